@@ -1,0 +1,42 @@
+# `make tune` and `make test` work from a fresh clone: each first sets up .venv, once, by launch/setup.sh.
+# PYTHON=... chooses the base python (3.11 or 3.12); a suitable torch that it can import is used as it is.
+PYTHON ?= python3
+SHELL := bash
+.NOTPARALLEL:
+.PHONY: help tune test test-installed test-newer lint check clean
+
+python := .venv/bin/python
+# A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
+newer := $(CURDIR)/.venv/triton-3.9.0
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16
+
+tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
+	launch/launch.sh kernels/ag_gemm.py --case tune
+
+test: test-installed test-newer  ## the tests, with the installed triton and with 3.9.0
+
+test-installed: .venv/test.stamp  ## the tests with the installed triton
+	$(python) -m pytest
+
+test-newer: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests with triton 3.9.0
+	PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest
+
+lint: .venv/test.stamp  ## ruff format, ruff check, mypy --strict
+	$(python) -m ruff format --check .
+	$(python) -m ruff check .
+	$(python) -m mypy --strict
+
+check: lint test  ## all that CI runs
+
+clean:  ## delete live logs, builds and tool caches; .venv stays
+	rm -rf .autotune_logs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.venv/%.stamp: pyproject.toml launch/constraints.txt launch/setup.sh
+	PYTHON="$(PYTHON)" launch/setup.sh $*
+	@touch $@
+
+$(newer)/triton/__init__.py: | .venv/test.stamp
+	$(python) -m pip install --quiet --no-deps --target $(newer) triton==3.9.0

@@ -1,0 +1,96 @@
+"""Compile and load candidates before anything is measured.
+
+The only user of what Triton's compiler returns. Knows a ``Launch`` and nothing of ranks or search. Loading checks shared
+memory, registers and threads without a launch, and it must not happen later: CUDA may wait for running kernels while it
+loads a module, and a kernel of the closure may be running that waits for us.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+
+from dist_tune.intercept import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a loaded kernel takes of a multiprocessor."""
+
+    shared_bytes: int
+    n_regs: int
+    """Registers per thread."""
+    n_spills: int
+    """Bytes of registers spilled to local memory, per thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a candidate cannot run on this rank."""
+
+    reason: str
+    """"ExceptionType: message" on one line."""
+    output: str = ""
+    """What the compiler wrote to the terminal while it failed: PTX, MLIR."""
+
+
+def load(launch: Launch, config: triton.Config) -> Resources | Failure | None:
+    """Compile ``config`` for the arguments of ``launch`` and load it onto the device, without launching it.
+
+    Returns None where nothing is compiled: under the interpreter.
+    """
+    output: list[str] = []
+    try:
+        with _terminal_kept(output):
+            compiled = launch.compile(config)
+            if compiled is None:
+                return None
+            compiled._init_handles()
+    # Whatever a compiler, a loader or a hook of the user's raises becomes a vote: this config cannot run here.
+    except Exception as error:  # noqa: BLE001
+        return Failure(reason_of(error), "".join(output))
+    return Resources(_int(compiled.metadata, "shared"), _int(compiled, "n_regs"), _int(compiled, "n_spills"))
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception on one line, in log and vote."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
+
+
+def _int(holder: Any, name: str) -> int:
+    value = getattr(holder, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+@contextmanager
+def _terminal_kept(output: list[str]) -> Iterator[None]:
+    """Take what is written to stdout and stderr meanwhile, also by C code: MLIR goes to file descriptor 2."""
+    with tempfile.TemporaryFile() as kept:
+        saved: list[tuple[int, int]] = []
+        for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+            with suppress(OSError, ValueError):  # a closed or absent stream has nothing to keep
+                stream.flush()
+            try:
+                saved.append((fd, os.dup(fd)))
+            except OSError:
+                continue
+            os.dup2(kept.fileno(), fd)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            for fd, copy in saved:
+                os.dup2(copy, fd)
+                os.close(copy)
+            kept.seek(0)
+            output.append(kept.read().decode(errors="replace"))

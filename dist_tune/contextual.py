@@ -1,0 +1,187 @@
+"""``contextual_autotune``: tune the ``triton.autotune`` kernels of a function inside the step they belong to.
+
+The face of a session for a user's closure: when to tune, and how little to do when there is nothing to tune.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+
+from dist_tune import intercept
+from dist_tune.engine import Plan
+from dist_tune.errors import CaptureError, NestedTuningError
+from dist_tune.intercept import Launch
+from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
+from dist_tune.records import TuningRecord
+from dist_tune.session import Session
+from dist_tune.settings import Settings
+from dist_tune.timing import is_capturing
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+_shape_and_dtype = attrgetter("shape", "dtype")
+
+
+class TunedClosure(Protocol[P, R_co]):
+    """A decorated closure: the function itself, and what its tunings found."""
+
+    records: list[TuningRecord]
+    """One per tuned site, oldest first; equal on all ranks but for facts that only this rank measured."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the closure; tune first whatever Triton has no config for."""
+
+
+def contextual_autotune(
+    is_dist: bool = False,
+    n_repeat: int = 5,
+    n_warmup: int = 3,
+    *,
+    group: ProcessGroup | None = None,
+    reset: Callable[[], object] | None = None,
+) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
+    """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
+
+    A call that meets a kernel without a config for its key replays the function until every such kernel has one, then
+    runs it once more and returns that value. Any other call is an ordinary call. With ``is_dist`` all ranks of ``group``
+    must call the function; a config that fails on any rank is dropped on all, and the slowest rank's time decides.
+
+    Replays repeat the function's side effects: see the README for what is put back.
+
+    Args:
+        is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
+        n_repeat: timed replays of a candidate, at least 1; the median counts.
+        n_warmup: untimed replays of a candidate before them.
+        group: the ranks that decide, all that the function's collectives touch; None is the world.
+        reset: called before each replay but the first, which finds the state that the caller left.
+
+    Raises:
+        TypeError: ``n_repeat`` or ``n_warmup`` is not an int, or what is decorated is not an ordinary function.
+        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
+        DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
+    """
+    if callable(is_dist):
+        raise TypeError(
+            "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
+        )
+    if group is not None and not is_dist:
+        raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
+    plan = Plan(n_warmup=n_warmup, n_repeat=n_repeat)
+
+    def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
+        if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(f"contextual_autotune decorates ordinary functions, which have run when they return; got {function!r}")
+        return _Tuner(function, is_dist, plan, group, reset).tuned()
+
+    return decorate
+
+
+class _Tuner(Generic[P, R]):
+    """What one decorated closure needs between calls. The ``Listener`` of calls that are expected to meet no miss."""
+
+    is_watching = False
+
+    def __init__(
+        self, function: Callable[P, R], is_dist: bool, plan: Plan, group: ProcessGroup | None, reset: Callable[[], object] | None
+    ) -> None:
+        self.function = function
+        self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        self.is_dist = is_dist
+        self.plan = plan
+        self.group = group
+        self.reset = reset
+        self.records: list[TuningRecord] = []
+
+    def tuned(self) -> TunedClosure[P, R]:
+        """The function to put in the closure's place; a plain function, so that it also works as a method."""
+        function, is_listening, push, pop = self.function, intercept.is_listening, intercept.push, intercept.pop
+        seen: set[object] = set()
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if is_listening():
+                self.check_nested()
+                return function(*args, **kwargs)
+            signature = _signature(args, kwargs)
+            # After the first call for a signature, nothing here waits, logs or talks unless a kernel misses.
+            is_first = signature not in seen and not is_capturing()
+            push(self.open() if is_first else self)
+            try:
+                value = function(*args, **kwargs)
+            except BaseException as error:
+                listener = pop()
+                if isinstance(listener, Session):
+                    listener.leave(error)
+                raise
+            listener = pop()
+            if listener is self:
+                return value
+            session = cast("Session", listener)
+            value = session.tune(partial(function, *args, **kwargs), value, is_watched=is_first)
+            self.records += session.records
+            seen.add(signature)
+            return value
+
+        wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
+        wrapper.records = self.records
+        return wrapper
+
+    def open(self) -> Session:
+        """A session for the call that begins."""
+        settings = Settings()
+        ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
+        return Session(self.name, ranks, self.plan, self.reset, settings)
+
+    def launching(self, launch: Launch) -> None:
+        """Not asked for."""
+
+    def missed(self, launch: Launch) -> Any:
+        """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
+        if is_capturing():
+            raise CaptureError(
+                f"{launch.name}{launch.key_text} has no config yet and {self.name} is being captured in a CUDA graph, where nothing can be "
+                f"tuned. Call it once with these shapes before the capture."
+            )
+        session = self.open()
+        intercept.replace(self, session)
+        return session.missed(launch)
+
+    def check_nested(self) -> None:
+        """A tuned closure inside another one is tuned by the outer one, if that asks at least the same ranks."""
+        if not self.is_dist:
+            return
+        outer = intercept.listener_here()
+        asked: frozenset[int] = frozenset()
+        if isinstance(outer, Session):
+            asked = outer.members
+        elif isinstance(outer, _Tuner) and outer.is_dist:
+            asked = member_ranks(outer.group)
+        missing = member_ranks(self.group) - asked
+        if missing:
+            raise NestedTuningError(
+                f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
+                f"Give the outer closure is_dist=True and a group that contains theirs."
+            )
+
+
+def _signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """What tells one kind of call from another: shapes and dtypes of tensors, types of all else. Hashable."""
+    try:
+        signature: object = tuple(map(_shape_and_dtype, args))
+        hash(signature)
+    except (AttributeError, TypeError):  # not all of them are tensors
+        signature = tuple([_kind(arg) for arg in args])
+    return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
+
+
+def _kind(value: object) -> object:
+    return _shape_and_dtype(value) if isinstance(value, torch.Tensor) else type(value)

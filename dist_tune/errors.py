@@ -1,0 +1,63 @@
+"""What can go wrong in a tuning, as exceptions.
+
+A leaf: knows nothing of dist_tune. Every message says what happened with the values, where (rank, kernel, key, config)
+and what to do about it. A caller's mistake in the arguments is a ``ValueError`` or ``TypeError``, not one of these.
+"""
+
+from __future__ import annotations
+
+
+class DistTuneError(RuntimeError):
+    """A tuning could not be finished. Base of all errors of this package."""
+
+
+class NoValidConfigError(DistTuneError):
+    """No candidate of a site runs on all ranks."""
+
+
+class RankMismatchError(DistTuneError):
+    """Ranks came to a meeting with things that must be equal and are not: candidate lists, closures, steps."""
+
+
+class PeerFailedError(DistTuneError):
+    """Another rank ended the tuning. The message names that rank and its exception.
+
+    Attributes:
+        rank: global rank that failed first.
+        error: its exception as text, "Type: message".
+    """
+
+    def __init__(self, message: str, rank: int = -1, error: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.error = error
+
+
+class AbsentRanksError(DistTuneError):
+    """Ranks did not come to a meeting before the deadline.
+
+    Attributes:
+        ranks: global ranks that did not come.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class StuckDeviceError(DistTuneError):
+    """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for a signal that never comes."""
+
+
+class CaptureError(DistTuneError):
+    """A kernel has no config for its key while a CUDA graph is being captured, where nothing can be tuned."""
+
+
+class NestedTuningError(DistTuneError):
+    """A tuned closure inside another one needs ranks that the outer one does not ask, or two threads tune at once."""
+
+
+# What another rank may be told to raise as its own: these say the same on every rank.
+SHARED_ERRORS: dict[str, type[DistTuneError]] = {
+    error.__name__: error for error in (NoValidConfigError, RankMismatchError, CaptureError, NestedTuningError, StuckDeviceError)
+}

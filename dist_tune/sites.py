@@ -1,0 +1,214 @@
+"""The sites of one closure as this rank sees them, and what each of its launches runs in the replay under way.
+
+Hears launches from intercept, launches them with the candidate that the schedule says, times that, and lets another
+candidate stand in for one that fails, so that a bad config never aborts a replay. Knows nothing of other ranks; what it
+learns is told at the next meeting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dist_tune import intercept
+from dist_tune.compile import Resources, reason_of
+from dist_tune.engine import Replay, Trial
+from dist_tune.errors import NoValidConfigError
+from dist_tune.intercept import Launch, Undo
+from dist_tune.ledger import Ledger
+from dist_tune.space import describe
+from dist_tune.timing import Clock, Span
+
+if TYPE_CHECKING:
+    import loguru
+    import triton
+
+# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
+_FATAL = re.compile(
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
+    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class Site:
+    """One (kernel, key) of the closure."""
+
+    label: str
+    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by."""
+    kernel: str
+    key: str
+    configs: list[triton.Config]
+    texts: list[str]
+    """The configs described, in order."""
+    launch: Launch | None
+    """A launch to compile for; let go once compiled, since it holds the closure's tensors."""
+    holders: dict[int, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    """The decorated kernels, with their keys, that wait for the winner."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Candidate -> why it cannot run here."""
+    resources: dict[int, Resources] = field(default_factory=dict)
+    standby: int | None = None
+    """A candidate that has run here."""
+    winner: triton.Config | None = None
+
+    def order(self, first: int | None) -> Iterator[int]:
+        """Candidates to try for a launch: the one asked for, one known to run, then by index."""
+        wanted = [index for index in (first, self.standby) if index is not None]
+        return (index for index in dict.fromkeys([*wanted, *range(len(self.configs))]) if index not in self.failures)
+
+
+class Sites:
+    """All sites met in a tuning on this rank. A ``Listener``."""
+
+    def __init__(self, clock: Clock, log: loguru.Logger, where: str) -> None:
+        self.is_watching = True
+        self.met: dict[str, Site] = {}
+        self.hits: dict[str, str] = {}
+        """Label -> config, for launches that Triton had a config for."""
+        self.ledger = Ledger()
+        self._clock = clock
+        self._log = log
+        self._where = where
+        self._labels: dict[str, list[tuple[Any, str]]] = {}
+        self._digests: dict[int, tuple[Any, str]] = {}
+        self._hit_holders: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+        self._schedule: Replay = {}
+        self._replay = 0
+        self._undo = Undo()
+        self._spans: list[tuple[str, int, int, Span]] = []
+        self._to_reset: set[str] = set()
+
+    # -- a replay ------------------------------------------------------------------------------------------------
+
+    def begin_replay(self, number: int, schedule: Replay) -> None:
+        """From here on, launches belong to replay ``number`` and run what ``schedule`` says."""
+        self._replay, self._schedule = number, schedule
+        # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
+        self.is_watching = not schedule
+
+    def end_replay(self) -> None:
+        """Put back what launches changed under ``restore_value``."""
+        self._undo.restore()
+
+    def read_spans(self) -> None:
+        """Move the times of finished replays to the ledger. The device must have gone past them."""
+        for label, candidate, replay, span in self._spans:
+            ms = span.ms()
+            self.ledger.add_launch(label, candidate, replay, ms)
+            self._log.trace(
+                f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{self.met[label].texts[candidate]}"'
+            )
+        self._spans.clear()
+
+    # -- what intercept tells ------------------------------------------------------------------------------------
+
+    def launching(self, launch: Launch) -> None:
+        """Before any launch outside scheduled replays: note hits; in the final run, zero once as vanilla Triton does."""
+        config = launch.known_config()
+        if config is None:
+            return
+        label = self._label_of(launch)
+        self.hits[label] = describe(config)
+        self._hit_holders[label] = (launch.kernel, launch.key)
+        if label in self._to_reset:
+            self._to_reset.discard(label)
+            launch.reset_only(config)
+
+    def missed(self, launch: Launch) -> Any:
+        """Launch a kernel that Triton has no config for, with the candidate whose turn it is.
+
+        Raises:
+            NoValidConfigError: no candidate of the site can be launched on this rank.
+        """
+        site = self._site_of(launch)
+        if site.winner is not None:  # a kernel object made anew in every replay
+            intercept.adopt(launch.kernel, launch.key, site.winner, {})
+            return launch.run(site.winner, self._undo)
+        trial = self._schedule.get(site.label, Trial(0 if site.standby is None else site.standby, is_timed=False))
+        for index in site.order(trial.candidate):
+            if index != trial.candidate and self._schedule:
+                self.ledger.disturb(self._replay)
+            span = self._clock.span() if trial.is_timed and index == trial.candidate else None
+            try:
+                result = launch.run(site.configs[index], self._undo, span)
+            # Whatever a launch raises becomes a vote: this candidate is out on all ranks after the next meeting. Raising
+            # it here would leave the peers alone in the closure's collectives.
+            except Exception as error:
+                if _FATAL.search(str(error)):
+                    raise
+                self.fail(site, index, reason_of(error))
+                continue
+            site.standby = index
+            if span is not None:
+                self._spans.append((site.label, index, self._replay, span))
+            return result
+        raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where))
+
+    def fail(self, site: Site, index: int, reason: str, output: str = "") -> None:
+        """Note that a candidate cannot run here."""
+        site.failures[index] = reason
+        self._log.warning(f'site={site.label} candidate={index} cannot run here: {reason} config="{site.texts[index]}"')
+        if output.strip():
+            self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
+
+    # -- between replays -----------------------------------------------------------------------------------------
+
+    def failures(self) -> dict[str, dict[int, str]]:
+        """Site -> candidate -> why it cannot run here."""
+        return {label: dict(site.failures) for label, site in self.met.items() if site.failures}
+
+    def evict(self, labels: set[str]) -> None:
+        """Forget the configs Triton has for these sites, so that they are met as misses; and all hits."""
+        for label in labels & self._hit_holders.keys():
+            intercept.evict(*self._hit_holders[label])
+            self._log.info(f"site={label} is tuned although this rank has a config: not all ranks have the same one")
+        self.hits.clear()
+
+    def adopt(self, winners: Mapping[str, int], timings_ms: Mapping[str, Mapping[int, float]]) -> None:
+        """Give the winners to Triton."""
+        for label, index in winners.items():
+            if label in self.met:
+                site = self.met[label]
+                site.winner = site.configs[index]
+                self._to_reset.add(label)
+                times = {config: timings_ms[label].get(i, float("inf")) for i, config in enumerate(site.configs)}
+                for kernel, key in site.holders.values():
+                    intercept.adopt(kernel, key, site.winner, times)
+
+    def _site_of(self, launch: Launch) -> Site:
+        label = self._label_of(launch)
+        site = self.met.get(label)
+        if site is None:
+            configs = launch.candidates()
+            texts = [describe(config) for config in configs]
+            site = self.met[label] = Site(label, launch.name, launch.key_text, configs, texts, launch)
+        site.holders[id(launch.kernel)] = (launch.kernel, launch.key)
+        return site
+
+    def _label_of(self, launch: Launch) -> str:
+        base = launch.name + launch.key_text
+        kernel, digest = self._digests.setdefault(id(launch.kernel), (launch.kernel, ""))
+        if not digest:
+            digest = launch.all_configs_digest()
+            self._digests[id(launch.kernel)] = (kernel, digest)
+        alike = self._labels.setdefault(base, [])
+        identity = (launch.code, digest)
+        if identity not in alike:
+            alike.append(identity)
+        # Two kernels of one name and key, told apart by the order in which the closure comes to them.
+        number = alike.index(identity)
+        return base if number == 0 else f"{base}#{number + 1}"
+
+
+def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], where: str) -> str:
+    """The message of a ``NoValidConfigError``: the first reasons, and how many more there are."""
+    shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
+    more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
+    return (
+        f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
+        "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
+    )

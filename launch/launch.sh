@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# torchrun with sane defaults: one rank per GPU of this machine, or two CPU ranks under the Triton interpreter.
+#
+#   launch/launch.sh [torchrun options] script.py [script arguments]
+#
+# Several machines: the same command on each, with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT set, or as options of those
+# names (NODE_RANK says who hosts the rendezvous). Under SLURM none is needed: srun --ntasks-per-node=1 launch/launch.sh ...
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+die() { echo "launch.sh: $*" >&2; exit 2; }
+
+python=python3
+if [[ -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
+n_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') || die "$python has no usable torch; 'make tune' sets one up"
+
+nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
+master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
+passed=() own_rendezvous=no
+while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python ]]; do
+    option=${1%%=*} option=${option//_/-}
+    case $option in
+        --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port)
+            variable=${option#--}
+            if [[ $1 != *=* ]]; then set -- "$1=${2?"launch.sh: $1 needs a value"}" "${@:3}"; fi
+            printf -v "${variable//-/_}" %s "${1#*=}" ;;
+        --rdzv-* | --standalone) own_rendezvous=yes passed+=("$1") ;;
+        *) passed+=("$1") ;;
+    esac
+    shift
+done
+(($#)) || die "no script: launch/launch.sh [torchrun options] script.py [script arguments]"
+
+if [[ $own_rendezvous == yes ]]; then
+    rendezvous=(--rdzv-backend=c10d --node-rank="${node_rank:-0}")
+elif [[ $nnodes == 1 ]]; then
+    rendezvous=(--standalone)
+else
+    nodelist=${SLURM_STEP_NODELIST:-${SLURM_JOB_NODELIST:-}}
+    if [[ -z $master_addr && -n $nodelist ]]; then master_addr=$(scontrol show hostnames "$nodelist") master_addr=${master_addr%%$'\n'*}; fi
+    [[ -n $master_addr ]] || die "$nnodes machines need MASTER_ADDR, the host name of the first"
+    rendezvous=(--rdzv-backend=c10d --rdzv-endpoint="$master_addr:$master_port" --rdzv-id="${SLURM_JOB_ID:-dist_tune}")
+    if [[ -n $node_rank ]]; then rendezvous+=(--rdzv-conf="is_host=$((node_rank == 0))"); fi
+fi
+
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if ((n_gpus == 0)); then export TRITON_INTERPRET="${TRITON_INTERPRET-1}"; fi
+# A restarted attempt must not meet the addresses of dead ranks in the agent's store (pytorch issue 135712).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
+# NVLink multicast stays off unless asked for: nothing here uses it, and a crash in the middle of it can cost the host its GPUs.
+export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
+exec "$python" -m torch.distributed.run --nnodes="$nnodes" --nproc-per-node="$nproc_per_node" "${rendezvous[@]}" "${passed[@]}" "$@"

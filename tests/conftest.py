@@ -1,0 +1,28 @@
+"""What every test starts from: no settings left over from the shell, and no silent skip of a distributed test."""
+
+import os
+from collections.abc import Generator
+from importlib.metadata import version
+
+import pytest
+
+# Tests start ranks as processes and choose the environment of each; @triton.jit reads TRITON_INTERPRET when a kernel is defined.
+LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
+
+
+def pytest_configure() -> None:
+    for name in [name for name in os.environ if name.startswith(LEAKS)]:
+        del os.environ[name]
+
+
+def pytest_report_header() -> str:
+    return ", ".join(f"{package} {version(package)}" for package in ("torch", "triton", "numpy"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and "ranks" in item.path.parts:
+        report.outcome = "failed"
+        report.longrepr = f"a distributed test that skips has failed: {report.longrepr}"
+    return report

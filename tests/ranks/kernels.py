@@ -1,0 +1,46 @@
+"""Small kernels for the tests of tuning, and closures made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < n
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
+
+
+@triton.jit
+def accumulate_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < n
+    tl.store(y_ptr + at, tl.load(y_ptr + at, mask=keep) + tl.load(x_ptr + at, mask=keep), mask=keep)
+
+
+def configs(*blocks: int, **options: Any) -> list[triton.Config]:
+    """One config a block size."""
+    return [triton.Config({"BLOCK": block}, **options) for block in blocks]
+
+
+def autotuned(kernel: Any = add_kernel, blocks: tuple[int, ...] = (16, 32, 64), key: tuple[str, ...] = ("n",), **options: Any) -> Any:
+    """A fresh autotuned kernel."""
+    return triton.autotune(configs=options.pop("configs", None) or configs(*blocks), key=list(key), **options)(kernel)
+
+
+def launch(kernel: Any, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    """Launch it over ``x``; returns the output."""
+    y = torch.empty_like(x) if y is None else y
+    n = x.numel()
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
+    return y
+
+
+def best(kernel: Any) -> list[int]:
+    """The block sizes in the kernel's cache, by key."""
+    return [kernel.cache[key].kwargs["BLOCK"] for key in sorted(kernel.cache, key=str)]

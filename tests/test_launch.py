@@ -1,0 +1,178 @@
+"""launch/launch.sh: what it makes of the machine, the environment and its options."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Stands in for the python of .venv: tells the number of GPUs, and instead of starting torchrun shows how it was called.
+STUB = f"""#!{sys.executable}
+import json, os, sys
+if sys.argv[1] == "-c":
+    print(os.environ["N_GPUS"])
+else:
+    print(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames node[07-09]" ] && printf 'node07\\nnode08\\nnode09\\n'
+"""
+SLURM = {"SLURM_NNODES": "3", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node[07-09]", "SLURM_JOB_ID": "4012345"}
+
+
+class Started(NamedTuple):
+    arguments: list[str]
+    environment: dict[str, str]
+
+    @property
+    def options(self) -> list[str]:
+        """What stands before the script, less the two words that name torchrun."""
+        assert self.arguments[:2] == ["-m", "torch.distributed.run"]
+        return self.arguments[2 : self.arguments.index("job.py")]
+
+    @property
+    def script(self) -> list[str]:
+        return self.arguments[self.arguments.index("job.py") :]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with the real launch.sh and a stubbed .venv."""
+    for name, text in {
+        "launch/launch.sh": (ROOT / "launch/launch.sh").read_text(),
+        ".venv/bin/python": STUB,
+        "bin/scontrol": SCONTROL,
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def call(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    base = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "N_GPUS": "0"}
+    command = [str(checkout / "launch/launch.sh"), *arguments]
+    return subprocess.run(command, env=base | environment, capture_output=True, text=True, timeout=30)
+
+
+def start(checkout: Path, *arguments: str, **environment: str) -> Started:
+    done = call(checkout, *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return Started(*json.loads(done.stdout))
+
+
+def test_without_gpus_two_ranks_interpret(checkout: Path):
+    """Two CPU ranks with one thread each, the checkout importable, the agent's store not shared, multicast off."""
+    started = start(checkout, "job.py")
+    assert started.options == ["--nnodes=1", "--nproc-per-node=2", "--standalone"]
+    expected = {
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(checkout),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    assert {name: started.environment.get(name) for name in expected} == expected
+
+
+def test_with_gpus_one_rank_each_and_no_interpreter(checkout: Path):
+    started = start(checkout, "job.py", N_GPUS="4")
+    assert "--nproc-per-node=4" in started.options
+    assert "TRITON_INTERPRET" not in started.environment
+
+
+def test_the_user_environment_wins(checkout: Path):
+    mine = {"TRITON_INTERPRET": "", "OMP_NUM_THREADS": "3", "NCCL_NVLS_ENABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0"}
+    started = start(checkout, "job.py", PYTHONPATH="/mine", **mine)
+    assert {name: started.environment[name] for name in mine} == mine
+    assert started.environment["PYTHONPATH"] == f"{checkout}:/mine"
+
+
+@pytest.mark.parametrize("option", [["--nproc_per_node=3"], ["--nproc_per_node", "3"], ["--nproc-per-node=3"], ["--nproc-per-node", "3"]])
+def test_each_spelling_of_an_option_overrides(checkout: Path, option: list[str]):
+    started = start(checkout, *option, "job.py", N_GPUS="8")
+    assert started.options == ["--nnodes=1", "--nproc-per-node=3", "--standalone"]
+    assert started.script == ["job.py"]
+
+
+def test_other_torchrun_options_pass_through(checkout: Path):
+    started = start(checkout, "--max_restarts", "2", "--log-dir=my logs", "job.py")
+    assert started.options[-3:] == ["--max_restarts", "2", "--log-dir=my logs"]
+
+
+def test_script_arguments_are_the_script_s(checkout: Path):
+    """Spaces, empty words, a double dash and names of torchrun's options reach the script as they are."""
+    words = ["--nnodes", "7", "two words", "", "--", "--standalone", "*"]
+    started = start(checkout, "job.py", *words)
+    assert started.script == ["job.py", *words]
+    assert started.options == ["--nnodes=1", "--nproc-per-node=2", "--standalone"]
+
+
+def test_a_module_instead_of_a_script(checkout: Path):
+    assert start(checkout, "-m", "package.job", "--nnodes=7").arguments[-3:] == ["-m", "package.job", "--nnodes=7"]
+
+
+def test_several_machines_by_environment(checkout: Path):
+    started = start(checkout, "job.py", NNODES="2", NODE_RANK="0", MASTER_ADDR="alpha", MASTER_PORT="1234")
+    assert started.options[0] == "--nnodes=2"
+    assert started.options[2:] == ["--rdzv-backend=c10d", "--rdzv-endpoint=alpha:1234", "--rdzv-id=dist_tune", "--rdzv-conf=is_host=1"]
+
+
+def test_several_machines_by_option(checkout: Path):
+    """Options beat the environment; a rank above 0 does not host the rendezvous."""
+    options = ["--nnodes", "2", "--node_rank=1", "--master_addr", "beta", "--master_port=4321"]
+    started = start(checkout, *options, "job.py", NNODES="5", NODE_RANK="0", MASTER_ADDR="alpha", MASTER_PORT="1234")
+    assert started.options[0] == "--nnodes=2"
+    assert "--rdzv-endpoint=beta:4321" in started.options
+    assert "--rdzv-conf=is_host=0" in started.options
+
+
+def test_slurm_needs_no_options(checkout: Path):
+    """The first host of the job hosts the rendezvous, at a port that follows from the job."""
+    started = start(checkout, "job.py", N_GPUS="8", **SLURM)
+    assert started.options[:2] == ["--nnodes=3", "--nproc-per-node=8"]
+    assert started.options[3:] == ["--rdzv-endpoint=node07:22345", "--rdzv-id=4012345", "--rdzv-conf=is_host=0"]
+
+
+def test_one_machine_inside_a_slurm_job(checkout: Path):
+    assert "--standalone" in start(checkout, "--nnodes=1", "job.py", **SLURM).options
+
+
+def test_own_rendezvous_is_left_alone(checkout: Path):
+    started = start(checkout, "--nnodes=2", "--rdzv-endpoint", "gamma:99", "job.py", MASTER_ADDR="alpha")
+    assert started.options == ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--node-rank=0", "--rdzv-endpoint", "gamma:99"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "no script"), (["--nnodes=2", "job.py"], "need MASTER_ADDR"), (["--nnodes"], "needs a value")],
+)
+def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], message: str):
+    done = call(checkout, *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_two_real_cpu_ranks(tmp_path: Path):
+    """Started by torchrun, two ranks talk and see the script's arguments."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import json, os, sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "seen = [None] * dist.get_world_size()\n"
+        "dist.all_gather_object(seen, (dist.get_rank(), sys.argv[1:], os.environ['TRITON_INTERPRET']))\n"
+        "if dist.get_rank() == 0: print(json.dumps(seen))\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [str(ROOT / "launch/launch.sh"), str(job), "two words", "--", "-x"]
+    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    arguments = ["two words", "--", "-x"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0, arguments, "1"], [1, arguments, "1"]]
