@@ -309,7 +309,8 @@ class Group:
             return AbsentRanksError(
                 f"ranks {sorted(missing)} did not come to the meeting for {verdict['topic']!r} of {verdict['closure']} within "
                 f"{self.deadline_s:g} s (noticed by rank {verdict['by']}, read by rank {self.rank}); {last}. Every rank of the group must "
-                f"call the closure, and a kernel whose key is new on one rank must be launched on all. DIST_TUNE_DEADLINE_S sets the deadline.",
+                f"call the closure, and a kernel whose key is new on one rank must be launched on all. "
+                f"DIST_TUNE_DEADLINE_S sets the deadline.",
                 tuple(sorted(missing)),
             )
         if verdict["kind"] in SHARED_ERRORS:

@@ -260,7 +260,8 @@ class Session:
             if time.monotonic() - since > self._settings.deadline_s:
                 error = StuckDeviceError(
                     f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(spans)} within "
-                    f"{self._settings.deadline_s:g} s. A kernel of {self._name} spins or waits for a signal; restart the process. The log has the candidates of each replay."
+                    f"{self._settings.deadline_s:g} s. A kernel of {self._name} spins or waits for a signal; restart "
+                    f"the process. The log has the candidates of each replay."
                 )
                 self._end(error)
                 raise error

@@ -1,0 +1,397 @@
+"""What a tuned closure does on real ranks when something goes wrong: one answer on all ranks, and never a hang."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+
+from dist_tune import CaptureError, DistTuneError, contextual_autotune
+from tests.ranks.kernels import autotuned, best, configs, launch
+from tests.ranks.world import DEADLINE_S, Outcome, on_ranks, values
+
+QUICK = {"n_repeat": 1, "n_warmup": 0}
+_ORIGINALS = (Autotuner.run, Autotuner.prune_configs, Autotuner._bench)
+
+
+def _same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
+    for outcome in outcomes:
+        assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        for word in words:
+            assert word in outcome.message
+        assert outcome.seconds < within_s
+
+
+def _unpatched() -> bool:
+    return (Autotuner.run, Autotuner.prune_configs, Autotuner._bench) == _ORIGINALS
+
+
+def _fails(rank: int, on: dict[int, list[int]], when: str) -> Any:
+    """Configs whose hook raises: ``on`` maps a rank to the indices; ``when`` is "always" or the number of the launch."""
+    counts: dict[int, int] = {}
+
+    def hook(index: int) -> Any:
+        def raise_here(full: dict[str, Any]) -> None:
+            counts[index] = counts.get(index, 0) + 1
+            if index in on.get(rank, []) and (when == "always" or counts[index] == int(when)):
+                raise RuntimeError(f"config {index} is out on rank {rank}")
+
+        return raise_here
+
+    blocks = (16, 32, 64, 128)
+    kernel = autotuned(configs=[triton.Config({"BLOCK": b}, pre_hook=hook(i)) for i, b in enumerate(blocks)])
+
+    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
+
+    y = step(torch.zeros(64))
+    return best(kernel), y[0].item(), [c.failure for c in step.records[0].candidates], _unpatched()
+
+
+@pytest.mark.parametrize(("on", "when"), [({1: [0]}, "always"), ({1: [2]}, "always"), ({0: [0], 1: [1]}, "always"), ({1: [3]}, "2")])
+def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(on: dict[int, list[int]], when: str):
+    """Another config stands in, the closure's collective stays matched, and nobody ends with the failed config."""
+    got = values(on_ranks(2, _fails, on, when))
+    assert got[0] == got[1]
+    winner, y, failures, unpatched = got[0]
+    assert unpatched
+    assert y == 2.0
+    for rank, indices in on.items():
+        for index in indices:
+            assert failures[index] is not None
+            assert f"rank {rank}: RuntimeError: config {index} is out" in failures[index]
+            assert winner != [(16, 32, 64, 128)[index]]
+    assert sum(f is not None for f in failures) == sum(map(len, on.values()))
+
+
+@pytest.mark.parametrize("on", [{0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, {0: [0, 1], 1: [2, 3]}, {1: [0, 1, 2, 3]}])
+def test_all_configs_failing_is_one_clear_error_on_every_rank(on: dict[int, list[int]]):
+    """Also where every config works somewhere, and where one rank alone has none."""
+    _same_error(on_ranks(2, _fails, on, "always"), "NoValidConfigError", "add_kernel[64", "is out on rank", within_s=4 * DEADLINE_S)
+
+
+@triton.jit
+def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.static_assert(BLOCK != 32 or RANK != 1, "not on rank 1")
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+def _fails_to_compile(rank: int) -> Any:
+    from tests.fake_driver import FakeH200
+
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
+    kernel = autotuned(_rank_kernel, blocks=(16, 32, 64))
+    x = torch.zeros(64)
+    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)(lambda: kernel[(1,)](x, x, 64, rank))
+    step()
+    return best(kernel), [c.failure for c in step.records[0].candidates], step.records[0].n_replays
+
+
+def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
+    """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
+    got = values(on_ranks(2, _fails_to_compile, mode="fake"))
+    assert got[0] == got[1]
+    winner, failures, n_replays = got[0]
+    assert winner != [32]
+    assert "rank 1: CompileTimeAssertionFailure" in failures[1]
+    assert n_replays == 1 + 2 * 2 + 1
+
+
+def _too_large(rank: int) -> Any:
+    from tests.fake_driver import FakeH200
+
+    if rank == 1:
+        FakeH200.shared_limit_bytes = 40_000
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e6 / max(metadata.shared, 1) / 10)
+    candidates = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (2, 3, 4, 8)]
+    kernel = triton.autotune(configs=candidates, key=["n"])(_matmul_kernel)
+    a = torch.zeros(64, 64, dtype=torch.float16)
+    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda: kernel[(1,)](a, a, a, 64))
+    step()
+    return (
+        [c.num_stages for c in kernel.cache.values()],
+        [c.failure for c in step.records[0].candidates],
+        dict(FakeH200.__dict__)["launches"],
+    )
+
+
+@triton.jit
+def _matmul_kernel(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for k in range(0, n, BLOCK):
+        a = tl.load(a_ptr + at[:, None] * n + k + at[None, :])
+        b = tl.load(b_ptr + (k + at[:, None]) * n + at[None, :])
+        acc += tl.dot(a, b)
+    tl.store(c_ptr + at[:, None] * n + at[None, :], acc.to(tl.float16))
+
+
+def test_out_of_resources_on_one_rank_is_found_by_loading():
+    """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own reason."""
+    got = values(on_ranks(2, _too_large, mode="fake"))
+    assert got[0][:2] == got[1][:2]
+    stages, failures, _ = got[0]
+    dropped = [f for f in failures if f]
+    assert dropped
+    assert all("rank 1: OutOfResources" in f for f in dropped)
+    assert stages == [max(s for s, f in zip((2, 3, 4, 8), failures, strict=True) if not f)]
+
+
+def _slowest_decides(rank: int) -> Any:
+    from tests.fake_driver import FakeH200
+
+    ms = [{16: 1.0, 32: 2.0, 64: 3.0}, {16: 4.0, 32: 2.0, 64: 3.0}][rank]
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: ms[src.constants[(3,)]])
+    kernel = autotuned(blocks=(16, 32, 64))
+    step = contextual_autotune(is_dist=True, n_repeat=3, n_warmup=1)(lambda x: launch(kernel, x))
+    step(torch.zeros(64))
+    record = step.records[0]
+    return best(kernel), [c.latency_ms for c in record.candidates], record.best.rank_latencies_ms, len(kernel.configs_timings)
+
+
+def test_the_slowest_rank_decides():
+    """Block 16 is fastest on rank 0 and slowest on rank 1; both take 32, by the MAX over ranks of the medians."""
+    got = values(on_ranks(2, _slowest_decides, mode="fake"))
+    assert got[0] == got[1]
+    winner, times, rank_ms, n_timings = got[0]
+    assert winner == [32]
+    assert times == pytest.approx([4.0, 2.0, 3.0], abs=0.5)
+    assert set(rank_ms) == {0, 1}
+    assert n_timings == 3
+
+
+def _user_error(rank: int, who: list[int], when: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank in who and len(runs) == when:
+            raise ValueError(f"rank {rank} had enough")
+        dist.all_reduce(y)
+        return y
+
+    try:
+        step(torch.zeros(64))
+    finally:
+        assert _unpatched()
+
+
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
+    """In discovery, in a timed replay and in the final run: the rank raises its own, the others name it."""
+    outcomes = on_ranks(3, _user_error, [1], when)
+    assert (outcomes[1].error, outcomes[1].message) == ("ValueError", "rank 1 had enough")
+    others = [outcomes[0], outcomes[2]]
+    _same_error(others, "PeerFailedError", "rank 1", "ValueError: rank 1 had enough")
+
+
+def test_the_same_exception_on_all_ranks_stays_the_users():
+    """Every rank raises its own."""
+    outcomes = on_ranks(2, _user_error, [0, 1], 2)
+    assert [o.error for o in outcomes] == ["ValueError"] * 2
+
+
+def _error_without_collective(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, n_repeat=50, n_warmup=0)
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        launch(kernel, x)
+        time.sleep(0.1)
+        if rank == 0 and len(runs) == 4:
+            raise KeyError("mine")
+
+    try:
+        step(torch.zeros(64))
+    except Exception as error:  # noqa: BLE001  # the test looks at it
+        return type(error).__name__, str(error), len(runs)
+
+
+def test_peers_leave_a_long_batch_early():
+    """Ranks that wait for nothing in the closure hear of the abort between two replays."""
+    got = values(on_ranks(2, _error_without_collective))
+    assert got[0][0] == "KeyError"
+    assert got[1][0] == "PeerFailedError"
+    assert "rank 0" in got[1][1]
+    assert got[1][2] < 20
+
+
+def _different_lists(rank: int, kind: str) -> Any:
+    blocks = {"more": (16, 32, 64)[: 3 - rank], "order": ((16, 32), (32, 16))[rank], "warps": (16, 32)}[kind]
+    options = {"num_warps": 4 + 4 * rank} if kind == "warps" else {}
+    kernel = autotuned(configs=configs(*blocks, **options))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    step(torch.zeros(64))
+
+
+@pytest.mark.parametrize(("kind", "index"), [("more", 2), ("order", 0), ("warps", 0)])
+def test_different_candidate_lists_are_named_with_their_first_difference(kind: str, index: int):
+    """All ranks raise the same error, which says the site and where the lists part."""
+    _same_error(on_ranks(2, _different_lists, kind), "RankMismatchError", "add_kernel[64", f"first difference at index {index}")
+
+
+def _one_misses(rank: int, is_first: bool) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    n = [64]
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda: launch(kernel, torch.zeros(n[0])))
+    step()
+    if rank == 1:
+        n[0] = 128  # only here the key changes
+    began = time.monotonic()
+    try:
+        step()
+    except DistTuneError as error:
+        return type(error).__name__, str(error), time.monotonic() - began, _unpatched()
+    return None
+
+
+def test_a_rank_that_misses_alone_names_the_absent_after_the_deadline():
+    """Ranks that hit make an ordinary call and do not know; the one that misses does not wait for ever."""
+    got = values(on_ranks(2, _one_misses, False))
+    assert got[0] is None
+    name, message, seconds, unpatched = got[1]
+    assert name == "AbsentRanksError"
+    assert "ranks [0] did not come" in message
+    assert DEADLINE_S <= seconds < 3 * DEADLINE_S
+    assert unpatched
+
+
+def _one_does_not_call(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda: launch(kernel, torch.zeros(64)))
+    if rank == 2:
+        time.sleep(2.5 * DEADLINE_S)
+    step()
+
+
+def test_a_rank_that_comes_too_late_gets_the_verdict_too():
+    """Ranks 0 and 1 give rank 2 up; when it comes, it reads that and does not wait for them."""
+    outcomes = on_ranks(3, _one_does_not_call)
+    _same_error(outcomes, "AbsentRanksError", "ranks [2] did not come", within_s=4 * DEADLINE_S)
+
+
+def _skips_a_collective(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        launch(kernel, x)
+        if not (rank == 1 and len(runs) == 2):
+            dist.all_reduce(x)
+
+    step(torch.zeros(64))
+
+
+def test_a_collective_that_one_rank_skips_ends_within_the_deadline():
+    """The timeout of process groups is lowered while tuning, so the rank that waits in the collective comes back."""
+    outcomes = on_ranks(2, _skips_a_collective)
+    assert all(o.error for o in outcomes)
+    assert all(o.seconds < 5 * DEADLINE_S for o in outcomes)
+
+
+def _different_closures(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def one(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    def other(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    contextual_autotune(is_dist=True, **QUICK)([one, other][rank])(torch.zeros(64))
+
+
+def test_ranks_in_different_closures_are_told_so():
+    """Both closures are named."""
+    _same_error(on_ranks(2, _different_closures), "RankMismatchError", "one", "other")
+
+
+def _works_after_an_error(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> float:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank == 0 and len(runs) == 2:
+            raise ValueError("once")
+        return y[0].item()
+
+    try:
+        step(torch.zeros(64))
+    except Exception as error:  # noqa: BLE001  # the test looks at it
+        first = type(error).__name__
+    return first, step(torch.zeros(64)), best(kernel)
+
+
+def test_the_next_call_after_an_error_tunes():
+    """An error leaves nothing behind: the same closure, called again on all ranks, is tuned."""
+    got = values(on_ranks(2, _works_after_an_error))
+    assert [g[0] for g in got] == ["ValueError", "PeerFailedError"]
+    assert got[0][1:] == got[1][1:]
+    assert got[0][1] == 1.0
+
+
+def _captured(rank: int, monkeypatched: bool) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    original, torch.cuda.is_current_stream_capturing = torch.cuda.is_current_stream_capturing, lambda: True
+    with pytest.raises(CaptureError, match="captured"):
+        step(torch.zeros(64))
+    torch.cuda.is_current_stream_capturing = original
+    step(torch.zeros(64))
+    torch.cuda.is_current_stream_capturing = lambda: True
+    known = step(torch.zeros(64))
+    with pytest.raises(CaptureError, match="before the capture"):
+        step(torch.zeros(128))
+    return known[0].item(), len(kernel.cache), _unpatched()
+
+
+def test_graph_capture_uses_known_winners_and_tunes_nothing():
+    """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a clear error."""
+    assert values(on_ranks(2, _captured, True)) == [(1.0, 1, True)] * 2
+
+
+def _bad_input(rank: int) -> Any:
+    for options, error in (
+        ({"n_repeat": 0}, ValueError),
+        ({"n_warmup": -1}, ValueError),
+        ({"n_repeat": 2.5}, TypeError),
+        ({"n_repeat": True}, TypeError),
+        ({"group": object()}, ValueError),
+    ):
+        with pytest.raises(error):
+            contextual_autotune(**options)
+    with pytest.raises(TypeError, match="options"):
+        contextual_autotune(lambda: None)
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(TypeError, match="ordinary functions"):
+        contextual_autotune()(coroutine)
+    with pytest.raises(DistTuneError, match="init_process_group"):
+        contextual_autotune(is_dist=True)(lambda: None)()
+    return _unpatched()
+
+
+def test_bad_input_is_refused():
+    """Each with an error that says what to pass."""
+    assert values(on_ranks(1, _bad_input, is_dist=False)) == [True]
