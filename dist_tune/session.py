@@ -21,7 +21,7 @@ from dist_tune.errors import DistTuneError, NestedTuningError, NoValidConfigErro
 from dist_tune.intercept import Launch
 from dist_tune.log import tuning_log
 from dist_tune.outcome import log_table, make_record
-from dist_tune.ranks import Ranks, Solo
+from dist_tune.ranks import Ranks, Solo, is_secondary
 from dist_tune.records import TuningRecord
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
@@ -108,7 +108,13 @@ class Session:
             DistTuneError: another rank is the cause.
         """
         with self._exit, self._exclusively():
-            self._ranks.enter(f"{self._name} ({self._plan})")
+            try:
+                self._ranks.enter(f"{self._name} ({self._plan})")
+            except DistTuneError as told:
+                if is_secondary(error):
+                    raise told from error
+                error.add_note(f"before this, the others had been told: {told}")
+                return
             self._end(error)
 
     # -- the phases ----------------------------------------------------------------------------------------------

@@ -198,9 +198,10 @@ def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
     _same_error(others, "PeerFailedError", "rank 1", "ValueError: rank 1 had enough")
 
 
-def test_the_same_exception_on_all_ranks_stays_the_users():
+@pytest.mark.parametrize("when", [1, 2])
+def test_the_same_exception_on_all_ranks_stays_the_users(when: int):
     """Every rank raises its own."""
-    outcomes = on_ranks(2, _user_error, [0, 1], 2)
+    outcomes = on_ranks(2, _user_error, [0, 1], when)
     assert [o.error for o in outcomes] == ["ValueError"] * 2
 
 
