@@ -38,8 +38,13 @@ class TunedClosure(Protocol[P, R_co]):
     records: list[TuningRecord]
     """One per tuned site, oldest first; equal on all ranks but for facts that only this rank measured."""
 
+    __name__: str
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the closure; tune first whatever Triton has no config for."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]:
+        """A method, where the closure is one."""
 
 
 def contextual_autotune(
@@ -104,14 +109,15 @@ class _Tuner(Generic[P, R]):
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, is_listening, push, pop = self.function, intercept.is_listening, intercept.push, intercept.pop
+        function, listeners, is_listening = self.function, intercept.listeners, intercept.is_listening
+        push, pop = intercept.push, intercept.pop
         seen: set[object] = set()
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if is_listening():
+            if listeners and is_listening():
                 self.check_nested()
                 return function(*args, **kwargs)
-            signature = _signature(args, kwargs)
+            signature = _signature(args, kwargs) if args or kwargs else ()
             # After the first call for a signature, nothing here waits, logs or talks unless a kernel misses.
             is_first = signature not in seen and not is_capturing()
             push(self.open() if is_first else self)
@@ -174,14 +180,13 @@ class _Tuner(Generic[P, R]):
 
 
 def _signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """What tells one kind of call from another: shapes and dtypes of tensors, types of all else. Hashable."""
+    """What tells one kind of call from another: shapes and dtypes of tensors, types of all else."""
     try:
         signature: object = tuple(map(_shape_and_dtype, args))
-        hash(signature)
-    except (AttributeError, TypeError):  # not all of them are tensors
+    except AttributeError:  # not all of them are tensors
         signature = tuple([_kind(arg) for arg in args])
     return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
 
 
 def _kind(value: object) -> object:
-    return _shape_and_dtype(value) if isinstance(value, torch.Tensor) else type(value)
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else type(value)

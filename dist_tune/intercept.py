@@ -1,9 +1,13 @@
 """A kernel of ``triton.autotune`` without a config for its key becomes a ``Launch``, handed to whoever listens.
 
 The only user of Triton's ``Autotuner`` internals; knows nothing of ranks, times or search. Triton is patched only while a
-listener is in place. ``Autotuner.run`` calls ``prune_configs`` on a miss and only then, so the patched ``prune_configs``
-raises and the patched ``run`` turns that into a launch: hits, single-config kernels and printing stay Triton's own code.
-``_bench`` is patched likewise for subclasses that prune in their own way.
+listener is in place, and in one function: ``Autotuner.run`` calls ``self.prune_configs`` on a miss and only then, so it
+runs its own source with that call replaced by one that may leave for the listener. Hits, single-config kernels, hooks and
+printing stay Triton's own code in Triton's own frame.
+
+What is exchanged is the function's code and not the attribute of the class: every assignment to a class throws away what
+Python has cached about it, which makes the next launch 10 us slower, and from Python 3.12 on a class that was assigned to
+a thousand times is never cached again.
 
 A listener hears the thread that put it there, and autograd's threads while it is the only one. Other threads are left
 to Triton.
@@ -11,16 +15,19 @@ to Triton.
 
 from __future__ import annotations
 
-import sys
+import ast
+import inspect
+import textwrap
 import threading
 from threading import get_ident
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from dist_tune.errors import DistTuneError
 from dist_tune.space import describe, digest, stable_repr, unique
 from dist_tune.timing import Span
 
@@ -87,12 +94,10 @@ class Launch:
 
     def candidates(self) -> list[triton.Config]:
         """The kernel's configs after its own pruning, without repeats."""
-        _pruning.add(get_ident())
         self.kernel.nargs = self._named()
         try:
             return unique(self.kernel.prune_configs(self._kwargs))
         finally:
-            _pruning.discard(get_ident())
             self.kernel.nargs = None
 
     def run(self, config: triton.Config, undo: Undo, span: Span | None = None) -> Any:
@@ -194,94 +199,131 @@ class Listener(Protocol):
 
 
 class _Miss(BaseException):
-    """Leaves ``Autotuner.run``; not an Exception, so that no kernel wrapper's ``except Exception`` keeps it."""
+    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way keeps it."""
 
 
-_lock = threading.Lock()
-_listeners: dict[int, Listener] = {}
-_is_watched = False
-_originals: tuple[Any, Any, Any] = (Autotuner.run, Autotuner.prune_configs, Autotuner._bench)
-_pruning: set[int] = set()
+class _Patch:
+    """What the patched ``Autotuner.run`` finds in place of the text "patch" in its code."""
+
+    miss = _Miss
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.own_code: CodeType = function.__code__
+        self.our_code = _listening_code(function, self)
+        self.is_watched = False
+
+    def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a launch, while somebody watches all of them."""
+        listener = listener_here()
+        if listener is not None and listener.is_watching:
+            listener.launching(Launch(kernel, args, kwargs))
+
+    def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
+        """On a miss: leave, if this thread is heard."""
+        if kwargs.get("warmup") is False and listener_here() is not None:
+            raise _Miss
+        return kernel.prune_configs(kwargs)
+
+    def deliver(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """After leaving, when no exception is being handled: a user's traceback shall not begin with a miss."""
+        listener = listener_here()
+        assert listener is not None
+        return listener.missed(Launch(kernel, args, kwargs))
+
+
+_AROUND = """
+def run():
+    if "patch".is_watched:
+        "patch".announce(self, args, kwargs)
+    try:
+        pass
+    except "patch".miss:
+        pass
+    return "patch".deliver(self, args, kwargs)
+"""
+
+
+class _AskPatch(ast.NodeTransformer):
+    """``self.prune_configs(...)`` becomes ``"patch".prune_configs(self, ...)``."""
+
+    n_found = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "self.prune_configs":
+            self.n_found += 1
+            node.func = ast.Attribute(ast.Constant("patch"), "prune_configs", ast.Load())
+            node.args.insert(0, ast.Name("self", ast.Load()))
+        return node
+
+
+def _listening_code(function: Any, patch: _Patch) -> CodeType:
+    """The code of ``Autotuner.run`` in which a miss can leave; files and lines are the original's."""
+    lines, first_line = inspect.getsourcelines(function)
+    original = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), first_line - 1).body[0]
+    around = ast.parse(_AROUND).body[0]
+    asking = _AskPatch()
+    asking.visit(original)
+    assert isinstance(original, ast.FunctionDef)
+    assert isinstance(around, ast.FunctionDef)
+    for node in ast.walk(around):
+        if isinstance(node, ast.Try):
+            node.body = original.body
+    original.body = around.body
+    module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")
+    (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))
+    if asking.n_found != 1 or code.co_freevars != function.__code__.co_freevars:
+        raise DistTuneError(
+            f"dist_tune cannot listen to {function.__module__}.{function.__qualname__} of Triton {triton.__version__}: it is not the "
+            f"function that looks up a config and prunes on a miss. Another package may have replaced it before dist_tune was imported."
+        )
+    # Exchanged code sees Triton's globals; a constant is how it finds us.
+    return code.replace(co_consts=tuple(patch if constant == "patch" else constant for constant in code.co_consts))
+
+
+listeners: dict[int, Listener] = {}
+"""Thread -> who hears its launches."""
+_patch = _Patch(Autotuner.run)
 
 
 def push(listener: Listener) -> None:
-    """Put a listener in place for this thread, and patch Triton if it is the first."""
-    global _originals, _is_watched
-    with _lock:
-        if not _listeners:
-            _originals = (Autotuner.run, Autotuner.prune_configs, Autotuner._bench)
-            Autotuner.run, Autotuner.prune_configs, Autotuner._bench = _run, _prune_configs, _bench
-        _listeners[get_ident()] = listener
-        if listener.is_watching:
-            _is_watched = True
+    """Put a listener in place for this thread, and patch Triton."""
+    listeners[get_ident()] = listener
+    # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
+    _patch.function.__code__ = _patch.our_code
+    if listener.is_watching:
+        _patch.is_watched = True
 
 
 def pop() -> Listener:
     """Take this thread's listener away, and leave Triton as it was found if it was the last."""
-    global _is_watched
-    with _lock:
-        listener = _listeners.pop(get_ident())
-        if not _listeners:
-            _is_watched = False
-            Autotuner.run, Autotuner.prune_configs, Autotuner._bench = _originals
+    listener = listeners.pop(get_ident())
+    # One expression and one assignment: Python changes threads between calls, and there is none here.
+    if not listeners:
+        _patch.function.__code__ = _patch.own_code
+    if listener.is_watching:
+        _patch.is_watched = any(other.is_watching for other in list(listeners.values()))
     return listener
 
 
 def replace(old: Listener, new: Listener) -> None:
     """Let ``new`` hear, and be popped, in the place of ``old``; called from within a miss."""
-    global _is_watched
-    with _lock:
-        _is_watched = _is_watched or new.is_watching
-        for ident, listener in _listeners.items():
-            if listener is old:
-                _listeners[ident] = new
+    for ident, listener in list(listeners.items()):
+        if listener is old:
+            listeners[ident] = new
+    _patch.is_watched = _patch.is_watched or new.is_watching
 
 
 def is_listening() -> bool:
     """Whether the calling thread's launches are heard."""
-    return bool(_listeners) and listener_here() is not None
+    return listener_here() is not None
 
 
 def listener_here() -> Listener | None:
     """Who hears the launches of the calling thread."""
-    listener = _listeners.get(get_ident())
-    if listener is None and len(_listeners) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
+    listener = listeners.get(get_ident())
+    if listener is None and len(listeners) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
         # A thread that Python did not start: autograd's, running a backward pass of the closure.
-        return next(iter(_listeners.values()))
+        return next(iter(listeners.values()))
     return listener
-
-
-def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if _is_watched:
-        listener = listener_here()
-        if listener is not None and listener.is_watching:
-            listener.launching(Launch(self, args, kwargs))
-    try:
-        return _originals[0](self, *args, **kwargs)
-    except _Miss:
-        pass  # leave the handler first: a user's traceback shall not begin with a miss
-    missed_by = listener_here()
-    assert missed_by is not None
-    return missed_by.missed(Launch(self, args, kwargs))
-
-
-def _prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
-    if _is_ours(self, kwargs):
-        raise _Miss
-    return _originals[1](self, kwargs)
-
-
-def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-    if _is_ours(self, meta):
-        raise _Miss
-    return _originals[2](self, *args, config=config, **meta)
-
-
-def _is_ours(kernel: Any, kwargs: dict[str, Any]) -> bool:
-    # `Autotuner.warmup` prunes, too, but passes no "warmup"; and while we prune, pruning is what we want.
-    if kwargs.get("warmup") is not False or get_ident() in _pruning or listener_here() is None:
-        return False
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not (frame.f_code is _run.__code__ and frame.f_locals.get("self") is kernel):
-        frame = frame.f_back
-    return frame is not None  # else a subclass has a `run` of its own, and nobody would catch the miss

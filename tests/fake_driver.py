@@ -65,4 +65,4 @@ class FakeH200:
 
 def install() -> None:
     """Make it Triton's driver."""
-    driver.set_active(FakeH200())  # type: ignore[arg-type]
+    driver.set_active(FakeH200())

@@ -10,14 +10,14 @@ import triton.language as tl
 
 
 @triton.jit
-def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < n
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
 
 
 @triton.jit
-def accumulate_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def accumulate_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < n
     tl.store(y_ptr + at, tl.load(y_ptr + at, mask=keep) + tl.load(x_ptr + at, mask=keep), mask=keep)

@@ -15,7 +15,7 @@ from dist_tune import NestedTuningError, contextual_autotune
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.world import on_ranks, values
 
-QUICK = {"n_repeat": 1, "n_warmup": 0}
+QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
 
 def _two_kernels(rank: int) -> Any:
@@ -79,7 +79,7 @@ def _steady(rank: int) -> Any:
     step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
     step(torch.zeros(64))
     calls = {"store": 0, "collective": 0, "log": 0}
-    from dist_tune import ranks, session
+    from dist_tune import session
 
     def count(owner: Any, name: str, kind: str) -> None:
         original = getattr(owner, name)
@@ -91,17 +91,17 @@ def _steady(rank: int) -> Any:
         setattr(owner, name, counted)
 
     for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
-        count(ranks.dist.PrefixStore, name, "store")
-    count(ranks.dist, "all_reduce", "collective")
+        count(dist.PrefixStore, name, "store")
+    count(dist, "all_reduce", "collective")
     count(session, "tuning_log", "log")
-    before = Autotuner.run
-    seen = []
-    spy = contextual_autotune(is_dist=True, **QUICK)(lambda: seen.append(Autotuner.run))
+    before = Autotuner.run.__code__
+    seen: list[Any] = []
+    spy = contextual_autotune(is_dist=True, **QUICK)(lambda: seen.__iadd__([Autotuner.run.__code__]))
     for _ in range(3):
         step(torch.zeros(64))
     spent = dict(calls)
     spy()
-    return spent, seen[0] is not before, Autotuner.run is before
+    return spent, seen[0] is not before, Autotuner.run.__code__ is before
 
 
 def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line():
@@ -114,7 +114,12 @@ def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line():
 
 def _no_kernels(rank: int) -> Any:
     runs = []
-    step = contextual_autotune(is_dist=True)(lambda: runs.append(1) or len(runs))
+
+    @contextual_autotune(is_dist=True)
+    def step() -> int:
+        runs.append(1)
+        return len(runs)
+
     return step(), step(), len(runs), len(step.records)
 
 
@@ -385,12 +390,12 @@ def _two_threads(rank: int) -> Any:
         got[i] = steps[i](torch.zeros(64))[0].item()
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    before = Autotuner.run
+    before = Autotuner.run.__code__
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return got, [len(best(kernel)) for kernel in kernels], Autotuner.run is before
+    return got, [len(best(kernel)) for kernel in kernels], Autotuner.run.__code__ is before
 
 
 def test_closures_in_two_threads_tune_one_after_the_other():
@@ -425,9 +430,13 @@ def test_methods_keep_their_name_and_documentation():
 def _reset(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32, 64))
     total = torch.zeros(64)
-    resets = []
+    resets: list[int] = []
 
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=1, reset=lambda: (resets.append(1), total.zero_()))
+    def reset() -> None:
+        resets.append(1)
+        total.zero_()
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=1, reset=reset)
     def step() -> float:
         total.add_(launch(kernel, torch.zeros(64)))
         return float(total[0])

@@ -15,7 +15,7 @@ from dist_tune import contextual_autotune
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
 from tests.ranks.world import on_ranks, values
 
-QUICK = {"n_repeat": 1, "n_warmup": 0}
+QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
 
 def _tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
@@ -50,7 +50,8 @@ def test_heuristics_inside_and_outside():
 
 
 def _restored(rank: int, name: str) -> Any:
-    kernel = autotuned(accumulate_kernel, blocks=(16, 32, 64), **{name: ["y_ptr"]})
+    options: dict[str, Any] = {name: ["y_ptr"]}
+    kernel = autotuned(accumulate_kernel, configs=configs(16, 32, 64), **options)
     follower = autotuned(blocks=(32, 64))
     total = torch.full((64,), 5.0)
     seen = []
@@ -97,7 +98,7 @@ def test_restore_value_of_a_kernel_launched_twice():
 
 
 @triton.jit
-def _maybe_kernel(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _maybe_kernel(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x_ptr + at, mask=at < n)
     if bias_ptr is not None:
@@ -149,7 +150,7 @@ def test_hooks_run_as_in_vanilla_triton():
         assert later == final[1:]
 
 
-class _Counting(Autotuner):
+class _Counting(Autotuner):  # type: ignore[misc]  # Triton is not typed
     """Overrides ``run`` as flash-linear-attention's tuner does."""
 
     n_runs = 0
@@ -159,14 +160,14 @@ class _Counting(Autotuner):
         return super().run(*args, **kwargs)
 
 
-class _Pruning(Autotuner):
+class _Pruning(Autotuner):  # type: ignore[misc]  # Triton is not typed
     """Overrides ``prune_configs``, and never asks Triton's."""
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         return [config for config in self.configs if config.kwargs["BLOCK"] > 16]
 
 
-class _OwnLoop(Autotuner):
+class _OwnLoop(Autotuner):  # type: ignore[misc]  # Triton is not typed
     """Overrides ``run`` without asking Triton's: nobody could catch a miss."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,10 +250,8 @@ def _backward(rank: int) -> Any:
 
     @contextual_autotune(is_dist=True, **QUICK)
     def step() -> float:
-        x.grad = None
-        _Function.apply(x).sum().backward()
-        assert x.grad is not None
-        return float(x.grad[0])
+        (gradient,) = torch.autograd.grad(_Function.apply(x).sum(), x)
+        return float(gradient[0])
 
     return step(), len(_Function.kernel.cache), len(step.records)
 
@@ -284,7 +283,7 @@ def _descriptor_hook(full: dict[str, Any]) -> None:
 
 
 @triton.jit
-def _copy_kernel(x_desc, y_desc, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _copy_kernel(x_desc, y_desc, n, BLOCK: tl.constexpr):
     for i in range(0, n, BLOCK):
         for j in range(0, n, BLOCK):
             y_desc.store([i, j], x_desc.load([i, j]))
