@@ -22,6 +22,8 @@ class Ballot:
     """Sites not told before -> their candidates, described."""
     hits: dict[str, str] = field(default_factory=dict)
     """Sites that Triton already has a config for on this rank -> that config."""
+    is_watched: bool = True
+    """Whether the launches of the run before were heard from its beginning, so that ``hits`` is all there is."""
     report: Report = field(default_factory=Report)
 
 

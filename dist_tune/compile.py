@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 
-from dist_tune.intercept import Launch
+from dist_tune.launch import Launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from dist_tune import intercept
 from dist_tune.engine import Plan
 from dist_tune.errors import CaptureError, NestedTuningError
-from dist_tune.intercept import Launch
+from dist_tune.launch import Launch
 from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
 from dist_tune.records import TuningRecord
 from dist_tune.session import Session
@@ -106,6 +106,8 @@ class _Tuner(Generic[P, R]):
         self.group = group
         self.reset = reset
         self.records: list[TuningRecord] = []
+        self.is_waived = False
+        """Whether ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
@@ -119,7 +121,7 @@ class _Tuner(Generic[P, R]):
                 return function(*args, **kwargs)
             signature = _signature(args, kwargs) if args or kwargs else ()
             # After the first call for a signature, nothing here waits, logs or talks unless a kernel misses.
-            is_first = signature not in seen and not is_capturing()
+            is_first = signature not in seen and not self.is_waived and not is_capturing()
             push(self.open() if is_first else self)
             try:
                 value = function(*args, **kwargs)
@@ -134,6 +136,7 @@ class _Tuner(Generic[P, R]):
             session = cast("Session", listener)
             value = session.tune(partial(function, *args, **kwargs), value, is_watched=is_first)
             self.records += session.records
+            self.is_waived |= session.is_waived
             seen.add(signature)
             return value
 

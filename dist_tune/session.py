@@ -13,20 +13,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from dist_tune import intercept
 from dist_tune.ballots import BALLOT, Ballot, check_lists, contested, votes
 from dist_tune.compile import Failure, Resources, load
-from dist_tune.engine import Plan, Replay, Report, Search
-from dist_tune.errors import DistTuneError, NestedTuningError, NoValidConfigError, StuckDeviceError
-from dist_tune.intercept import Launch
+from dist_tune.engine import Plan, Report, Search
+from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError
+from dist_tune.launch import Launch
 from dist_tune.log import tuning_log
+from dist_tune.meetings import is_secondary
 from dist_tune.outcome import log_table, make_record
-from dist_tune.ranks import Ranks, Solo, is_secondary
+from dist_tune.ranks import Ranks, Solo
 from dist_tune.records import TuningRecord
+from dist_tune.replayer import Replayer
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, no_valid_config
-from dist_tune.timing import Span, device_clock
+from dist_tune.timing import device_clock
 
 _MAX_DISCOVERIES = 4
 _one_at_a_time = threading.Lock()
@@ -37,24 +38,23 @@ class Session:
 
     def __init__(self, name: str, ranks: Ranks, plan: Plan, reset: Callable[[], object] | None, settings: Settings) -> None:
         self.records: list[TuningRecord] = []
+        self.is_waived = False
+        """Whether other ranks did not come although this one had nothing to tune: their calls differ from this rank's."""
         self._name = name
         self._ranks = ranks
         self._plan = plan
-        self._reset = reset
         self._settings = settings
         self._began = time.monotonic()
         self._meeting_s = 0.0
         self._exit = ExitStack()
         self._exit.enter_context(ranks.short_timeouts())
         self._log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.rank == ranks.members[0]))
-        self._clock = device_clock()
-        self._host_ms = 1.0
-        self._n_replays = 1
         self._search = Search(plan)
         self._texts: dict[str, list[str]] = {}
-        self._has_ended = False
         self._rng = RngState()
-        self.sites = Sites(self._clock, self._log, f"on rank {ranks.rank}")
+        clock = device_clock()
+        self.sites = Sites(clock, self._log, f"on rank {ranks.rank}")
+        self._replayer = Replayer(ranks, self.sites, clock, reset, settings.deadline_s)
 
     @property
     def is_watching(self) -> bool:
@@ -93,8 +93,6 @@ class Session:
                     return value
                 self._race(closure)
                 value = self._settle(closure)
-            except DistTuneError:
-                raise  # told by the ranks, or computed from what all ranks know
             except BaseException as error:
                 self._end(error)
                 raise
@@ -122,15 +120,24 @@ class Session:
     def _discover(self, closure: Callable[[], Any], is_watched: bool) -> bool:
         """Learn which sites there are on any rank, and replay until no rank has a config that another one lacks."""
         for _ in range(_MAX_DISCOVERIES):
-            ballots = self._meet("roll call", Ballot(self._new_sites(), dict(self.sites.hits)))
+            roll = Ballot(self._new_sites(), dict(self.sites.hits), is_watched)
+            try:
+                ballots = self._meet("roll call", roll, is_optional=not roll.sites)
+            except AbsentRanksError as error:
+                if roll.sites:
+                    raise
+                # Ranks whose arguments were not new have made an ordinary call, and so does this one.
+                self._log.warning(f"closure={self._name} goes on with the configs it has: {error}")
+                self.is_waived = True
+                return False
             check_lists(self._texts, ballots)
             disputed = contested(ballots, self._texts)
-            if is_watched and not disputed:
+            if not disputed and all(ballot.is_watched for ballot in ballots.values()):
                 break
             self.sites.evict(disputed)
             is_watched = True
-            self._restart()
-            self._run(closure, {})
+            self._replayer.restart()
+            self._replayer.run(closure, self, {})
             self.sites.end_replay()
         self._load(list(self._texts))
         return bool(self._texts)
@@ -138,7 +145,7 @@ class Session:
     def _race(self, closure: Callable[[], Any]) -> None:
         """Replay what the engine asks for until every site is settled."""
         while batch := self._search.batch():
-            self._run_batch(closure, batch)
+            self._replayer.run_batch(closure, self, batch)
             struck: set[int] = set()
             while True:
                 ballots = self._meet("report", Ballot(self._new_sites(), report=self.sites.ledger.report(self.sites.failures())))
@@ -193,91 +200,29 @@ class Session:
         standings = {label: self._search.standings(label) for label in winners}
         times = {label: {i: s.latency_ms for i, s in enumerate(each) if s.latency_ms is not None} for label, each in standings.items()}
         self.sites.adopt(winners, times)
-        self._restart()
+        self._replayer.restart()
         self._rng.restore()
-        value = self._run(closure, {})
+        value = self._replayer.run(closure, self, {})
         self._meet("done", Ballot())
         seconds = time.monotonic() - self._began
         for label, winner in winners.items():
             record = make_record(
                 self._name, label, self._texts[label], self.sites.met.get(label), standings[label], winner,
-                n_replays=self._n_replays, seconds=seconds, world_size=len(self._ranks.members),
+                n_replays=self._replayer.n_replays, seconds=seconds, world_size=len(self._ranks.members),
             )  # fmt: skip
             log_table(self._log, record)
             self.records.append(record)
         self._log.info(
-            f"closure={self._name} done seconds={seconds:.3f} replays={self._n_replays} meetings_seconds={self._meeting_s:.4f} "
+            f"closure={self._name} done seconds={seconds:.3f} replays={self._replayer.n_replays} meetings_seconds={self._meeting_s:.4f} "
             f"sites={len(winners)}"
         )
         return value
 
-    # -- replays -------------------------------------------------------------------------------------------------
-
-    def _run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None) -> Any:
-        """One replay. Nothing in here talks to other ranks but the closure itself."""
-        self.sites.begin_replay(self._n_replays, schedule)
-        self._n_replays += 1
-        intercept.push(self)
-        try:
-            if whole is not None:
-                whole.begin()
-            value = closure()
-            if whole is not None:
-                whole.end()
-            return value
-        except DistTuneError as error:  # no candidate of a site runs here: as yet only this rank knows
-            self._end(error)
-            raise
-        finally:
-            intercept.pop()
-
-    def _run_batch(self, closure: Callable[[], Any], batch: list[Replay]) -> None:
-        """Replay a batch with the host ahead of the device, and read the times when the device is through."""
-        wholes: list[tuple[int, Span]] = []
-        for k, schedule in enumerate(batch):
-            self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
-            self._restart()
-            self._clock.prepare(1.5 * self._host_ms)
-            self._ranks.align()
-            whole = self._clock.span()
-            wholes.append((self._n_replays, whole))
-            began = time.perf_counter()
-            self._run(closure, schedule, whole)
-            # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
-            self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
-            self.sites.end_replay()
-        self._await_device([span for _, span in wholes])
-        for number, span in wholes:
-            self.sites.ledger.add_replay(number, span.ms())
-        self.sites.read_spans()
-
-    def _restart(self) -> None:
-        if self._reset is not None:
-            self._reset()
-
-    def _await_device(self, spans: list[Span]) -> None:
-        """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
-        n_done, since = 0, time.monotonic()
-        while n_done < len(spans):
-            if spans[n_done].is_done():
-                n_done, since = n_done + 1, time.monotonic()
-                continue
-            self._ranks.beat(f"waiting for the device, {n_done} of {len(spans)} replays done")
-            if time.monotonic() - since > self._settings.deadline_s:
-                error = StuckDeviceError(
-                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(spans)} within "
-                    f"{self._settings.deadline_s:g} s. A kernel of {self._name} spins or waits for a signal; restart "
-                    f"the process. The log has the candidates of each replay."
-                )
-                self._end(error)
-                raise error
-            time.sleep(1e-4)
-
     # -- agreement -----------------------------------------------------------------------------------------------
 
-    def _meet(self, topic: str, ballot: Ballot) -> dict[int, Ballot]:
+    def _meet(self, topic: str, ballot: Ballot, *, is_optional: bool = False) -> dict[int, Ballot]:
         began = time.monotonic()
-        parts = self._ranks.meet(topic, BALLOT.dump_json(ballot).decode())
+        parts = self._ranks.meet(topic, BALLOT.dump_json(ballot).decode(), is_optional=is_optional)
         took_s = time.monotonic() - began
         self._meeting_s += took_s
         self._log.debug(f"meeting={topic!r} seconds={took_s:.4f}")
@@ -293,10 +238,8 @@ class Session:
                 raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks"))
 
     def _end(self, error: BaseException) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._log.error(f"closure={self._name} ended by {type(error).__name__}: {error}")
-            self._ranks.abort(error)
+        self._log.error(f"closure={self._name} ended by {type(error).__name__}: {error}")
+        self._ranks.abort(error)
 
     def _exclusively(self) -> ExitStack:
         stack = ExitStack()

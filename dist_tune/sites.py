@@ -1,6 +1,6 @@
 """The sites of one closure as this rank sees them, and what each of its launches runs in the replay under way.
 
-Hears launches from intercept, launches them with the candidate that the schedule says, times that, and lets another
+Hears launches, launches them with the candidate that the schedule says, times that, and lets another
 candidate stand in for one that fails, so that a bad config never aborts a replay. Knows nothing of other ranks; what it
 learns is told at the next meeting.
 """
@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_tune import intercept
 from dist_tune.compile import Resources, reason_of
 from dist_tune.engine import Replay, Trial
 from dist_tune.errors import NoValidConfigError
-from dist_tune.intercept import Launch, Undo
+from dist_tune.launch import Launch, Undo, adopt, evict
 from dist_tune.ledger import Ledger
 from dist_tune.space import describe
 from dist_tune.timing import Clock, Span
@@ -104,7 +103,7 @@ class Sites:
             )
         self._spans.clear()
 
-    # -- what intercept tells ------------------------------------------------------------------------------------
+    # -- what a listener is told------------------------------------------------------------------------------------
 
     def launching(self, launch: Launch) -> None:
         """Before any launch outside scheduled replays: note hits; in the final run, zero once as vanilla Triton does."""
@@ -126,7 +125,7 @@ class Sites:
         """
         site = self._site_of(launch)
         if site.winner is not None:  # a kernel object made anew in every replay
-            intercept.adopt(launch.kernel, launch.key, site.winner, {})
+            adopt(launch.kernel, launch.key, site.winner, {})
             return launch.run(site.winner, self._undo)
         trial = self._schedule.get(site.label, Trial(0 if site.standby is None else site.standby, is_timed=False))
         for index in site.order(trial.candidate):
@@ -164,7 +163,7 @@ class Sites:
     def evict(self, labels: set[str]) -> None:
         """Forget the configs Triton has for these sites, so that they are met as misses; and all hits."""
         for label in labels & self._hit_holders.keys():
-            intercept.evict(*self._hit_holders[label])
+            evict(*self._hit_holders[label])
             self._log.info(f"site={label} is tuned although this rank has a config: not all ranks have the same one")
         self.hits.clear()
 
@@ -177,7 +176,7 @@ class Sites:
                 self._to_reset.add(label)
                 times = {config: timings_ms[label].get(i, float("inf")) for i, config in enumerate(site.configs)}
                 for kernel, key in site.holders.values():
-                    intercept.adopt(kernel, key, site.winner, times)
+                    adopt(kernel, key, site.winner, times)
 
     def _site_of(self, launch: Launch) -> Site:
         label = self._label_of(launch)

@@ -106,16 +106,11 @@ class CudaSpan:
 
 
 class CudaClock:
-    """Clock of the current CUDA device. Holds a buffer of twice its L2 cache while it lives."""
+    """Clock of the current CUDA device. Holds a buffer of twice its L2 cache from the first timed replay on."""
 
     def __init__(self) -> None:
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._cycles_per_ms = 2e6  # at least as long as asked on any clock up to 2 GHz
-        try:
-            # Writing twice the L2 evicts what the last replay left there; a step in training finds it cold, too.
-            self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.uint8, device="cuda")
-        except torch.cuda.OutOfMemoryError:
-            self._flush = torch.empty(0, dtype=torch.uint8, device="cuda")
+        self._flush: torch.Tensor | None = None
 
     def span(self) -> CudaSpan:
         """A span of device time."""
@@ -123,6 +118,10 @@ class CudaClock:
 
     def prepare(self, host_ms: float) -> None:
         """Flush the L2 cache, then spin on the device for ``host_ms``, so that launch gaps are not timed."""
+        if self._flush is None:
+            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            # Writing twice the L2 evicts what the last replay left there; a step in training finds it cold, too.
+            self._flush = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
         self._flush.zero_()
         torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
 

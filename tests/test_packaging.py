@@ -15,10 +15,10 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only modules that stand before it.
 LAYERS = (
-    "errors", "settings", "space", "timing", "rng", "ranks", "engine", "ledger", "ballots", "intercept", "compile", "records", "log",
-    "sites", "outcome", "session", "contextual",
+    "errors", "settings", "space", "timing", "rng", "meetings", "ranks", "engine", "ledger", "ballots", "launch", "intercept",
+    "compile", "records", "log", "sites", "outcome", "replayer", "session", "contextual",
 )  # fmt: skip
-ONLY_USERS = {"triton": {"space", "intercept", "compile"}, "torch.distributed": {"ranks"}}
+ONLY_USERS = {"triton": {"space", "launch", "intercept", "compile"}, "torch.distributed": {"meetings", "ranks"}}
 MODULES = sorted(PACKAGE.glob("*.py"))
 
 

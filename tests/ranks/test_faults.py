@@ -273,6 +273,50 @@ def test_a_rank_that_misses_alone_names_the_absent_after_the_deadline():
     assert unpatched
 
 
+def _new_shapes_on_one_rank(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32), key=())
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    times = []
+    for n in (64, 65, 66):
+        began = time.monotonic()
+        step(torch.zeros(n if rank == 1 else 64))
+        times.append(time.monotonic() - began)
+    dist.barrier()
+    kernel.cache.clear()
+    step(torch.zeros(128))
+    return times, len(step.records)
+
+
+def test_new_shapes_on_one_rank_without_a_miss_cost_one_deadline():
+    """The ranks' calls differ and nothing misses: the rank waits once, goes on, and from then on meets only for misses."""
+    got = values(on_ranks(2, _new_shapes_on_one_rank))
+    assert DEADLINE_S <= got[1][0][1] < 2 * DEADLINE_S
+    assert got[1][0][2] < 0.5
+    assert got[0][1] == got[1][1] == 2
+
+
+def _late_on_one_first_on_the_other(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    n = [64]
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> float:
+        y = launch(kernel, torch.zeros(n[0]))
+        dist.all_reduce(y)
+        return float(y[0])
+
+    step(torch.zeros(1))
+    n[0] = 128
+    return step(torch.zeros(1 + rank)), best(kernel)
+
+
+def test_a_call_that_is_new_on_one_rank_and_misses_on_both():
+    """One rank hears the call from its beginning and the other from the miss on: they replay the same number of times."""
+    got = values(on_ranks(2, _late_on_one_first_on_the_other))
+    assert got[0] == got[1]
+    assert got[0][0] == 2.0
+
+
 def _one_does_not_call(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32))
     step = contextual_autotune(is_dist=True, **QUICK)(lambda: launch(kernel, torch.zeros(64)))
