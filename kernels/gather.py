@@ -1,0 +1,167 @@
+"""Two ways to gather A: copy engines of GPUs that push shards into each other's memory, or a collective.
+
+Knows buffers, flags, epochs and streams; knows nothing of the kernel that consumes the shards. Both ways are used alike:
+`start` queues the gather of one step and says where shard r will be once `flags[r]` has reached `epoch`; `finish` is called
+when the consumer of that step has been queued. Epochs count steps and wrap around: flags are never reset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+
+N_SLOTS = 2
+"""Gathered buffers used in turn: a rank one step ahead sends into the one that nobody reads any more."""
+WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Where the shards of one step are, or will be."""
+
+    shards: torch.Tensor
+    """[M, K]: shard r in rows r * M / W and on. The own shard may be missing: its owner has it."""
+    flags: torch.Tensor
+    """int32 [W]: shard r is complete once flags[r] - epoch >= 0."""
+    epoch: int
+
+
+class Gather(Protocol):
+    """How the shards of all ranks come together."""
+
+    def start(self, shard: torch.Tensor) -> Gathered:
+        """Queue the gather of this step; `shard` is [M / W, K], contiguous, and stays unchanged until after `finish`."""
+
+    def finish(self) -> None:
+        """Say that all readers of what `start` returned are queued on the current stream."""
+
+
+class CollectiveGather:
+    """`all_gather_into_tensor`, complete when `start` returns: for CPUs, where nothing overlaps anyway."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
+        n_ranks = dist.get_world_size(group)
+        self._group = group
+        self._shards = torch.empty(n_ranks * shape[0], shape[1], dtype=dtype)
+        self._flags = torch.zeros(n_ranks, dtype=torch.int32)
+        self._epoch = 0
+
+    def start(self, shard: torch.Tensor) -> Gathered:
+        """Gather now. Collective: every rank of the group calls this."""
+        self._epoch += 1
+        dist.all_gather_into_tensor(self._shards, shard, group=self._group)
+        self._flags.fill_(as_int32(self._epoch))
+        return Gathered(self._shards, self._flags, as_int32(self._epoch))
+
+    def finish(self) -> None:
+        """Nothing to do: readers have run when their launch returns."""
+
+
+class PushGather:
+    """Each GPU's copy engine pushes its shard to one peer after the other and raises the peer's flag behind each.
+
+    Pushing needs neither a copy into symmetric memory nor a barrier before the first byte: the source is the caller's
+    tensor. What it needs is leave to overwrite: slot e mod 2 was last read in step e - 2. So behind its pushes of step e - 1
+    a copy stream waits (no kernel does, no program is taken up) for each peer's credit of step e - 2, which the peer gives
+    behind its own pushes of step e - 1. Whatever a rank waits for was queued by its peers before anything of theirs that
+    waits for this rank in turn: no order of execution can deadlock.
+
+    Construction is collective: every rank of the group, the same shape and dtype.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
+        rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
+        slot_shape = [n_ranks * shape[0], shape[1]]
+        slot_numel = slot_shape[0] * slot_shape[1]
+        data_bytes = -(-N_SLOTS * slot_numel * dtype.itemsize // 16) * 16
+        n_flags = 2 * n_ranks  # ready flags by source, then credits by destination
+        self._own = symmetric_memory.empty(data_bytes + 4 * n_flags, dtype=torch.uint8, device=device).zero_()
+        # Nobody may raise a flag before it is zero.
+        torch.cuda.synchronize(device)
+        self._memory = symmetric_memory.rendezvous(self._own, group)
+        dist.barrier(group)
+        slots = [[self._memory.get_buffer(r, slot_shape, dtype, slot * slot_numel) for r in range(n_ranks)] for slot in range(N_SLOTS)]
+        flags = [self._memory.get_buffer(r, [n_flags], torch.uint32, data_bytes // 4) for r in range(n_ranks)]
+        # Each at another peer at any time, so that no link carries two shards; rank - 1's shard is the first to come.
+        peers = [(rank + i) % n_ranks for i in range(1, n_ranks)]
+        self._own_slots = [slot[rank] for slot in slots]
+        self._targets = [[slot[peer].split(shape[0])[rank] for peer in peers] for slot in slots]
+        self._ready = flags[rank].view(torch.int32)[:n_ranks]
+        self._raise_ready = [MemoryOps([(WRITE, flags[peer], rank)]) for peer in peers]
+        give = [(WRITE, flags[peer], n_ranks + rank) for peer in peers]
+        self._trade_credits = MemoryOps(give + [(WAIT, flags[rank], n_ranks + peer) for peer in peers])
+        self._copies = torch.cuda.Stream(device, priority=-1)
+        self._inputs_ready, self._pushed, self._consumed = (torch.cuda.Event() for _ in range(3))
+        self._epoch = 0
+
+    def start(self, shard: torch.Tensor) -> Gathered:
+        """Queue the pushes of this step on the copy stream. They depend on what the current stream holds so far."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("an AllGather-GEMM step cannot be captured in a CUDA graph: its epoch would be the same at every replay")
+        self._epoch += 1
+        slot = self._epoch % N_SLOTS
+        self._inputs_ready.record()
+        self._copies.wait_event(self._inputs_ready)
+        self._copies.wait_event(self._consumed)
+        with torch.cuda.stream(self._copies):
+            for target, ready in zip(self._targets[slot], self._raise_ready, strict=True):
+                target.copy_(shard, non_blocking=True)
+                ready.queue(self._copies, self._epoch)
+            self._pushed.record()
+        # Here rather than before the pushes of the next step: there it would delay the first shard.
+        self._trade_credits.queue(self._copies, self._epoch - 1)
+        return Gathered(self._own_slots[slot], self._ready, as_int32(self._epoch))
+
+    def finish(self) -> None:
+        """Let the current stream go on only when the shard has left: the caller may overwrite it."""
+        self._consumed.record()
+        torch.cuda.current_stream().wait_event(self._pushed)
+
+
+class MemoryOp(ctypes.Structure):
+    """CUstreamBatchMemOpParams of cuda.h: a write of a 32-bit word, or a wait for one, that takes its turn in a stream."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),  # 0: write behind a fence; wait until word - value >= 0, so values may wrap around
+        ("unused", ctypes.c_uint64 * 2),
+    )
+
+
+class MemoryOps:
+    """Writes of and waits for words, some of them a peer's, all of the same value: `(operation, tensor, index)` each."""
+
+    def __init__(self, ops: list[tuple[int, torch.Tensor, int]]) -> None:
+        self._ops = [MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops]
+
+    def queue(self, stream: torch.cuda.Stream, value: int) -> None:
+        """Queue them in one submission: each submission takes a stream about 3 microseconds."""
+        if not self._ops:
+            return  # a group of one rank
+        for op in self._ops:
+            op.value = value & 0xFFFFFFFF
+        status = batch_memory_ops()(stream.cuda_stream, len(self._ops), (MemoryOp * len(self._ops))(*self._ops), 0)
+        if status != 0:
+            raise RuntimeError(f"cuStreamBatchMemOp failed with CUDA driver error {status}; cuda.h has its name")
+
+
+@functools.cache
+def batch_memory_ops() -> Callable[..., int]:
+    """The driver's own function: torch can queue writes of words, but no waits for them."""
+    function: Callable[..., int] = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
+    function.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.POINTER(MemoryOp), ctypes.c_uint)  # type: ignore[attr-defined]
+    return function
+
+
+def as_int32(epoch: int) -> int:
+    """`epoch` as a signed 32-bit number, wrapped around."""
+    return (epoch + 2**31) % 2**32 - 2**31

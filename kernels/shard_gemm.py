@@ -1,0 +1,248 @@
+# mypy: disable-error-code="no-untyped-def"
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
+"""C = A @ B.T where A is made of shards that arrive one by one: the Triton kernel and its launch configs.
+
+Knows tiles, flags and tensor descriptors; knows nothing of ranks that copy, of streams or of process groups.
+Tiles are laid out shard by shard, so none straddles two shards, and each waits for one flag at most.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+N_PROGRAMS_INTERPRETED = 3
+"""Programs of a launch under the interpreter: few enough that one program meets several tiles."""
+TMA_ALIGNMENT_BYTES = 16
+"""What a tensor descriptor asks of its base address and of its row pitch."""
+
+
+def set_block_shapes(nargs: dict[str, Any]) -> None:
+    """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`)."""
+    block_m, block_n, block_k = nargs["BLOCK_M"], nargs["BLOCK_N"], nargs["BLOCK_K"]
+    nargs["a_own"].block_shape = [block_m, block_k]
+    nargs["a_gathered"].block_shape = [block_m, block_k]
+    nargs["b"].block_shape = [block_n, block_k]
+    if nargs["c_tiles"] is not None:
+        nargs["c_tiles"].block_shape = [1, block_m, block_n // 2 if nargs["SPLIT_STORE"] else block_n]
+
+
+def make_config(
+    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, flatten: bool = False, split: bool = False
+) -> triton.Config:
+    """A launch config of `ag_gemm_kernel`."""
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
+    choices = {"FLATTEN": flatten, "SPLIT_STORE": split}
+    return triton.Config({**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
+
+
+def gpu_configs() -> list[triton.Config]:
+    """What is worth trying on a Hopper GPU: 128 x 256 tiles for long runs, smaller ones where they fill the last wave."""
+    wide = [(128, 256, 8), (256, 128, 8)], [(64, 3), (64, 4), (32, 5), (128, 2)], [False, True]
+    square = [(128, 128, 4), (128, 128, 8)], [(64, 4), (64, 5), (64, 6), (128, 3)], [False, True]
+    narrow = [(64, 256, 4), (256, 64, 4)], [(64, 3), (64, 4)], [False]
+    small = [(64, 128, 4), (128, 64, 4)], [(64, 4), (64, 5), (128, 3)], [False]
+    return [
+        make_config(bm, bn, bk, warps=warps, stages=stages, flatten=flatten, split=split)
+        for tiles, loops, splits in (wide, square, narrow, small)
+        for bm, bn, warps in tiles
+        for bk, stages in loops
+        for flatten in (False, True)
+        for split in splits
+    ]
+
+
+def interpreter_configs() -> list[triton.Config]:
+    """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
+    blocks = [(128, 128, 128), (128, 128, 64), (128, 64, 128), (64, 128, 128), (64, 64, 128), (64, 64, 64)]
+    configs = [make_config(*block, warps=4, stages=2) for block in blocks]
+    configs.append(make_config(128, 128, 128, warps=4, stages=2, split=True))
+    configs.append(make_config(64, 64, 64, warps=4, stages=2, flatten=True, split=True))
+    return configs
+
+
+def device_properties() -> dict[str, int]:
+    """What Triton's driver knows of the current GPU."""
+    driver = triton.runtime.driver.active
+    return _properties_of(driver.get_current_device())
+
+
+@functools.cache
+def _properties_of(device: int) -> dict[str, int]:
+    return dict(triton.runtime.driver.active.utils.get_device_properties(device))
+
+
+def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
+    """Drop the configs that need more shared memory than a program can have."""
+    if triton.knobs.runtime.interpret:
+        return configs
+    limit_bytes = device_properties()["max_shared_mem"]
+    itemsize, has_staging = nargs["c"].element_size(), nargs["c_tiles"] is not None
+
+    def shared_bytes(config: triton.Config) -> int:
+        block = config.kwargs
+        stage = (block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"]
+        # A tile of C is stored from shared memory, beside the stages, since the loads of the next one are under way.
+        staging = block["BLOCK_M"] * block["BLOCK_N"] // (2 if block["SPLIT_STORE"] else 1)
+        return int((stage * config.num_stages + has_staging * staging) * itemsize)
+
+    # Where none fits, the compiler's own error says more than an empty list.
+    return [config for config in configs if shared_bytes(config) <= limit_bytes] or configs[:1]
+
+
+@triton.jit
+def _tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
+    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B."""
+    group = tile // (GROUP_M * n_tiles)
+    group_rows = tl.minimum(m_tiles - group * GROUP_M, GROUP_M)
+    within = tile % (GROUP_M * n_tiles)
+    return group * GROUP_M + within % group_rows, within // group_rows
+
+
+@triton.jit
+def _wait_for(flag, epoch, INTERPRETED: tl.constexpr):
+    """Spin until `flag` has reached `epoch`; return 0 by a path that the compiler cannot foresee.
+
+    A caller adds the 0 to its addresses: then no load, however deep the pipeline, can be issued before the wait is over.
+    """
+    # At system scope, for the writer is another GPU's copy stream. The difference is compared: epochs wrap around.
+    behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
+    while behind < 0:
+        behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
+    if not INTERPRETED:  # it has no inline assembly
+        # The tiles are loaded by the bulk copy unit, which the acquire above does not order.
+        behind = tl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, $1;", "=r,r", [behind], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.minimum(behind, 0)
+
+
+@triton.jit
+def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.constexpr):
+    """Write one tile of C; what lies outside the shard's rows or C's columns is not written."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    if c_tiles is None:
+        # No 16-byte row pitch, no descriptor.
+        rows = row + tl.arange(0, BLOCK_M)
+        cols = col + tl.arange(0, BLOCK_N)
+        at = c + (shard * M_shard + rows).to(tl.int64)[:, None] * N + cols[None, :]
+        tl.store(at, acc.to(c.dtype.element_ty), mask=(rows < M_shard)[:, None] & (cols < N)[None, :])
+    elif SPLIT_STORE:
+        # Two halves: the staging buffer in shared memory is half as large, which can buy a pipeline stage.
+        halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        left = left.to(c.dtype.element_ty).reshape(1, BLOCK_M, BLOCK_N // 2)
+        c_tiles.store([shard, row, col], left)
+        right = right.to(c.dtype.element_ty).reshape(1, BLOCK_M, BLOCK_N // 2)
+        c_tiles.store([shard, row, col + BLOCK_N // 2], right)
+    else:
+        c_tiles.store([shard, row, col], acc.to(c.dtype.element_ty).reshape(1, BLOCK_M, BLOCK_N))
+
+
+@triton.autotune(
+    configs=interpreter_configs() if triton.knobs.runtime.interpret else gpu_configs(),
+    key=["M", "N", "K"],
+    prune_configs_by={"early_config_prune": drop_hopeless},
+)
+@triton.jit(do_not_specialize=["rank", "epoch"])
+def ag_gemm_kernel(
+    a_own,  # descriptor of this rank's shard [M / WORLD, K]
+    a_gathered,  # descriptor of the gathered [M, K]; rows of shard r are valid once flags[r] has reached epoch
+    b,  # descriptor of [N, K]
+    c_tiles,  # descriptor of C as [WORLD, M / WORLD, N], or None: store through the pointer
+    c,  # [M, N]
+    flags,  # int32 [WORLD]
+    M,
+    N,
+    K,
+    rank,
+    epoch,
+    WORLD: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+):
+    """Persistent GEMM: a program runs every n-th tile, first those of its own shard, then shard by shard as they arrive.
+
+    Shards come in the order in which `gather.py` sends them: rank, rank - 1, rank - 2, ... (modulo WORLD).
+    """
+    M_shard = M // WORLD
+    m_tiles = tl.cdiv(M_shard, BLOCK_M)
+    n_tiles = tl.cdiv(N, BLOCK_N)
+    tiles_per_shard = m_tiles * n_tiles
+    program, n_programs = tl.program_id(0), tl.num_programs(0)
+    # 2048 rows of A and about as many of B are read at a time: least traffic, and both stay in L2.
+    GROUP_M: tl.constexpr = 2048 // BLOCK_M
+
+    # Twice the same loop: the own shard is read where the caller has it, with no copy and no wait.
+    for phase in tl.static_range(2):
+        if phase == 0:
+            first, last = program, tiles_per_shard
+        else:
+            first = program + tl.cdiv(tl.maximum(tiles_per_shard - program, 0), n_programs) * n_programs
+            last = tiles_per_shard * WORLD
+        stored = first - n_programs
+        for tile in tl.range(first, last, n_programs, flatten=FLATTEN):
+            block_row, block_col = _tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+            a_row = block_row * BLOCK_M
+            if phase == 1:
+                source = (rank + WORLD - tile // tiles_per_shard) % WORLD
+                a_row += source * M_shard + _wait_for(flags + source, epoch, INTERPRETED)
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            for k in range(tl.cdiv(K, BLOCK_K)):
+                if phase == 0:
+                    a_block = a_own.load([a_row, k * BLOCK_K])
+                else:
+                    a_block = a_gathered.load([a_row, k * BLOCK_K])
+                b_block = b.load([block_col * BLOCK_N, k * BLOCK_K])
+                if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
+                    a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
+                acc = tl.dot(a_block, b_block.T, acc)
+            # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
+            stored += n_programs
+            block_row, block_col = _tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+            shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
+            _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
+
+
+def multiply_shards(
+    a_own: torch.Tensor,
+    a_gathered: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    flags: torch.Tensor,
+    epoch: int,
+    rank: int,
+    config: triton.Config | None = None,
+) -> None:
+    """Queue C = A @ B.T on the current stream, each shard of A read once its flag has reached `epoch`.
+
+    `a_own` [M / W, K] is this rank's shard, `a_gathered` [M, K] holds the others, `b` is [N, K], `c` [M, N], all contiguous;
+    the rows of `a_own` and `b` start at multiples of 16 bytes. `config` is used as it is; None leaves the choice to the tuner.
+    """
+    (m, n), k, n_ranks = c.shape, b.shape[1], len(flags)
+    c_tiles = None
+    if n * c.element_size() % TMA_ALIGNMENT_BYTES == 0 and c.data_ptr() % TMA_ALIGNMENT_BYTES == 0:
+        c_tiles = TensorDescriptor(c, [n_ranks, m // n_ranks, n], [m // n_ranks * n, n, 1], [1, 1, 1])
+    operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a_own, a_gathered, b)]
+    args = (*operands, c_tiles, c, flags, m, n, k, rank, epoch)
+    is_interpreted = triton.knobs.runtime.interpret
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        tiles_per_shard = triton.cdiv(m // n_ranks, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"])
+        n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"]
+        return (min(n_programs, tiles_per_shard * n_ranks),)
+
+    fixed = {"WORLD": n_ranks, "INTERPRETED": is_interpreted}
+    if config is None:
+        ag_gemm_kernel[grid](*args, **fixed)
+        return
+    set_block_shapes({**dict(zip(ag_gemm_kernel.arg_names, args, strict=False)), **config.kwargs})
+    ag_gemm_kernel.fn[grid](*args, **fixed, **config.all_kwargs())

@@ -1,0 +1,143 @@
+"""How long the AllGather-GEMM step takes on GPUs, beside the all-gathers and products it competes with.
+
+Knows clocks, and contenders as functions to call; knows nothing of how the step works. Times are medians in milliseconds,
+MAX over ranks, and are compared only with others of the same method and run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
+from rich.table import Table
+
+Shape = tuple[int, int, int]
+Contenders = dict[str, Callable[[], object]]
+STEP, COPIES, MM, GATHER, GATHER_MM, FUSED = "step", "copies", "mm", "gather", "gather, mm", "fused"
+HEAD_START_CYCLES = 2_000_000
+"""About a millisecond: longer than a host takes to queue any contender."""
+
+SUSTAINED_MS = 100.0
+"""How long a contender runs before it is timed back to back: its power draw, not its predecessor's, sets the clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of each contender at one shape, by one method."""
+
+    shape: Shape
+    n_ranks: int
+    method: str
+    ms: dict[str, float]
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s of one rank's step."""
+        m, n, k = self.shape
+        return 2e-9 * m * n * k / self.n_ranks / self.ms[STEP]
+
+    @property
+    def gbytes_per_s(self) -> float:
+        """GB/s that one rank receives from its peers, over the whole step."""
+        m, _, k = self.shape
+        return 2e-6 * m * k * (self.n_ranks - 1) / self.n_ranks / self.ms[STEP]
+
+    @property
+    def of_bound(self) -> float:
+        """What perfect overlap would take, as a share of the step: the longer of the product and the copies alone."""
+        return max(self.ms[MM], self.ms[COPIES]) / self.ms[STEP]
+
+
+def contenders(step: Callable[[], object], copies: Callable[[], object], a: torch.Tensor, b: torch.Tensor) -> Contenders:
+    """The step, its copies alone, and what else computes the same, on A's shard `a` and B's shard `b`."""
+    n_ranks = dist.get_world_size()
+    gathered, c = a.new_empty(len(a) * n_ranks, a.shape[1]), a.new_empty(len(a) * n_ranks, len(b))
+    dist.all_gather_into_tensor(gathered, a)
+    group_name = dist.distributed_c10d._get_default_group().group_name
+
+    def gather_then_multiply() -> None:
+        dist.all_gather_into_tensor(gathered, a)
+        torch.mm(gathered, b.T, out=c)
+
+    return {
+        STEP: step,
+        COPIES: copies,
+        MM: lambda: torch.mm(gathered, b.T, out=c),
+        GATHER: lambda: dist.all_gather_into_tensor(gathered, a),
+        GATHER_MM: gather_then_multiply,
+        # Without the gathered A among its results: its faster form.
+        FUSED: lambda: torch.ops.symm_mem.fused_all_gather_matmul(a, [b.T], gather_dim=0, group_name=group_name, return_A=False),
+    }
+
+
+def measure(shape: Shape, runs: Contenders) -> list[StepTimes]:
+    """The times of all contenders by both methods. Collective."""
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    n_ranks, aligned = dist.get_world_size(), aligned_ms(runs)
+    sustained = back_to_back_ms(runs, {name: int(SUSTAINED_MS / ms) + 1 for name, ms in aligned.items()})
+    return [StepTimes(shape, n_ranks, "aligned, host ahead", aligned), StepTimes(shape, n_ranks, "back to back", sustained)]
+
+
+def aligned_ms(runs: Contenders, n_rounds: int = 30) -> dict[str, float]:
+    """Every call starts on all ranks at once (behind a tiny all-reduce) and is queued before it starts."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    tiny = torch.ones(1, device="cuda")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # Contenders take turns, so that a GPU growing hot slows them all alike.
+    for _ in range(n_rounds):
+        for name, run in runs.items():
+            torch.cuda._sleep(HEAD_START_CYCLES)
+            dist.all_reduce(tiny)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            samples[name].append(start.elapsed_time(end))
+    return slowest_medians_ms(samples)
+
+
+def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20) -> dict[str, float]:
+    """Calls follow one another as fast as host and GPU can; the time is from one call's end to the next one's."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(n_rounds):
+        for name, run in runs.items():
+            dist.barrier()
+            for _ in range(n_warmup[name]):
+                run()
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(n_calls + 1)]
+            for end in ends:
+                run()
+                end.record()
+            torch.cuda.synchronize()
+            samples[name] += [earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)]
+    return slowest_medians_ms(samples)
+
+
+def slowest_medians_ms(samples: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each contender on the rank where it is largest. Collective."""
+    medians = torch.tensor([statistics.median(times) for times in samples.values()], device="cuda")
+    dist.all_reduce(medians, dist.ReduceOp.MAX)
+    return dict(zip(samples, medians.tolist(), strict=True))
+
+
+def table(times: list[StepTimes]) -> Table:
+    """One line per shape and method."""
+    others = {"NCCL + cuBLAS": GATHER_MM, "fused": FUSED, "mm": MM, "copies": COPIES, "NCCL": GATHER}
+    result = Table(title="ms: median, MAX over ranks; TFLOP/s of a rank; GB/s that a rank receives")
+    for heading in ["M, N, K", "method", "ms", "TFLOP/s", "GB/s", "x NCCL + cuBLAS", "x torch fused", "% of max(mm, copy)"]:
+        result.add_column(heading, no_wrap=True)
+    for heading in others:
+        result.add_column(f"{heading} ms")
+    for t in times:
+        rates = [f"{t.ms[STEP]:.4f}", f"{t.tflops:.0f}", f"{t.gbytes_per_s:.0f}"]
+        speedups = [f"{t.ms[other] / t.ms[STEP]:.2f}" for other in (GATHER_MM, FUSED)]
+        competitors = [f"{t.ms[other]:.4f}" for other in others.values()]
+        result.add_row(", ".join(map(str, t.shape)), t.method, *rates, *speedups, f"{t.of_bound:.0%}", *competitors)
+    return result

@@ -1,0 +1,150 @@
+"""kernels/ag_gemm.py from its command line: two gloo ranks under the Triton interpreter, and code for a GPU that is not there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+AG_GEMM = str(ROOT / "kernels/ag_gemm.py")
+
+
+def run(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def on_two_ranks(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return run(cwd, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str) -> None:
+    """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN."""
+    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = [line for line in done.stdout.splitlines() if "relative error" in line]
+    assert len(verdicts) == 6
+    assert all(" ok " in line for line in verdicts)
+
+
+@pytest.mark.parametrize(
+    "sabotage", ["ag.multiply_shards = lambda *args: None", "gather.dist.all_gather_into_tensor = lambda *a, **k: None"]
+)
+def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str) -> None:
+    """A product that writes nothing and a gather that moves nothing are both found, and torchrun reports the failure."""
+    script = tmp_path / "sabotaged.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "os.environ['TRITON_INTERPRET'] = '1'\n"
+        "import kernels.ag_gemm as ag, kernels.gather as gather\n"
+        "gathering = ag.dist.all_gather_into_tensor\n"
+        f"{sabotage}\n"
+        "def relative_error(c, a, b, true_error=ag.relative_error):\n"
+        "    ag.dist.all_gather_into_tensor = gathering  # the reference needs it\n"
+        "    return true_error(c, a, b)\n"
+        "ag.relative_error = relative_error\n"
+        "code = ag.main()\n"
+        "print('exit code', code)\n"
+        "sys.exit(code)\n"
+    )
+    done = on_two_ranks(tmp_path, str(script), "--case", "check", "--shape", "64,64,64")
+    assert done.returncode != 0
+    assert "FAILED, the limit is" in done.stdout
+    assert done.stdout.count("exit code 1") == 2
+
+
+def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
+    """`--case tune` on two CPU ranks shows every config, the winner, and where the logs are."""
+    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "tune", "--shape", "128,128,128")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same on all 2 ranks: True" in done.stdout
+    assert done.stdout.count("SPLIT_STORE=") >= 8
+    assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--shape", "63,64,64"), "must be multiples of the 2 ranks"), (("--case", "perf"), "needs GPUs")],
+)
+def test_what_cannot_run_says_why(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    """A shape that two ranks cannot share, and times without a GPU."""
+    done = on_two_ranks(tmp_path, AG_GEMM, *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_without_torchrun_it_says_how_to_start(tmp_path: Path) -> None:
+    """A plain `python kernels/ag_gemm.py` names the two commands that work."""
+    done = run(tmp_path, AG_GEMM)
+    assert done.returncode == 2
+    assert "torchrun --nproc_per_node=2 kernels/ag_gemm.py" in done.stderr
+
+
+def test_operands_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
+    """Mixed dtypes, shapes that do not fit, an output of the wrong shape: a ValueError with what was given."""
+    script = tmp_path / "operands.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from kernels.ag_gemm import AllGatherGemm, loadable\n"
+        "def message(*operands):\n"
+        "    try: step(*operands)\n"
+        "    except ValueError as error: return str(error)\n"
+        "try: AllGatherGemm()\n"
+        "except ValueError as error: print(error)\n"
+        "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"
+        "from kernels.shard_gemm import make_config\n"
+        "config = make_config(64, 64, 64, warps=4, stages=2)\n"
+        "step, half = AllGatherGemm(config=config), lambda *shape: torch.ones(shape, dtype=torch.bfloat16)\n"
+        "print(message(half(4, 8), half(4, 16)))\n"
+        "print(message(half(4, 8), half(4, 8).half()))\n"
+        "print(message(half(0, 8), half(4, 8)))\n"
+        "print(message(half(4, 8), half(4, 8), half(4, 5)))\n"
+        "odd, shifted, turned = half(3, 5), half(25)[1:].view(3, 8), half(8, 8).T\n"
+        "print([(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in map(loadable, (odd, shifted, turned))])\n"
+        "print(step(odd, odd).tolist() == [[5.0] * 3] * 3)\n"
+    )
+    done = run(tmp_path, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "AllGatherGemm needs a process group: call torch.distributed.init_process_group first",
+        "need A's shard as [M / W, K] and B's as [N / W, K]; got A's shard [4, 8] torch.bfloat16, B's [4, 16] torch.bfloat16",
+        "need bfloat16 or float16, the same for both, on one device; got A's shard [4, 8] torch.bfloat16, B's [4, 8] torch.float16",
+        "nothing to multiply; got A's shard [0, 8] torch.bfloat16, B's [4, 8] torch.bfloat16",
+        "need out as contiguous [4, 4] torch.bfloat16 on cpu; got [4, 5] torch.bfloat16",
+        "[((3, 8), True, 0), ((3, 8), True, 0), ((8, 8), True, 0)]",
+        "True",
+    ]
+
+
+def test_the_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    """Real sm_90 code of both loop forms: matrix and copy units, an acquire, and a fence between the two kinds of access."""
+    script = tmp_path / "compiled.py"
+    script.write_text(
+        "import torch\n"
+        "from tests import fake_driver\n"
+        "fake_driver.install()\n"
+        "from kernels.shard_gemm import ag_gemm_kernel, drop_hopeless, gpu_configs, make_config, multiply_shards\n"
+        "configs = gpu_configs()\n"
+        "a, b, c = (torch.ones(256, 256, dtype=torch.bfloat16) for _ in range(3))\n"
+        "kept = drop_hopeless(configs, {'c': c, 'c_tiles': None}), drop_hopeless(configs, {'c': c, 'c_tiles': c})\n"
+        "print(len(configs), len(set(map(str, configs))), *map(len, kept))\n"
+        "for flatten, out in ((False, c), (True, c[:, :255].contiguous())):\n"
+        "    config = make_config(128, 128, 64, warps=4, stages=3, flatten=flatten)\n"
+        "    rows = out.shape[1]\n"
+        "    multiply_shards(a[:64], a, b[:rows], out, torch.ones(4, dtype=torch.int32), 1, 1, config)\n"
+        "print(fake_driver.FakeH200.launches)\n"
+    )
+    done = run(tmp_path, "-c", f"import os; os.environ['TRITON_CACHE_DIR'] = 'cache'; exec(open({str(script)!r}).read())")
+    assert done.returncode == 0, done.stderr
+    counts, launches = done.stdout.splitlines()
+    n_configs, n_distinct, n_without_staging, n_with_staging = map(int, counts.split())
+    assert n_configs == n_distinct
+    assert n_configs >= n_without_staging > n_with_staging >= 64
+    assert launches == "['ag_gemm_kernel', 'ag_gemm_kernel']"
+    compiled = [path.read_text() for path in (tmp_path / "cache").rglob("*.ptx")]
+    assert len(compiled) == 2
+    for ptx in compiled:
+        assert all(what in ptx for what in ("acquire", "fence.proxy.async;", "cp.async.bulk.tensor.2d.shared", "wgmma.mma_async"))
