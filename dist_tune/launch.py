@@ -149,11 +149,24 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """The key under which ``Autotuner.run`` looks in ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty if it does not look."""
     if len(kernel.configs) < 2:
         return ()
-    named = {
-        name: value for name, value in {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}.items() if name in kernel.arg_names
-    }
+    names = kernel.arg_names
+    named = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name in names:
+            named[name] = value
     values = [named[name] for name in kernel.keys if name in named]
-    return tuple(values + [str(value.dtype) for value in named.values() if hasattr(value, "dtype")])
+    return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
+
+
+class _DtypeTexts(dict[Any, str]):
+    """``str(dtype)``, each made once: it is asked for each tensor of each launch."""
+
+    def __missing__(self, dtype: Any) -> str:
+        self[dtype] = text = str(dtype)
+        return text
+
+
+_dtype_texts = _DtypeTexts()
 
 
 def adopt(kernel: Any, key: tuple[Any, ...], config: triton.Config, timings_ms: dict[triton.Config, float]) -> None:
