@@ -52,7 +52,7 @@ def on_ranks(
     timeout_s: float = 90.0,
     is_dist: bool = True,
 ) -> list[Outcome]:
-    """Call ``function(rank, *args)`` on ``n`` ranks. ``mode``: "interpret", or "fake" for the fake H200 driver."""
+    """Call ``function(rank, *args)`` on ``n`` ranks. ``mode``: "interpret", "fake" for the fake H200 driver, or "gpu" with NCCL."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "DIST_TUNE_DEADLINE_S": str(DEADLINE_S),
