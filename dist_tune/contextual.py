@@ -114,7 +114,7 @@ class _Tuner(Generic[P, R]):
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, seen, listeners, patch = self.function, self.seen, intercept.listeners, intercept.patch
+        function, seen, listeners, patch = self.function, self.seen, intercept.listeners, intercept.triton_patch()
         run, our_code, own_code = patch.function, patch.our_code, patch.own_code
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

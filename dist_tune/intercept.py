@@ -20,6 +20,7 @@ import ast
 import inspect
 import textwrap
 import threading
+from functools import cache
 from threading import get_ident
 from types import CodeType
 from typing import Any, Protocol
@@ -140,11 +141,21 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
 
 listeners: dict[int, Listener] = {}
 """Thread -> who hears its launches."""
-patch = _Patch(Autotuner.run)
+
+
+@cache
+def triton_patch() -> _Patch:
+    """The one patch, made where it is first needed.
+
+    Raises:
+        DistTuneError: ``Autotuner.run`` is not Triton's, or not of a Triton that is understood.
+    """
+    return _Patch(Autotuner.run)
 
 
 def push(listener: Listener) -> None:
     """Put a listener in place for this thread, and patch Triton."""
+    patch = triton_patch()
     listeners[get_ident()] = listener
     # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
     patch.function.__code__ = patch.our_code
@@ -154,6 +165,7 @@ def push(listener: Listener) -> None:
 
 def pop() -> Listener:
     """Take this thread's listener away, and leave Triton as it was found if it was the last."""
+    patch = triton_patch()
     listener = listeners.pop(get_ident())
     # One expression and one assignment: Python changes threads between calls, and there is none here.
     if not listeners:
@@ -168,7 +180,7 @@ def replace(old: Listener, new: Listener) -> None:
     for ident, listener in list(listeners.items()):
         if listener is old:
             listeners[ident] = new
-    patch.is_watched = patch.is_watched or new.is_watching
+    triton_patch().is_watched |= new.is_watching
 
 
 def is_listening() -> bool:
