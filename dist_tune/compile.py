@@ -76,7 +76,7 @@ def _terminal_kept(output: list[str]) -> Iterator[None]:
     with tempfile.TemporaryFile() as kept:
         saved: list[tuple[int, int]] = []
         for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
-            with suppress(OSError, ValueError):  # a closed or absent stream has nothing to keep
+            with suppress(OSError, ValueError, AttributeError):  # a closed or absent stream has nothing to keep
                 stream.flush()
             try:
                 saved.append((fd, os.dup(fd)))
@@ -87,7 +87,7 @@ def _terminal_kept(output: list[str]) -> Iterator[None]:
             yield
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             for fd, copy in saved:
                 os.dup2(copy, fd)

@@ -8,9 +8,9 @@ site that is done runs its incumbent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
@@ -85,6 +85,10 @@ class Standing:
     """"rank r: reason" of the first rank on which it failed."""
 
 
+def _is_time(ms: float) -> bool:
+    return isfinite(ms) and ms > 0
+
+
 class _Site:
     """The state of one site's search; changed by ``Search`` only."""
 
@@ -99,6 +103,10 @@ class _Site:
         if len(alive) > 1:
             self.queue = [Trial(i, k >= plan.n_warmup) for i in alive for k in range(plan.n_warmup + plan.n_repeat)]
         self.n_allowed = MAX_OVERTIME * len(self.queue)
+
+    def drop(self, failures: Mapping[int, str]) -> None:
+        self.failures = {**failures, **self.failures}  # the first reason stays
+        self.queue = [trial for trial in self.queue if trial.candidate not in self.failures] if len(self.alive()) > 1 else []
 
     def alive(self) -> list[int]:
         return [i for i in range(self.n_candidates) if i not in self.failures]
@@ -124,14 +132,15 @@ class _Site:
         owners = [times for times in self.measured.values() if times]
         return self.plan.n_repeat - min((times[candidate].n_replays if candidate in times else 0 for times in owners), default=0)
 
-    def advance(self, n_replays: int) -> None:
-        """Take a batch off the queue; at its end, queue again what the site did not meet in enough replays."""
+    def take(self, n_replays: int) -> None:
+        """These replays have been run."""
         self.n_run += min(n_replays, len(self.queue))
-        self.queue = [trial for trial in self.queue[n_replays:] if trial.candidate not in self.failures]
+        self.queue = self.queue[n_replays:]
+
+    def refill(self) -> None:
+        """At the end of the queue: ask again for what the site did not meet in enough replays."""
         alive = self.alive()
-        if len(alive) < 2:
-            self.queue = []
-        elif not self.queue and any(self.measured.values()):
+        if not self.queue and len(alive) > 1 and any(self.measured.values()):
             short = {candidate: self.shortfall(candidate) for candidate in alive}
             again = [Trial(i, is_timed=True) for k in range(max(short.values())) for i in alive if k < short[i]]
             self.queue = again[: max(0, self.n_allowed - self.n_run)]
@@ -154,8 +163,7 @@ class Search:
 
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
-        for candidate, reason in failures.items():
-            self._sites[site].failures.setdefault(candidate, reason)
+        self._sites[site].drop(failures)
 
     def batch(self) -> list[Replay]:
         """The next replays, up to where the first unfinished site is through; none if all sites are settled.
@@ -170,19 +178,19 @@ class Search:
 
     def tell(self, n_replays: int, reports: Mapping[int, Report]) -> None:
         """Take in what all ranks say of the last batch: rank -> report. Measured times are totals and replace older ones."""
-        for rank, report in reports.items():
-            for name, failures in report.failures.items():
-                if name in self._sites:
-                    self.drop(name, {candidate: f"rank {rank}: {reason}" for candidate, reason in failures.items()})
-            for name, times in report.measured.items():
-                if name in self._sites:
-                    site = self._sites[name]
-                    site.measured[rank] = times
-                    for candidate, m in times.items():
-                        if not all(math.isfinite(ms) and ms > 0 for ms in (m.kernel_ms, m.closure_ms)):
-                            site.failures.setdefault(candidate, f"rank {rank}: the clock gave {m.kernel_ms} ms")
         for site in self._sites.values():
-            site.advance(n_replays)
+            site.take(n_replays)
+        for rank, report in reports.items():
+            for name in self._sites.keys() & report.failures.keys():
+                self.drop(name, {candidate: f"rank {rank}: {reason}" for candidate, reason in report.failures[name].items()})
+            for name in self._sites.keys() & report.measured.keys():
+                times = self._sites[name].measured[rank] = report.measured[name]
+                absurd = {
+                    i: m.kernel_ms for i, m in times.items() if not all(isfinite(ms) and ms > 0 for ms in (m.kernel_ms, m.closure_ms))
+                }
+                self.drop(name, {candidate: f"rank {rank}: the clock gave {ms} ms" for candidate, ms in absurd.items()})
+        for site in self._sites.values():
+            site.refill()
 
     def alive(self, site: str) -> list[int]:
         """Candidates of a site that run on all ranks, as far as is known."""

@@ -7,6 +7,7 @@ struck out on all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
+from math import isfinite
 
 from dist_tune.engine import Measured, Report
 from dist_tune.timing import median, spread
@@ -40,10 +41,14 @@ class Ledger:
 
     def report(self, failures: dict[str, dict[int, str]]) -> Report:
         """All that was measured so far, the failures this rank knows, and the replays in which it ran a stand-in."""
-        measured = {
-            site: {candidate: self._measured(samples) for candidate, samples in candidates.items() if samples}
-            for site, candidates in self._samples.items()
-        }
+        measured: dict[str, dict[int, Measured]] = {}
+        failures = {site: dict(each) for site, each in failures.items()}
+        for site, candidates in self._samples.items():
+            measured[site] = {candidate: self._measured(samples) for candidate, samples in candidates.items() if samples}
+            for candidate, m in list(measured[site].items()):
+                if not (isfinite(m.kernel_ms) and isfinite(m.closure_ms)):  # JSON has no such numbers, and no maximum should
+                    failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {m.kernel_ms} ms")
+                    del measured[site][candidate]
         return Report(measured, failures, sorted(self._disturbed))
 
     def _measured(self, samples: list[tuple[int, float]]) -> Measured:

@@ -27,6 +27,8 @@ _NEVER_MET = "nothing yet"
 
 def is_secondary(error: BaseException) -> bool:
     """Whether this looks like a collective that failed because a peer did: such an error is never the root cause."""
+    if isinstance(error, DistTuneError):
+        return False  # its text holds names of the user's, such as a kernel's
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))
 
 
@@ -135,10 +137,13 @@ class Meetings:
         """Bring a part, take the verdict away. The last to come writes it."""
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
-            parts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
-            self._decide({"state": "agreed", "parts": [json.loads(each) for each in parts]})
+            self._agree()
         self._await_verdict(topic, is_optional)
         return self._read_verdict()
+
+    def _agree(self) -> None:
+        parts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
+        self._decide({"state": "agreed", "parts": [json.loads(each) for each in parts]})
 
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
@@ -171,10 +176,12 @@ class Meetings:
                 raise
             except RuntimeError:  # DistStoreError, or a plain one from FileStore: this slice of the wait is over
                 beats = {rank: self._beat_of(rank) for rank in self._missing()}
-                if any(seen.get(rank, beat) != beat for rank, beat in beats.items()):
-                    since = time.monotonic()
-                seen = beats
-                if beats and time.monotonic() - since >= self.deadline_s:
+                if not beats:
+                    self._agree()  # the one who should have written the verdict has died over it
+                    continue
+                if beats != seen:  # progress, or the first look
+                    seen, since = beats, time.monotonic()
+                elif time.monotonic() - since >= self.deadline_s:
                     state = "waived" if is_optional else "timed out"
                     self._decide({"state": state, "missing": beats, "topic": topic, "closure": self._closure, "by": self.rank})
 

@@ -41,7 +41,9 @@ def config_fields(config: triton.Config) -> dict[str, Any]:
 
 def describe(config: triton.Config) -> str:
     """A config on one line, "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3", the same on every rank."""
-    return " ".join(f"{name}={value}" for name, value in config_fields(config).items())
+    fields = config_fields(config)
+    hook = fields.pop("pre_hook", None)
+    return " ".join([f"{name}={value!r}" for name, value in fields.items()] + ([f"pre_hook={hook}"] if hook else []))
 
 
 def unique(configs: Iterable[triton.Config]) -> list[triton.Config]:

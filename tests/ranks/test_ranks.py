@@ -1,0 +1,298 @@
+"""Meetings of real processes: parts, deadlines, aborts, late ranks, subgroups, and a store that dies."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune.errors import DistTuneError, NoValidConfigError
+from dist_tune.meetings import is_secondary
+from dist_tune.ranks import Group, group_of
+from tests.ranks.world import Outcome, on_ranks, values
+
+DEADLINE_S = 1.0
+GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+AGAIN = ["part 0", "part 1", "part 2", "part 3"]
+
+
+def over_tcp(n: int, function: Callable[..., Any], *args: Any) -> list[Outcome]:
+    """As ``on_ranks``, over a ``TCPStore`` hosted by another process: what torchrun gives, and a fast one."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return on_ranks(n, _over_tcp, n, store.port, function.__name__, args, is_dist=False, timeout_s=15.0)
+
+
+def _over_tcp(rank: int, n: int, port: int, name: str, args: Any) -> Any:
+    timeout, store = timedelta(seconds=60), dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
+    return globals()[name](rank, *args)
+
+
+def entered(group: dist.ProcessGroup | None = None) -> Group:
+    ranks = group_of(group, DEADLINE_S)
+    ranks.enter("f")
+    dist.barrier()
+    return ranks
+
+
+def come(ranks: Group, closure: str, topic: str, part: str = "", is_optional: bool = False) -> list[str]:
+    ranks.enter(closure)
+    return ranks.meet(topic, part, is_optional=is_optional)
+
+
+def meet_again(ranks: Group) -> list[str]:
+    dist.barrier()
+    return come(ranks, "again", "once more", f"part {ranks.rank}")
+
+
+def caught(call: Callable[[], object]) -> Any:
+    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
+    try:
+        call()
+    except DistTuneError as error:
+        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
+    return SimpleNamespace(kind="", message="")
+
+
+def _parts(rank: int) -> Any:
+    ranks, met = entered(), []
+    for number in range(20):
+        time.sleep(0.01 if rank == number % 3 else 0.0)
+        met.append(ranks.meet(f"step {number}", f"{rank}é{number}" * (100_000 if number == 7 else 1)))
+    kept = {epoch for epoch in range(25) for name in ("verdict", "count", "parts/1") if ranks._store.check([f"{epoch}/{name}"])}
+    return ranks.members, met, kept
+
+
+@pytest.mark.parametrize("world", [over_tcp, on_ranks])
+def test_parts_come_in_the_order_of_members(world: Callable[..., list[Outcome]]):
+    """Whoever is last, all ranks read the same parts, large ones too; and the keys of finished meetings are deleted."""
+    for members, met, kept in values(world(3, _parts)):
+        assert members == (0, 1, 2)
+        assert met == [[f"{rank}é{number}" * (100_000 if number == 7 else 1) for rank in range(3)] for number in range(20)]
+        assert kept <= {18, 19}
+
+
+def _absent(rank: int, is_awaited: bool, is_optional: bool) -> Any:
+    ranks = group_of(None, DEADLINE_S)
+    dist.barrier()
+    began = time.monotonic()
+    error = caught(lambda: come(ranks, "f", "roll call", "", is_optional) if rank != 2 else None)
+    seconds = time.monotonic() - began
+    dist.barrier()
+    if not is_awaited:
+        error = error if rank != 2 else caught(lambda: ranks.enter("f"))
+        dist.barrier()
+    time.sleep(0.3 if rank == 2 else 0.0)
+    return error, seconds, come(ranks, "again", "once more", f"part {rank}")
+
+
+def test_the_absent_rank_is_named_on_all():
+    """Two ranks wait a deadline for the third and name it; that one learns it, as nobody waits now; all may meet again."""
+    for rank, (error, seconds, met) in enumerate(values(over_tcp(3, _absent, False, False))):
+        assert (error.kind, error.ranks, met) == ("AbsentRanksError", (2,), AGAIN[:3])
+        assert "ranks [2] did not come to the meeting for 'roll call' of f within 1 s" in error.message
+        assert f"read by rank {rank})" in error.message
+        assert rank == 2 or DEADLINE_S <= seconds < 2 * DEADLINE_S
+
+
+@pytest.mark.parametrize(("is_awaited", "is_optional"), [(True, False), (False, True), (True, True)])
+def test_a_late_rank_that_is_not_missed_hears_no_error(is_awaited: bool, is_optional: bool):
+    """The others have come again by now, or could do without it: it leaves that meeting behind and takes part in the next."""
+    errors, _, meetings = zip(*values(over_tcp(3, _absent, is_awaited, is_optional)), strict=True)
+    assert ([error.kind for error in errors], meetings) == (["AbsentRanksError", "AbsentRanksError", ""], (AGAIN[:3],) * 3)
+
+
+def _slow(rank: int, n_beats: int) -> Any:
+    ranks = entered()
+    for number in range(10 if rank == 1 else 0):
+        if number < n_beats:
+            ranks.beat(f"compiling candidate {number}")
+        time.sleep(0.27)  # signs of life are posted at most four times a second
+    ends_work = rank == 1 and n_beats < 10
+    return caught(lambda: ranks.beat("compiling the last one") if ends_work else ranks.meet("compiled", "")), meet_again(ranks)
+
+
+@pytest.mark.parametrize("world", [over_tcp, on_ranks])
+def test_a_rank_that_beats_is_waited_for(world: Callable[..., list[Outcome]]):
+    """It comes after almost three deadlines, having shown signs of life; over a store in a file, too."""
+    assert [(error.kind, met) for error, met in values(world(2, _slow, 10))] == [("", AGAIN[:2])] * 2
+
+
+def test_a_rank_that_stands_still_is_not_waited_for():
+    """The same delay with one sign of life: the waiting rank says what it was, and the late one hears at its next beat."""
+    for error, met in values(over_tcp(2, _slow, 1)):
+        assert (error.kind, met) == ("AbsentRanksError", AGAIN[:2])
+        assert "rank 1 last seen at: f: compiling candidate 0." in error.message
+
+
+def _aborted(rank: int, kind: type[Exception]) -> Any:
+    ranks, own = entered(), KeyError("mine") if rank == 3 else kind("boom")
+    if rank == 1:
+        ranks.abort(own)
+    dist.barrier()
+    time.sleep(0.3 if rank == 2 else 0.0)  # or it is too early for a second beat
+    leave: list[Callable[[], object]] = [lambda: ranks.meet("report", ""), lambda: None, lambda: ranks.beat("x"), lambda: ranks.abort(own)]
+    return caught(leave[rank]), getattr(own, "__notes__", []), meet_again(ranks)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(ValueError, "PeerFailedError"), (NoValidConfigError, "NoValidConfigError")])
+def test_the_first_abort_wins(kind: type[Exception], told: str):
+    """Peers learn rank and error, or raise what is everyone's; the one who raised and a later one keep their own errors."""
+    meeting, raiser, beating, second = values(over_tcp(4, _aborted, kind))
+    assert raiser[2] == second[2] == meeting[2] == beating[2] == AGAIN
+    assert (raiser[0].kind, second[0].kind, raiser[1]) == ("", "", [])
+    text = "rank 1 raised ValueError: boom while f was being tuned" if kind is ValueError else "boom"
+    assert text in second[1][0]
+    for error in (meeting[0], beating[0]):
+        assert (error.kind, error.message.startswith(text)) == (told, True)
+        assert kind is not ValueError or (error.rank, error.error) == (1, "ValueError: boom")
+
+
+def _secondary(rank: int, root: str) -> Any:
+    ranks = entered()
+    time.sleep(0.3 if rank == 1 else 0.0)  # the cause comes last
+    cause = ValueError("root") if (rank, root) == (1, "error") else RuntimeError(GLOO)
+    error = caught(lambda: ranks.abort(cause) if (rank, root) != (1, "absent") else None)
+    dist.barrier()
+    return error if (rank, root) != (1, "absent") else caught(lambda: ranks.enter("f")), meet_again(ranks)
+
+
+@pytest.mark.parametrize(
+    ("root", "kinds", "text"),
+    [
+        ("error", ["PeerFailedError", "", "PeerFailedError"], "rank 1 raised ValueError: root"),
+        ("absent", ["AbsentRanksError"] * 3, "ranks [1] did not come"),
+        ("none", ["", "PeerFailedError", "PeerFailedError"], "ranks [0, 1, 2] failed so"),
+    ],
+)
+def test_a_broken_collective_waits_for_the_cause(root: str, kinds: list[str], text: str):
+    """Ranks whose collective broke name who raised, or who is absent, or that all failed so; their own error is chained."""
+    for rank, (error, met) in enumerate(values(over_tcp(3, _secondary, root))):
+        assert (error.kind, met) == (kinds[rank], AGAIN[:3])
+        if error.kind:
+            assert text in error.message
+            assert error.cause == ("None" if (rank, root) == (1, "absent") else GLOO)
+
+
+def test_only_a_broken_collective_is_a_consequence():
+    """Words of gloo and NCCL count in a RuntimeError of torch; in an error of ours they are a kernel's name."""
+    assert all(is_secondary(each) for each in (RuntimeError(GLOO), dist.DistNetworkError("x"), RuntimeError("Timed out waiting 1000ms")))
+    assert not any(is_secondary(each) for each in (RuntimeError("no memory"), ValueError("gloo"), NoValidConfigError("site nccl_kernel")))
+
+
+def _mismatch(rank: int, what: str) -> Any:
+    ranks, place = group_of(None, DEADLINE_S), {"closure": "f", "topic": "step", what: f"{what} {rank // 2}"}
+    return caught(lambda: come(ranks, place["closure"], place["topic"])), meet_again(ranks)
+
+
+@pytest.mark.parametrize(("what", "places"), [("closure", "closure 0, step 'step'"), ("topic", "f, step 'topic 0'")])
+def test_ranks_at_different_places_are_told(what: str, places: str):
+    """Another closure, or another step of the same one: an error on all ranks that quotes both places."""
+    for error, met in values(over_tcp(3, _mismatch, what)):
+        assert (error.kind, met) == ("RankMismatchError", AGAIN[:3])
+        assert f"rank 0 is in {places}, rank 2 is in {places.replace('0', '1')}" in error.message
+
+
+def _subgroups(rank: int) -> Any:
+    ranks = entered([dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
+    began = time.monotonic()
+    met = [ranks.meet(f"step {number}", f"{rank}") for number in range(20 if rank < 2 else 3)]
+    error = caught(lambda: ranks.meet("report", "") if rank == 2 else None)
+    return ranks.members, met, time.monotonic() - began, error.kind, meet_again(group_of(None, DEADLINE_S))
+
+
+def test_subgroups_meet_on_their_own():
+    """Two pairs meet at once and not equally often; one that waits for its absentee disturbs neither the other nor the world."""
+    for rank, (members, met, seconds, error, world) in enumerate(values(over_tcp(4, _subgroups))):
+        pair = (0, 1) if rank < 2 else (2, 3)
+        assert (members, met, world) == (pair, [[str(each) for each in pair]] * (20 if rank < 2 else 3), AGAIN[:4])
+        assert (error, seconds > DEADLINE_S) == (("AbsentRanksError", True) if rank == 2 else ("", False))
+
+
+def _timeouts(rank: int) -> Any:
+    groups: list[Any] = [dist.group.WORLD, dist.new_group([0, 1]), dist.new_group([0, 1], timeout=timedelta(seconds=0.5))]
+    doomed, within, began = dist.new_group([0, 1]), [0.0], time.monotonic()
+    with suppress(ZeroDivisionError), group_of(None, DEADLINE_S).short_timeouts():
+        within = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+        with suppress(RuntimeError):
+            time.sleep(2.5 * DEADLINE_S) if rank == 1 else dist.all_reduce(torch.ones(1), group=doomed)
+        seconds = time.monotonic() - began
+        dist.destroy_process_group(doomed)
+        raise ZeroDivisionError
+    return within, [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups], seconds
+
+
+def test_timeouts_are_short_meanwhile():
+    """No group waits longer than the deadline for a peer; all get their own timeouts back, also after an error."""
+    alone, absent = values(over_tcp(2, _timeouts))
+    assert alone[0] == absent[0] == [1.0, 1.0, 0.5]
+    assert alone[1] == absent[1] == [60.0, 1800.0, 0.5]
+    assert DEADLINE_S * 0.9 < alone[2] < DEADLINE_S * 2
+
+
+def _host_dies(rank: int) -> Any:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port: list[Any] = [store.port if store is not None else 0]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    ranks = entered()
+    if rank == 0:
+        os._exit(0)
+    while rank == 2:
+        time.sleep(0.05)
+        ranks.beat("replay 3")
+    return ranks.meet("report", "")
+
+
+def test_a_dead_store_ends_all_ranks():
+    """The process that hosts the store is gone: those who wait and those who beat say so at once."""
+    host, *others = over_tcp(3, _host_dies)
+    assert host.error == "Died"
+    for outcome, topic in zip(others, ("report", "replay 3"), strict=True):
+        assert (outcome.error, outcome.seconds < 5.0) == ("PeerFailedError", True)
+        assert f"the c10d store is gone at '{topic}' of f" in outcome.message
+
+
+def _dies_on_arrival(rank: int) -> Any:
+    ranks = entered()
+    if rank == 1:
+        ranks._store = SimpleNamespace(set=ranks._store.set, add=lambda *_: os._exit(0))  # type: ignore[assignment]
+    return ranks.meet("report", "")
+
+
+def test_a_rank_that_dies_on_arrival_strands_nobody():
+    """Its part is there and it is not counted; the one who waits comes to an end all the same."""
+    assert [outcome.error == "Hung" for outcome in over_tcp(2, _dies_on_arrival)] == [False, False]
+
+
+def _groups(rank: int, folder: str) -> Any:
+    with pytest.raises(DistTuneError, match=r"call init_process_group\(\)"):
+        group_of(None, 1.0)
+    met = []
+    for name in ("first", "second"):
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{name}", 2), rank=rank, world_size=2)
+        not_mine = [dist.new_group([0]), dist.new_group([1])][1 - rank]
+        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
+            group_of(not_mine, 1.0)
+        ranks = group_of(None, 1.0)
+        assert (group_of(dist.group.WORLD, 2.0), ranks.deadline_s) == (ranks, 2.0)
+        met.append(meet_again(ranks))
+        met.append(meet_again(Group(ranks._group, 1.0)))  # made anew over one store, where the verdict of its last life still is
+        dist.destroy_process_group()
+    return met
+
+
+def test_a_group_is_one_object_as_long_as_it_lives(tmp_path: Path):
+    """Not without torch.distributed, not for strangers; one for a group; one that meets afresh when it is made anew."""
+    assert values(on_ranks(2, _groups, str(tmp_path), is_dist=False)) == [[AGAIN[:2]] * 4] * 2

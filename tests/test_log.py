@@ -1,0 +1,107 @@
+"""The log of a tuning: its own logger, its own file."""
+
+import io
+import re
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import loguru
+import pytest
+
+from dist_tune.log import tuning_log
+from dist_tune.settings import Settings
+
+
+def settings(folder: Path, **options: Any) -> Settings:
+    return Settings(log_dir=folder, **options)
+
+
+def open_files() -> set[str]:
+    return {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
+
+
+def test_each_rank_has_a_file_that_is_added_to(tmp_path: Path):
+    """The directory is made; a second tuning continues the story; a line is time, level and what is said."""
+    folder = tmp_path / "a" / "logs"
+    for text in ("first", "second"):
+        with tuning_log(settings(folder), 3, False) as log:
+            log.info(text)
+    assert [path.name for path in folder.iterdir()] == ["rank-3.log"]
+    lines = (folder / "rank-3.log").read_text().splitlines()
+    assert [line.split()[1:] for line in lines] == [["INFO", "first"], ["INFO", "second"]]
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
+
+
+def test_text_is_taken_as_it_is(tmp_path: Path):
+    """Braces and tags of a config or an error are no format."""
+    with tuning_log(settings(tmp_path), 0, True) as log:
+        log.bind(progress=True).info('config="{BLOCK} <red>" {}')
+    assert 'config="{BLOCK} <red>" {}' in (tmp_path / "rank-0.log").read_text()
+
+
+def test_the_program_and_the_tuning_do_not_hear_each_other(tmp_path: Path):
+    """A sink of the program's loguru gets no line of ours, our file none of the program's; and its sinks stay."""
+    heard = io.StringIO()
+    sink = loguru.logger.add(heard, level=0)
+    try:
+        with tuning_log(settings(tmp_path, log_level="TRACE"), 0, False) as log:
+            log.info("ours")
+            loguru.logger.info("the program's")
+            assert log is not loguru.logger
+        loguru.logger.info("afterwards")
+    finally:
+        loguru.logger.remove(sink)
+    assert "ours" not in heard.getvalue()
+    assert "afterwards" in heard.getvalue()
+    assert "the program's" not in (tmp_path / "rank-0.log").read_text()
+
+
+def test_two_tunings_do_not_hear_each_other(tmp_path: Path):
+    with tuning_log(settings(tmp_path), 0, False) as one, tuning_log(settings(tmp_path), 1, False) as other:
+        one.info("one")
+        other.info("other")
+    assert [" one\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1)] == [True, False]
+    assert [" other\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize(("level", "kept"), [("TRACE", "tdiw"), ("DEBUG", "diw"), ("INFO", "iw"), ("WARNING", "w")])
+def test_the_level_says_what_is_kept(tmp_path: Path, level: str, kept: str):
+    with tuning_log(settings(tmp_path, log_level=level), 0, False) as log:
+        for name in ("trace", "debug", "info", "warning"):
+            getattr(log, name)(name[0])
+    assert "".join(line[-1] for line in (tmp_path / "rank-0.log").read_text().splitlines()) == kept
+
+
+@pytest.mark.parametrize(("is_first", "progress", "shown"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_the_first_rank_shows_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], is_first: bool, progress: bool, shown: bool):
+    """Lines meant for it, on stderr, and in the file all the same."""
+    with tuning_log(settings(tmp_path, progress=progress), 0, is_first) as log:
+        log.info("quiet")
+        log.bind(progress=True).info("tuning f")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "dist_tune: tuning f\n" if shown else "")
+    assert [line.split(maxsplit=2)[2] for line in (tmp_path / "rank-0.log").read_text().splitlines()] == ["quiet", "tuning f"]
+
+
+def test_a_directory_that_cannot_be_written_costs_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A warning that names it, and the tuning goes on with its progress shown."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with warnings.catch_warnings(record=True) as warned, tuning_log(settings(blocked), 0, True) as log:
+        log.info("into nothing")
+        log.bind(progress=True).info("tuning f")
+    assert [f"keeps no log: {blocked} cannot be written" in str(each.message) for each in warned] == [True]
+    assert capsys.readouterr().err == "dist_tune: tuning f\n"
+
+
+def test_the_file_is_closed_after(tmp_path: Path):
+    """Also when the tuning ends with an error; what is logged later goes nowhere."""
+    path = tmp_path / "rank-0.log"
+    with suppress(KeyError), tuning_log(settings(tmp_path), 0, False) as log:
+        assert str(path) in open_files()
+        raise KeyError
+    assert str(path) not in open_files()
+    log.error("too late")
+    assert "too late" not in path.read_text()

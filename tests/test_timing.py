@@ -1,0 +1,62 @@
+"""Stopwatches without a GPU, and statistics."""
+
+import statistics
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_tune.timing import Span, WallClock, device_clock, is_capturing, median, spread
+
+
+def test_one_hiccup_moves_neither_median_nor_spread():
+    samples = [2.0, 1.0, 3.0, 2.0, 1000.0]
+    assert (median(samples), spread(samples)) == (2.0, 1.0)
+
+
+def test_an_even_number_of_samples_has_a_middle():
+    assert (median([1.0, 2.0, 4.0, 100.0]), spread([1.0, 2.0, 4.0, 100.0])) == (3.0, 1.5)
+    assert (median([5.0]), spread([5.0])) == (5.0, 0.0)
+
+
+@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
+def test_spread_is_the_median_distance(samples: list[float]):
+    """Never negative, zero for equal samples, and no larger than the range."""
+    assert spread(samples) == statistics.median(abs(each - median(samples)) for each in samples)
+    assert 0.0 <= spread(samples) <= max(samples) - min(samples)
+    assert spread(samples[:1] * 3) == 0.0
+
+
+def test_wall_spans_measure_the_host_in_ms():
+    """Each for itself: two that overlap, and one begun later."""
+    clock = WallClock()
+    outer, inner = clock.span(), clock.span()
+    outer.begin()
+    time.sleep(0.02)
+    inner.begin()
+    time.sleep(0.01)
+    inner.end()
+    outer.end()
+    assert 10.0 <= inner.ms() < outer.ms() < 1000.0
+    assert outer.ms() - inner.ms() >= 19.0
+    assert inner.is_done()
+
+
+def test_a_wall_clock_prepares_nothing():
+    """The host is the device: it is not kept busy before a replay."""
+    began = time.perf_counter()
+    WallClock().prepare(host_ms=10_000.0)
+    assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
+def test_without_a_gpu_the_clock_is_the_wall_and_nothing_captures():
+    """No CUDA call fails or initialises anything."""
+    clock = device_clock()
+    span: Span = clock.span()
+    assert isinstance(clock, WallClock)
+    assert span.is_done()
+    assert is_capturing() is False
+    assert not torch.cuda.is_initialized()
