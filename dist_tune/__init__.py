@@ -9,6 +9,7 @@ from dist_tune.errors import (
     NoValidConfigError,
     PeerFailedError,
     RankMismatchError,
+    StoreGoneError,
     StuckDeviceError,
 )
 from dist_tune.records import CandidateRecord, Environment, TuningRecord
@@ -23,6 +24,7 @@ __all__ = [
     "NoValidConfigError",
     "PeerFailedError",
     "RankMismatchError",
+    "StoreGoneError",
     "StuckDeviceError",
     "TunedClosure",
     "TuningRecord",

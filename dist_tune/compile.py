@@ -7,6 +7,7 @@ loads a module, and a kernel of the closure may be running that waits for us.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -89,6 +90,7 @@ def _terminal_kept(output: list[str]) -> Iterator[None]:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
+            ctypes.CDLL(None).fflush(None)  # C's own buffers
             for fd, copy in saved:
                 os.dup2(copy, fd)
                 os.close(copy)

@@ -33,6 +33,10 @@ class PeerFailedError(DistTuneError):
         self.error = error
 
 
+class StoreGoneError(PeerFailedError):
+    """The c10d store cannot be reached: the process that hosts it has exited."""
+
+
 class AbsentRanksError(DistTuneError):
     """Ranks did not come to a meeting before the deadline.
 

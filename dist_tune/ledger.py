@@ -44,12 +44,17 @@ class Ledger:
         measured: dict[str, dict[int, Measured]] = {}
         failures = {site: dict(each) for site, each in failures.items()}
         for site, candidates in self._samples.items():
-            measured[site] = {candidate: self._measured(samples) for candidate, samples in candidates.items() if samples}
-            for candidate, m in list(measured[site].items()):
-                if not (isfinite(m.kernel_ms) and isfinite(m.closure_ms)):  # JSON has no such numbers, and no maximum should
-                    failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {m.kernel_ms} ms")
-                    del measured[site][candidate]
+            measured[site] = {}
+            for candidate, samples in candidates.items():
+                absurd = [ms for ms in self._times(samples) if not isfinite(ms)]
+                if absurd:  # JSON has no such numbers, and no median or maximum should hide one
+                    failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {absurd[0]} ms")
+                elif samples:
+                    measured[site][candidate] = self._measured(samples)
         return Report(measured, failures, sorted(self._disturbed))
+
+    def _times(self, samples: list[tuple[int, float]]) -> list[float]:
+        return [ms for _, ms in samples] + [self._closures[replay] for replay, _ in samples]
 
     def _measured(self, samples: list[tuple[int, float]]) -> Measured:
         replays = {replay for replay, _ in samples}

@@ -12,16 +12,17 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StoreGoneError
 
 # What a collective says when a peer did not come to it, or is gone: a consequence, not a cause.
-_SECONDARY = re.compile(r"gloo|nccl|timed? ?out|connection (was )?(closed|reset|refused)|closed by peer|broken pipe", re.IGNORECASE)
+_SECONDARY = re.compile(r"\bgloo/|gloo::|\bNCCL\b|\bncclComm|connection (was )?(closed|reset) by peer", re.IGNORECASE)
 _CHECK_EVERY_S = 0.25
+_POLL_S = (1e-4, 0.02)
+"""Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
 _NEVER_MET = "nothing yet"
 
 
@@ -117,6 +118,7 @@ class Meetings:
                 mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": _text(error), "message": str(error)}
                 self._decide(mine)
                 verdict = self._read_verdict()
+                self._is_over = True
                 if verdict.get("message") != mine["message"]:
                     error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
                 return
@@ -150,7 +152,7 @@ class Meetings:
         try:
             yield
         except dist.DistNetworkError as error:
-            raise PeerFailedError(
+            raise StoreGoneError(
                 f"rank {self.rank}: the c10d store is gone at {topic!r} of {self._closure}; the process that hosts it (rank 0, or "
                 f"torchrun's agent) has exited. The first error in its log is the cause."
             ) from error
@@ -166,24 +168,23 @@ class Meetings:
 
     def _await_verdict(self, topic: str, is_optional: bool) -> None:
         """Wait for the verdict while those who are missing make progress; without any for the deadline, fix "timed out"."""
+        # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         seen: dict[int, str] = {}
-        since = time.monotonic()
-        while True:
-            try:
-                self._store.wait([f"{self._epoch}/verdict"], timedelta(seconds=self.deadline_s / 4))
-                return
-            except dist.DistNetworkError:
-                raise
-            except RuntimeError:  # DistStoreError, or a plain one from FileStore: this slice of the wait is over
-                beats = {rank: self._beat_of(rank) for rank in self._missing()}
-                if not beats:
-                    self._agree()  # the one who should have written the verdict has died over it
-                    continue
-                if beats != seen:  # progress, or the first look
-                    seen, since = beats, time.monotonic()
-                elif time.monotonic() - since >= self.deadline_s:
-                    state = "waived" if is_optional else "timed out"
-                    self._decide({"state": state, "missing": beats, "topic": topic, "closure": self._closure, "by": self.rank})
+        began = looked = since = time.monotonic()
+        while not self._store.check([f"{self._epoch}/verdict"]):
+            now = time.monotonic()
+            if now - looked < self.deadline_s / 4:
+                time.sleep(min(max((now - began) / 20, _POLL_S[0]), _POLL_S[1]))
+                continue
+            looked = now
+            beats = {rank: self._beat_of(rank) for rank in self._missing()}
+            if not beats:
+                self._agree()  # the one who should have written the verdict has died over it
+            elif beats != seen:  # progress, or the first look
+                seen, since = beats, now
+            elif now - since >= self.deadline_s:
+                state = "waived" if is_optional else "timed out"
+                self._decide({"state": state, "missing": beats, "topic": topic, "closure": self._closure, "by": self.rank})
 
     def _missing(self) -> list[int]:
         return [rank for rank in self.members if not self._store.check([f"{self._epoch}/parts/{rank}"])]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from dist_tune.ballots import BALLOT, Ballot, check_lists, contested, votes
 from dist_tune.compile import Failure, Resources, load
 from dist_tune.engine import Plan, Report, Search
-from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError
+from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError, StoreGoneError
 from dist_tune.launch import Launch
 from dist_tune.log import tuning_log
 from dist_tune.meetings import is_secondary
@@ -50,6 +50,7 @@ class Session:
         self._exit.enter_context(ranks.short_timeouts())
         self._log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.rank == ranks.members[0]))
         self._search = Search(plan)
+        self._struck: set[int] = set()
         self._texts: dict[str, list[str]] = {}
         self._rng = RngState()
         clock = device_clock()
@@ -123,7 +124,7 @@ class Session:
             roll = Ballot(self._new_sites(), dict(self.sites.hits), is_watched)
             try:
                 ballots = self._meet("roll call", roll, is_optional=not roll.sites)
-            except AbsentRanksError as error:
+            except (AbsentRanksError, StoreGoneError) as error:
                 if roll.sites:
                     raise
                 # Ranks whose arguments were not new have made an ordinary call, and so does this one.
@@ -146,15 +147,14 @@ class Session:
         """Replay what the engine asks for until every site is settled."""
         while batch := self._search.batch():
             self._replayer.run_batch(closure, self, batch)
-            struck: set[int] = set()
             while True:
                 ballots = self._meet("report", Ballot(self._new_sites(), report=self.sites.ledger.report(self.sites.failures())))
                 disturbed = {replay for ballot in ballots.values() for replay in ballot.report.disturbed}
-                if disturbed <= struck:
+                if disturbed <= self._struck:
                     break
                 # A stand-in on one rank makes its peers wait: nobody's times of that replay count.
                 self.sites.ledger.strike(disturbed)
-                struck |= disturbed
+                self._struck |= disturbed
             self._search.tell(len(batch), {rank: ballot.report for rank, ballot in ballots.items()})
             check_lists(self._texts, ballots)
             self._load(list(dict.fromkeys(label for ballot in ballots.values() for label in ballot.sites)))
@@ -203,7 +203,8 @@ class Session:
         self._replayer.restart()
         self._rng.restore()
         value = self._replayer.run(closure, self, {})
-        self._meet("done", Ballot())
+        with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+            self._meet("done", Ballot())
         seconds = time.monotonic() - self._began
         for label, winner in winners.items():
             record = make_record(

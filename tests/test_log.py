@@ -15,7 +15,7 @@ from dist_tune.settings import Settings
 
 
 def settings(folder: Path, **options: Any) -> Settings:
-    return Settings(log_dir=folder, **options)
+    return Settings().model_copy(update={"log_dir": folder, **options})
 
 
 def open_files() -> set[str]:
