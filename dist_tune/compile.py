@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,26 +73,55 @@ def _int(holder: Any, name: str) -> int:
 
 @contextmanager
 def _terminal_kept(output: list[str]) -> Iterator[None]:
-    """Take what is written to stdout and stderr meanwhile, also by C code: MLIR goes to file descriptor 2."""
-    with tempfile.TemporaryFile() as kept:
-        saved: list[tuple[int, int]] = []
-        for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
-            with suppress(OSError, ValueError, AttributeError):  # a closed or absent stream has nothing to keep
-                stream.flush()
-            try:
-                saved.append((fd, os.dup(fd)))
-            except OSError:
-                continue
-            os.dup2(kept.fileno(), fd)
+    """Keep what is written to stdout and stderr meanwhile, also by C code: MLIR goes to file descriptor 2.
+
+    It goes into ``output`` if the body raises, and on to the terminal if not: then it is another thread's.
+    """
+    with ExitStack() as stack:
+        kept = [stack.enter_context(_Kept(fd)) for fd in (1, 2)]
+        has_failed = True
         try:
             yield
+            has_failed = False
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):
-                    stream.flush()
-            ctypes.CDLL(None).fflush(None)  # C's own buffers
-            for fd, copy in saved:
-                os.dup2(copy, fd)
-                os.close(copy)
-            kept.seek(0)
-            output.append(kept.read().decode(errors="replace"))
+            for each in kept:
+                text = each.end()
+                if has_failed:
+                    output.append(text.decode(errors="replace"))
+                elif text:
+                    os.write(each.fd, text)
+
+
+class _Kept:
+    """A file descriptor whose output goes to a file between entering and ``end``."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
+        self._terminal: int | None = None
+
+    def __enter__(self) -> _Kept:
+        _flush()
+        with suppress(OSError):  # closed: nothing to keep
+            self._terminal = os.dup(self.fd)
+            os.dup2(self._file.fileno(), self.fd)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def end(self) -> bytes:
+        """Connect the terminal again; returns what was written."""
+        _flush()
+        if self._terminal is not None:
+            os.dup2(self._terminal, self.fd)
+            os.close(self._terminal)
+        self._file.seek(0)
+        return self._file.read()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a closed or absent stream has nothing to keep
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)  # C's own buffers

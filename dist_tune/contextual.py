@@ -16,12 +16,13 @@ import torch
 
 from dist_tune import intercept
 from dist_tune.engine import Plan
-from dist_tune.errors import CaptureError, NestedTuningError
+from dist_tune.errors import NestedTuningError
 from dist_tune.launch import Launch
 from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
 from dist_tune.records import TuningRecord
 from dist_tune.session import Session
 from dist_tune.settings import Settings
+from dist_tune.sites import check_not_capturing
 from dist_tune.timing import is_capturing
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ def contextual_autotune(
     plan = Plan(n_warmup=n_warmup, n_repeat=n_repeat)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
-        if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if isinstance(function, staticmethod | classmethod):
+            raise TypeError(f"put @{type(function).__name__} above @contextual_autotune(...), not below it")
+        if not callable(function) or is_deferred:
             raise TypeError(f"contextual_autotune decorates ordinary functions, which have run when they return; got {function!r}")
         return _Tuner(function, is_dist, plan, group, reset).tuned()
 
@@ -107,6 +111,8 @@ class _Tuner(Generic[P, R]):
         self.group = group
         self.reset = reset
         self.records: list[TuningRecord] = []
+        self.n_calls = 0
+        """Calls so far, by which ranks tell one call from another."""
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
         self.is_waived = False
@@ -121,8 +127,13 @@ class _Tuner(Generic[P, R]):
             if listeners and intercept.is_listening():
                 self.check_nested()
                 return function(*args, **kwargs)
-            signature = _signature(args, kwargs) if args or kwargs else ()
-            if signature not in seen and not self.is_waived and not is_capturing():
+            self.n_calls += 1
+            try:
+                signature = _signature(args, kwargs) if args or kwargs else ()
+                is_new = signature not in seen
+            except TypeError:  # a shape that cannot be hashed
+                signature, is_new = type(args), type(args) not in seen
+            if is_new and not self.is_waived and not is_capturing():
                 return self.first_call(signature, args, kwargs)
             # From here to the return: nothing waits, logs or talks unless a kernel misses. It is intercept's push and
             # pop written out, for two calls less: a steady call may cost 1 us.
@@ -174,18 +185,14 @@ class _Tuner(Generic[P, R]):
         """A session for the call that begins."""
         settings = Settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
-        return Session(self.name, ranks, self.plan, self.reset, settings)
+        return Session(self.name, self.n_calls, ranks, self.plan, self.reset, settings)
 
     def launching(self, launch: Launch) -> None:
         """Not asked for."""
 
     def missed(self, launch: Launch) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
-        if is_capturing():
-            raise CaptureError(
-                f"{launch.name}{launch.key_text} has no config yet and {self.name} is being captured in a CUDA graph, where nothing can be "
-                f"tuned. Call it once with these shapes before the capture."
-            )
+        check_not_capturing(launch, self.name)
         session = self.open()
         intercept.replace(self, session)
         return session.missed(launch)

@@ -192,10 +192,6 @@ class Search:
         for site in self._sites.values():
             site.refill()
 
-    def alive(self, site: str) -> list[int]:
-        """Candidates of a site that run on all ranks, as far as is known."""
-        return self._sites[site].alive()
-
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
         return self._sites[site].best()

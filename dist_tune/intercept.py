@@ -26,6 +26,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 import triton
+from triton.runtime import autotuner
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune.errors import DistTuneError
@@ -80,6 +81,7 @@ class _Patch:
 
     def deliver(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """After leaving, when no exception is being handled: a user's traceback shall not begin with a miss."""
+        kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
         return listener.missed(Launch(kernel, args, kwargs))
@@ -130,7 +132,7 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
     original.body = around.body
     module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")
     (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))
-    if asking.n_found != 1 or code.co_freevars != function.__code__.co_freevars:
+    if asking.n_found != 1 or code.co_freevars or function.__globals__ is not vars(autotuner):
         raise DistTuneError(
             f"dist_tune cannot listen to {function.__module__}.{function.__qualname__} of Triton {triton.__version__}: it is not the "
             f"function that looks up a config and prunes on a miss. Another package may have replaced it before dist_tune was imported."
@@ -150,7 +152,7 @@ def triton_patch() -> _Patch:
     Raises:
         DistTuneError: ``Autotuner.run`` is not Triton's, or not of a Triton that is understood.
     """
-    return _Patch(Autotuner.run)
+    return _Patch(inspect.unwrap(Autotuner.run))  # another package may have put a wrapper around it, which calls it
 
 
 def push(listener: Listener) -> None:

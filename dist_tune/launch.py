@@ -6,7 +6,6 @@ Knows nothing of ranks, times or search, and does not patch anything.
 
 from __future__ import annotations
 
-from types import CodeType
 from typing import Any
 
 import torch
@@ -57,10 +56,19 @@ class Launch:
         return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
 
     @property
-    def code(self) -> CodeType:
-        """What makes two launches launches of one kernel, also where the decorated object is made anew."""
-        code: CodeType = self.kernel.base_fn.__code__
-        return code
+    def identity(self) -> tuple[Any, ...]:
+        """What makes two launches launches of one kernel, also where the decorated object is made anew.
+
+        Its code, what that has captured, its heuristics, and what is zeroed and restored.
+        """
+        function = self.kernel.base_fn
+        captured = tuple(stable_repr(cell.cell_contents) for cell in function.__closure__ or ())
+        heuristics = []
+        layer = self.kernel.fn
+        while layer is not function:
+            heuristics += [(name, rule.__code__) for name, rule in getattr(layer, "values", {}).items() if hasattr(rule, "__code__")]
+            layer = layer.fn
+        return function.__code__, captured, tuple(heuristics), tuple(self.kernel.reset_to_zero), tuple(self.kernel.restore_value)
 
     @property
     def key_text(self) -> str:

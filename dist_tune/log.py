@@ -32,9 +32,9 @@ def tuning_log(settings: Settings, rank: int, is_first: bool) -> Iterator[loguru
     logger = cast("loguru.Logger", Logger(Core(), None, 0, False, False, False, False, True, [], {}))
     try:
         # Append: a second tuning, or a second run, adds to the story and does not erase the first.
-        logger.add(settings.log_dir / f"rank-{rank}.log", format=_FILE_FORMAT, level=settings.log_level, mode="a", catch=True)
+        logger.add(settings.log_dir / f"rank-{rank}.log", format=_FILE_FORMAT, level=settings.log_level.upper(), mode="a", catch=True)
     except OSError as error:
-        warnings.warn(f"dist_tune keeps no log: {settings.log_dir} cannot be written ({error})", stacklevel=2)
+        warnings.warn(f"dist_tune keeps no log: {settings.log_dir} cannot be written ({error})", stacklevel=4)
     if is_first and settings.progress:
         logger.add(_to_stderr, format=_PROGRESS_FORMAT, level="DEBUG", filter=_is_progress, catch=True)
     try:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StoreGoneError
 
 # What a collective says when a peer did not come to it, or is gone: a consequence, not a cause.
-_SECONDARY = re.compile(r"\bgloo/|gloo::|\bNCCL\b|\bncclComm|connection (was )?(closed|reset) by peer", re.IGNORECASE)
+_SECONDARY = re.compile(r"/gloo/|NCCL error|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE)
 _CHECK_EVERY_S = 0.25
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
@@ -41,28 +41,35 @@ class Meetings:
         self.members = members
         self.deadline_s = deadline_s
         self._closure = ""
+        self._call = ""
         self._epoch = 0
         self._agreed: list[int] = []
         self._last_check = 0.0
         self._is_over = False
-        # The store may outlive a process group (torchrun's does): each time all ranks make this object anew, they
-        # count one up and leave the keys of the last time alone.
-        life = store.add(f"lives/{rank}", 1)
-        self._store = dist.PrefixStore(f"{life}", store)
+        self._root = store
+        self._store = store
+        self._has_begun = False
 
-    def enter(self, closure: str) -> None:
-        """Begin a call of ``closure``: leave behind meetings that the others gave up before this rank came.
+    def enter(self, closure: str, call: int = 0) -> None:
+        """Begin the ``call``-th call of ``closure``: leave behind meetings that were ended before this rank came.
 
         Raises:
-            AbsentRanksError: the others gave this rank up, and none of them is waiting now.
+            DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
-        self._closure = closure
+        self._closure, self._call = closure, f"{closure}, call {call}"
         self._is_over = False
         with self._hosted("enter"):
+            if not self._has_begun:
+                # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
+                # they count one up and leave the keys of the last time alone.
+                life = self._root.add(f"lives/{self.rank}", 1)
+                self._store, self._has_begun = dist.PrefixStore(f"{life}", self._root), True
             verdict = None
             while self._store.check([f"{self._epoch}/verdict"]):
                 passed = self._read_verdict()
-                verdict = verdict if passed["state"] == "waived" else passed
+                # What ended a call that this rank made without meeting anybody is no business of this one.
+                if passed["state"] != "waived" and passed["call"] == self._call:
+                    verdict = passed
             if verdict is not None and not self._store.check([f"{self._epoch}/count"]):
                 raise self._error(verdict)
 
@@ -113,27 +120,31 @@ class Meetings:
         """
         if self._is_over:
             return  # it was the others' end that was raised here
+        if not is_secondary(error):
+            self._is_over = True
+            try:
+                with self._hosted("abort"):
+                    self._post_abort(error)
+            except StoreGoneError as gone:
+                error.add_note(str(gone))  # nobody left to tell
+            return
         with self._hosted("abort"):
-            if not is_secondary(error):
-                mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": _text(error), "message": str(error)}
-                self._decide(mine)
-                verdict = self._read_verdict()
-                self._is_over = True
-                if verdict.get("message") != mine["message"]:
-                    error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
-                return
             verdict = self._attend(f"failed: {_text(error)}", "")
         try:
             if verdict["state"] != "agreed":
                 raise self._error(verdict)
             self._checked(verdict["parts"])
-        except PeerFailedError as peer:
-            if peer.rank != self.rank:
-                raise peer from error
-        except DistTuneError as shared:
-            raise shared from error
+        except DistTuneError as told:
+            raise told from error
 
     # -- one epoch -----------------------------------------------------------------------------------------------
+
+    def _post_abort(self, error: BaseException) -> None:
+        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": _text(error), "message": str(error)}
+        self._decide(mine)
+        verdict = self._read_verdict()
+        if verdict.get("message") != mine["message"]:
+            error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
     def _attend(self, topic: str, part: str, is_optional: bool = False) -> dict[str, Any]:
         """Bring a part, take the verdict away. The last to come writes it."""
@@ -159,7 +170,7 @@ class Meetings:
 
     def _decide(self, verdict: dict[str, Any]) -> None:
         # Only the first verdict of an epoch counts.
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps(verdict))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call}))
 
     def _read_verdict(self) -> dict[str, Any]:
         verdict: dict[str, Any] = json.loads(self._store.get(f"{self._epoch}/verdict"))
@@ -205,19 +216,22 @@ class Meetings:
         if failed:
             rank, error = failed[0]
             self._is_over = True
+            others = [
+                f"rank {each} at {topic!r}" for each, (_, topic, _) in zip(self.members, parts, strict=True) if (each, topic) not in failed
+            ]
             raise PeerFailedError(
                 f"rank {rank} left {self._closure} with {error.removeprefix('failed: ')} while it was being tuned; ranks "
-                f"{[each for each, _ in failed]} failed so. A collective of the closure did not find all its ranks: does every "
-                f"rank call the same collectives in the same order in every replay?",
+                f"{[each for each, _ in failed]} failed so, {', '.join(others) or 'no other'} did not. A collective of the closure did not "
+                f"find all its ranks: does every rank call the same collectives in the same order in every replay?",
                 rank,
                 error.removeprefix("failed: "),
             )
-        places = [f"{closure}, step {topic!r}" for closure, topic, _ in parts]
-        if len(set(places)) > 1:
-            other = next(i for i, place in enumerate(places) if place != places[0])
+        steps = [f"{closure}, step {topic!r}" for closure, topic, _ in parts]
+        if len(set(steps)) > 1:
+            other = next(i for i, place in enumerate(steps) if place != steps[0])
             self._is_over = True
             raise RankMismatchError(
-                f"rank {self.members[0]} is in {places[0]}, rank {self.members[other]} is in {places[other]}. "
+                f"rank {self.members[0]} is in {steps[0]}, rank {self.members[other]} is in {steps[other]}. "
                 f"Call tuned closures in the same order on all ranks of their group."
             )
         return [part for _, _, part in parts]

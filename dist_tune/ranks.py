@@ -7,10 +7,12 @@ nothing: a gloo group that timed out is dead, and an NCCL communicator may take 
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,8 +30,8 @@ class Ranks(Protocol):
     members: tuple[int, ...]
     """Global ranks of all who meet, in the order in which parts are given."""
 
-    def enter(self, closure: str) -> None:
-        """Say which closure the coming meetings are about."""
+    def enter(self, closure: str, call: int = 0) -> None:
+        """Say which call of which closure the coming meetings are about."""
 
     def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
         """Exchange parts. Collective; the parts come in the order of ``members``."""
@@ -51,10 +53,11 @@ class Solo:
     """One process that asks nobody."""
 
     def __init__(self) -> None:
-        self.rank = 0
-        self.members: tuple[int, ...] = (0,)
+        # Its rank names its log, also where other processes tune beside it.
+        self.rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        self.members: tuple[int, ...] = (self.rank,)
 
-    def enter(self, closure: str) -> None:
+    def enter(self, closure: str, call: int = 0) -> None:
         """Nobody else to tell."""
 
     def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
@@ -99,31 +102,27 @@ class Group(Meetings):
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
-        """Lower the timeout of all process groups of this process to the deadline, and put it back after.
+        """Lower the timeout of all process groups of this process to half the deadline, and put it back after.
 
-        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else.
+        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. Half: it
+        must come back before those who wait in a meeting give it up.
         """
-        before: list[tuple[dist.ProcessGroup, timedelta]] = []
-        for group in c10d._world.pg_map:
-            timeout = _timeout_of(group)
-            if timeout is not None and timeout.total_seconds() > self.deadline_s:
-                before.append((group, timeout))
-                c10d._set_pg_timeout(timedelta(seconds=self.deadline_s), group)
+        short = timedelta(seconds=self.deadline_s / 2)
+        before = [(backend, timeout) for backend in _backends() if (timeout := backend.options._timeout) > short]
+        for backend, _ in before:
+            backend._set_default_timeout(short)
         try:
             yield
         finally:
-            for group, timeout in before:
-                if group in c10d._world.pg_map:  # the closure may have destroyed it
-                    c10d._set_pg_timeout(timeout, group)
+            for backend, timeout in before:
+                backend._set_default_timeout(timeout)
 
 
-def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        if options is not None:
-            timeout: timedelta = options._timeout
-            return timeout
-    return None
+def _backends() -> list[Any]:
+    """What runs the collectives of this process, one for each kind of device of each group, if its timeout can be set."""
+    groups = c10d._world.pg_map
+    found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
+    return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
 
 
 def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
@@ -132,6 +131,7 @@ def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
 
 
 _groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}
+_groups_lock = threading.Lock()
 
 
 def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
@@ -150,11 +150,12 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ValueError(f"rank {dist.get_rank()} is not in the group given to contextual_autotune; only its members may call the closure")
-    for key, (known, _) in list(_groups.items()):
-        if known not in c10d._world.pg_map:  # destroyed since
-            del _groups[key]
-    if id(group) not in _groups:
-        _groups[id(group)] = (group, Group(group, deadline_s))
-    ranks = _groups[id(group)][1]
+    with _groups_lock:
+        for key, (known, _) in list(_groups.items()):
+            if known not in c10d._world.pg_map:  # destroyed since
+                del _groups[key]
+        if id(group) not in _groups:
+            _groups[id(group)] = (group, Group(group, deadline_s))
+        ranks = _groups[id(group)][1]
     ranks.deadline_s = deadline_s
     return ranks

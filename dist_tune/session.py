@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from threading import get_ident
 from typing import Any
 
 from dist_tune.ballots import BALLOT, Ballot, check_lists, contested, votes
 from dist_tune.compile import Failure, Resources, load
 from dist_tune.engine import Plan, Report, Search
-from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError, StoreGoneError
+from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError, RankMismatchError, StoreGoneError
 from dist_tune.launch import Launch
 from dist_tune.log import tuning_log
 from dist_tune.meetings import is_secondary
@@ -26,21 +27,23 @@ from dist_tune.records import TuningRecord
 from dist_tune.replayer import Replayer
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
-from dist_tune.sites import Site, Sites, no_valid_config
+from dist_tune.sites import Site, Sites, check_not_capturing, no_valid_config
 from dist_tune.timing import device_clock
 
 _MAX_DISCOVERIES = 4
 _one_at_a_time = threading.Lock()
+_tuning_thread: int | None = None
 
 
 class Session:
     """The tuning of one call of a closure. Made where a call may tune, between replays or at the first miss."""
 
-    def __init__(self, name: str, ranks: Ranks, plan: Plan, reset: Callable[[], object] | None, settings: Settings) -> None:
+    def __init__(self, name: str, call: int, ranks: Ranks, plan: Plan, reset: Callable[[], object] | None, settings: Settings) -> None:
         self.records: list[TuningRecord] = []
         self.is_waived = False
         """Whether other ranks did not come although this one had nothing to tune: their calls differ from this rank's."""
         self._name = name
+        self._call = call
         self._ranks = ranks
         self._plan = plan
         self._settings = settings
@@ -48,7 +51,9 @@ class Session:
         self._meeting_s = 0.0
         self._exit = ExitStack()
         self._exit.enter_context(ranks.short_timeouts())
-        self._log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.rank == ranks.members[0]))
+        self._log = self._exit.enter_context(
+            tuning_log(settings, ranks.rank, ranks.rank == (0 if isinstance(ranks, Solo) else ranks.members[0]))
+        )
         self._search = Search(plan)
         self._struck: set[int] = set()
         self._texts: dict[str, list[str]] = {}
@@ -72,7 +77,12 @@ class Session:
         self.sites.launching(launch)
 
     def missed(self, launch: Launch) -> Any:
-        """A launch in the closure that Triton has no config for."""
+        """A launch in the closure that Triton has no config for.
+
+        Raises:
+            CaptureError: the closure captures a CUDA graph.
+        """
+        check_not_capturing(launch, self._name)
         return self.sites.missed(launch)
 
     def tune(self, closure: Callable[[], Any], value: Any, *, is_watched: bool) -> Any:
@@ -87,7 +97,7 @@ class Session:
         with self._exit, self._exclusively():
             after = RngState()
             try:
-                self._ranks.enter(f"{self._name} ({self._plan})")
+                self._ranks.enter(f"{self._name} ({self._plan})", self._call)
                 self.sites.end_replay()
                 if not self._discover(closure, is_watched):
                     self._log.debug(f"closure={self._name} nothing to tune in {len(self.sites.hits)} autotuned launches with known configs")
@@ -108,7 +118,7 @@ class Session:
         """
         with self._exit, self._exclusively():
             try:
-                self._ranks.enter(f"{self._name} ({self._plan})")
+                self._ranks.enter(f"{self._name} ({self._plan})", self._call)
             except DistTuneError as told:
                 if is_secondary(error):
                     raise told from error
@@ -140,6 +150,11 @@ class Session:
             self._replayer.restart()
             self._replayer.run(closure, self, {})
             self.sites.end_replay()
+        else:
+            raise RankMismatchError(
+                f"{self._name}: ranks still have different configs for {sorted(disputed)} after {_MAX_DISCOVERIES} runs. Does the closure "
+                f"change the cache of its kernels?"
+            )
         self._load(list(self._texts))
         return bool(self._texts)
 
@@ -199,7 +214,7 @@ class Session:
         winners = {label: best for label in self._texts if (best := self._search.best(label)) is not None}
         standings = {label: self._search.standings(label) for label in winners}
         times = {label: {i: s.latency_ms for i, s in enumerate(each) if s.latency_ms is not None} for label, each in standings.items()}
-        self.sites.adopt(winners, times)
+        self.sites.adopt({label: self._texts[label][winner] for label, winner in winners.items()}, times)
         self._replayer.restart()
         self._rng.restore()
         value = self._replayer.run(closure, self, {})
@@ -242,12 +257,18 @@ class Session:
         self._log.error(f"closure={self._name} ended by {type(error).__name__}: {error}")
         self._ranks.abort(error)
 
-    def _exclusively(self) -> ExitStack:
-        stack = ExitStack()
-        if not _one_at_a_time.acquire(timeout=self._settings.deadline_s):
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        global _tuning_thread
+        wait_s = 0.0 if _tuning_thread == get_ident() else self._settings.deadline_s
+        if not _one_at_a_time.acquire(timeout=wait_s):
             raise NestedTuningError(
-                f"{self._name} waited {self._settings.deadline_s:g} s for another thread's tuning to end. One process tunes one closure "
-                f"at a time; call the closures once from one thread before using them in several."
+                f"{self._name} waited {wait_s:g} s for another tuning of this process to end. One process tunes one closure at a time: "
+                f"call closures once from one thread before using them in several, and do not call them from reset=."
             )
-        stack.callback(_one_at_a_time.release)
-        return stack
+        _tuning_thread = get_ident()
+        try:
+            yield
+        finally:
+            _tuning_thread = None
+            _one_at_a_time.release()

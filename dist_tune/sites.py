@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compile import Resources, reason_of
 from dist_tune.engine import Replay, Trial
-from dist_tune.errors import NoValidConfigError
+from dist_tune.errors import CaptureError, NoValidConfigError
 from dist_tune.launch import Launch, Undo, adopt, evict
 from dist_tune.ledger import Ledger
 from dist_tune.space import describe
-from dist_tune.timing import Clock, Span
+from dist_tune.timing import Clock, Span, is_capturing
 
 if TYPE_CHECKING:
     import loguru
@@ -72,13 +72,14 @@ class Sites:
         self._clock = clock
         self._log = log
         self._where = where
-        self._labels: dict[str, list[tuple[Any, str]]] = {}
+        self._labels: dict[str, list[tuple[Any, ...]]] = {}
         self._digests: dict[int, tuple[Any, str]] = {}
         self._hit_holders: dict[str, tuple[Any, tuple[Any, ...]]] = {}
         self._schedule: Replay = {}
         self._replay = 0
         self._undo = Undo()
         self._spans: list[tuple[str, int, int, Span]] = []
+        self._winners: dict[str, str] = {}
         self._to_reset: set[str] = set()
 
     # -- a replay ------------------------------------------------------------------------------------------------
@@ -128,6 +129,7 @@ class Sites:
             adopt(launch.kernel, launch.key, site.winner, {})
             return launch.run(site.winner, self._undo)
         trial = self._schedule.get(site.label, Trial(0 if site.standby is None else site.standby, is_timed=False))
+        last: Exception | None = None
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
                 self.ledger.disturb(self._replay)
@@ -140,12 +142,13 @@ class Sites:
                 if _FATAL.search(str(error)):
                     raise
                 self.fail(site, index, reason_of(error))
+                last = error
                 continue
             site.standby = index
             if span is not None:
                 self._spans.append((site.label, index, self._replay, span))
             return result
-        raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where))
+        raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where)) from last
 
     def fail(self, site: Site, index: int, reason: str, output: str = "") -> None:
         """Note that a candidate cannot run here."""
@@ -167,16 +170,16 @@ class Sites:
             self._log.info(f"site={label} is tuned although this rank has a config: not all ranks have the same one")
         self.hits.clear()
 
-    def adopt(self, winners: Mapping[str, int], timings_ms: Mapping[str, Mapping[int, float]]) -> None:
-        """Give the winners to Triton."""
-        for label, index in winners.items():
-            if label in self.met:
-                site = self.met[label]
-                site.winner = site.configs[index]
-                self._to_reset.add(label)
-                times = {config: timings_ms[label].get(i, float("inf")) for i, config in enumerate(site.configs)}
-                for kernel, key in site.holders.values():
-                    adopt(kernel, key, site.winner, times)
+    def adopt(self, winners: Mapping[str, str], timings_ms: Mapping[str, Mapping[int, float]]) -> None:
+        """Give the winners, described, to Triton; those of sites not met here yet when they are met."""
+        self._winners = dict(winners)
+        self._to_reset = set(winners)
+        for label in winners.keys() & self.met.keys():
+            site = self.met[label]
+            site.winner = site.configs[site.texts.index(winners[label])]
+            times = {config: timings_ms[label].get(i, float("inf")) for i, config in enumerate(site.configs)}
+            for kernel, key in site.holders.values():
+                adopt(kernel, key, site.winner, times)
 
     def _site_of(self, launch: Launch) -> Site:
         label = self._label_of(launch)
@@ -185,6 +188,8 @@ class Sites:
             configs = launch.candidates()
             texts = [describe(config) for config in configs]
             site = self.met[label] = Site(label, launch.name, launch.key_text, configs, texts, launch)
+            if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
+                site.winner = configs[texts.index(self._winners[label])]
         site.holders[id(launch.kernel)] = (launch.kernel, launch.key)
         return site
 
@@ -195,7 +200,7 @@ class Sites:
             digest = launch.all_configs_digest()
             self._digests[id(launch.kernel)] = (kernel, digest)
         alike = self._labels.setdefault(base, [])
-        identity = (launch.code, digest)
+        identity = (*launch.identity, digest)
         if identity not in alike:
             alike.append(identity)
         # Two kernels of one name and key, told apart by the order in which the closure comes to them.
@@ -211,3 +216,16 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
         f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
         "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
     )
+
+
+def check_not_capturing(launch: Launch, closure: str) -> None:
+    """Refuse to tune while a CUDA graph is being captured.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if is_capturing():
+        raise CaptureError(
+            f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a CUDA graph, where nothing can be "
+            f"tuned. Call it once with these shapes before the capture."
+        )

@@ -171,7 +171,7 @@ def _secondary(rank: int, root: str) -> Any:
     [
         ("error", ["PeerFailedError", "", "PeerFailedError"], "rank 1 raised ValueError: root"),
         ("absent", ["AbsentRanksError"] * 3, "ranks [1] did not come"),
-        ("none", ["", "PeerFailedError", "PeerFailedError"], "ranks [0, 1, 2] failed so"),
+        ("none", ["PeerFailedError"] * 3, "ranks [0, 1, 2] failed so"),
     ],
 )
 def test_a_broken_collective_waits_for_the_cause(root: str, kinds: list[str], text: str):
@@ -240,11 +240,11 @@ def _timeouts(rank: int) -> Any:
 
 
 def test_timeouts_are_short_meanwhile():
-    """No group waits longer than the deadline for a peer; all get their own timeouts back, also after an error."""
+    """No group waits longer than half the deadline for a peer; all get their own timeouts back, also after an error."""
     alone, absent = values(over_tcp(2, _timeouts))
-    assert alone[0] == absent[0] == [1.0, 1.0, 0.5]
+    assert alone[0] == absent[0] == [0.5, 0.5, 0.5]
     assert alone[1] == absent[1] == [60.0, 1800.0, 0.5]
-    assert DEADLINE_S * 0.9 < alone[2] < DEADLINE_S * 2
+    assert DEADLINE_S * 0.45 < alone[2] < DEADLINE_S * 2
 
 
 def _host_dies(rank: int) -> Any:
