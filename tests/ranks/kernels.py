@@ -7,6 +7,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+
+from dist_tune import contextual_autotune
 
 
 @triton.jit
@@ -44,3 +47,14 @@ def launch(kernel: Any, x: torch.Tensor, y: torch.Tensor | None = None) -> torch
 def best(kernel: Any) -> list[int]:
     """The block sizes in the kernel's cache, by key."""
     return [kernel.cache[key].kwargs["BLOCK"] for key in sorted(kernel.cache, key=str)]
+
+
+def tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
+    """A closure, or the launch of ``kernel`` alone, tuned on all ranks with one replay a candidate."""
+    options = {"is_dist": True, "n_repeat": 1, "n_warmup": 0, **options}
+    return contextual_autotune(**options)(closure or (lambda x: launch(kernel, x)))
+
+
+def is_unpatched() -> bool:
+    """Whether ``Autotuner.run`` has Triton's own code: none of its constants is ours."""
+    return not any(type(constant).__module__.startswith("dist_tune") for constant in Autotuner.run.__code__.co_consts)

@@ -89,6 +89,15 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
+def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
+    """Assert that all raised this error, in time, and that its message has the words."""
+    for outcome in outcomes:
+        assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        for word in words:
+            assert word in outcome.message
+        assert outcome.seconds < within_s
+
+
 def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outcome:
     if not pipe.poll(max(0.0, end - time.monotonic())):
         return Outcome(error="Hung", message=f"rank {rank} did not end within {timeout_s:g} s")

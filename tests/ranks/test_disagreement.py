@@ -1,0 +1,226 @@
+"""Ranks that differ: lists, keys, calls, absences, and what bad input is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune import CaptureError, DistTuneError, contextual_autotune
+from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch
+from tests.ranks.world import DEADLINE_S, on_ranks, same_error, values
+
+QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
+
+
+def _different_lists(rank: int, kind: str) -> Any:
+    blocks = {"more": (16, 32, 64)[: 3 - rank], "order": ((16, 32), (32, 16))[rank], "warps": (16, 32)}[kind]
+    options = {"num_warps": 4 + 4 * rank} if kind == "warps" else {}
+    kernel = autotuned(configs=configs(*blocks, **options))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    step(torch.zeros(64))
+
+
+@pytest.mark.parametrize(("kind", "index"), [("more", 2), ("order", 0), ("warps", 0)])
+def test_different_candidate_lists_are_named_with_their_first_difference(kind: str, index: int):
+    """All ranks raise the same error, which says the site and where the lists part."""
+    same_error(on_ranks(2, _different_lists, kind), "RankMismatchError", "add_kernel[64", f"first difference at index {index}")
+
+
+def _one_misses(rank: int, is_first: bool) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    n = [64]
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda: launch(kernel, torch.zeros(n[0])))
+    step()
+    if rank == 1:
+        n[0] = 128  # only here the key changes
+    began = time.monotonic()
+    try:
+        step()
+    except DistTuneError as error:
+        return type(error).__name__, str(error), time.monotonic() - began, is_unpatched()
+    return None
+
+
+def test_a_rank_that_misses_alone_names_the_absent_after_the_deadline():
+    """Ranks that hit make an ordinary call and do not know; the one that misses does not wait for ever."""
+    got = values(on_ranks(2, _one_misses, False))
+    assert got[0] is None
+    name, message, seconds, unpatched = got[1]
+    assert name == "AbsentRanksError"
+    assert "ranks [0] did not come" in message
+    assert DEADLINE_S <= seconds < 3 * DEADLINE_S
+    assert unpatched
+
+
+def _new_shapes_on_one_rank(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32), key=())
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    times = []
+    for n in (64, 65, 66):
+        began = time.monotonic()
+        step(torch.zeros(n if rank == 1 else 64))
+        times.append(time.monotonic() - began)
+    dist.barrier()
+    kernel.cache.clear()
+    step(torch.zeros(128))
+    return times, len(step.records)
+
+
+def test_new_shapes_on_one_rank_without_a_miss_cost_one_deadline():
+    """The ranks' calls differ and nothing misses: the rank waits once, goes on, and from then on meets only for misses."""
+    got = values(on_ranks(2, _new_shapes_on_one_rank))
+    assert DEADLINE_S <= got[1][0][1] < 2 * DEADLINE_S
+    assert got[1][0][2] < 0.5
+    assert got[0][1] == got[1][1] == 2
+
+
+def _late_on_one_first_on_the_other(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    n = [64]
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> float:
+        y = launch(kernel, torch.zeros(n[0]))
+        dist.all_reduce(y)
+        return float(y[0])
+
+    step(torch.zeros(1))
+    n[0] = 128
+    return step(torch.zeros(1 + rank)), best(kernel)
+
+
+def test_a_call_that_is_new_on_one_rank_and_misses_on_both():
+    """One rank hears the call from its beginning and the other from the miss on: they replay the same number of times."""
+    got = values(on_ranks(2, _late_on_one_first_on_the_other))
+    assert got[0] == got[1]
+    assert got[0][0] == 2.0
+
+
+def _one_does_not_call(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda: launch(kernel, torch.zeros(64)))
+    if rank == 2:
+        time.sleep(2.5 * DEADLINE_S)
+    step()
+
+
+def test_a_rank_that_comes_too_late_gets_the_verdict_too():
+    """Ranks 0 and 1 give rank 2 up; when it comes, it reads that and does not wait for them."""
+    outcomes = on_ranks(3, _one_does_not_call)
+    same_error(outcomes, "AbsentRanksError", "ranks [2] did not come", within_s=4 * DEADLINE_S)
+
+
+def _skips_a_collective(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        launch(kernel, x)
+        if not (rank == 1 and len(runs) == 2):
+            dist.all_reduce(x)
+
+    step(torch.zeros(64))
+
+
+def test_a_collective_that_one_rank_skips_ends_within_the_deadline():
+    """The timeout of process groups is lowered while tuning, so the rank that waits in the collective comes back."""
+    outcomes = on_ranks(2, _skips_a_collective)
+    assert all(o.error for o in outcomes)
+    assert all(o.seconds < 5 * DEADLINE_S for o in outcomes)
+
+
+def _different_closures(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def one(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    def other(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    contextual_autotune(is_dist=True, **QUICK)([one, other][rank])(torch.zeros(64))
+
+
+def test_ranks_in_different_closures_are_told_so():
+    """Both closures are named."""
+    same_error(on_ranks(2, _different_closures), "RankMismatchError", "one", "other")
+
+
+def _works_after_an_error(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> float:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank == 0 and len(runs) == 2:
+            raise ValueError("once")
+        return y[0].item()
+
+    try:
+        step(torch.zeros(64))
+    except Exception as error:  # noqa: BLE001  # the test looks at it
+        first = type(error).__name__
+    return first, step(torch.zeros(64)), best(kernel)
+
+
+def test_the_next_call_after_an_error_tunes():
+    """An error leaves nothing behind: the same closure, called again on all ranks, is tuned."""
+    got = values(on_ranks(2, _works_after_an_error))
+    assert [g[0] for g in got] == ["ValueError", "PeerFailedError"]
+    assert got[0][1:] == got[1][1:]
+    assert got[0][1] == 1.0
+
+
+def _captured(rank: int, monkeypatched: bool) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    original, torch.cuda.is_current_stream_capturing = torch.cuda.is_current_stream_capturing, lambda: True
+    with pytest.raises(CaptureError, match="captured"):
+        step(torch.zeros(64))
+    torch.cuda.is_current_stream_capturing = original
+    step(torch.zeros(64))
+    torch.cuda.is_current_stream_capturing = lambda: True
+    known = step(torch.zeros(64))
+    with pytest.raises(CaptureError, match="before the capture"):
+        step(torch.zeros(128))
+    return known[0].item(), len(kernel.cache), is_unpatched()
+
+
+def test_graph_capture_uses_known_winners_and_tunes_nothing():
+    """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a clear error."""
+    assert values(on_ranks(2, _captured, True)) == [(1.0, 1, True)] * 2
+
+
+def _bad_input(rank: int) -> Any:
+    for options, error in (
+        ({"n_repeat": 0}, ValueError),
+        ({"n_warmup": -1}, ValueError),
+        ({"n_repeat": 2.5}, TypeError),
+        ({"n_repeat": True}, TypeError),
+        ({"group": object()}, ValueError),
+    ):
+        with pytest.raises(error):
+            contextual_autotune(**options)
+    with pytest.raises(TypeError, match="options"):
+        contextual_autotune(lambda: None)  # type: ignore[arg-type]  # the mistake
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(TypeError, match="ordinary functions"):
+        contextual_autotune()(coroutine)
+    with pytest.raises(DistTuneError, match="init_process_group"):
+        contextual_autotune(is_dist=True)(lambda: None)()
+    return is_unpatched()
+
+
+def test_bad_input_is_refused():
+    """Each with an error that says what to pass."""
+    assert values(on_ranks(1, _bad_input, is_dist=False)) == [True]
