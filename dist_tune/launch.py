@@ -177,6 +177,11 @@ class _DtypeTexts(dict[Any, str]):
 _dtype_texts = _DtypeTexts()
 
 
+def is_interpreted() -> bool:
+    """Whether kernels run under Triton's interpreter, on the host, also on a machine with a GPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
 def adopt(kernel: Any, key: tuple[Any, ...], config: triton.Config, timings_ms: dict[triton.Config, float]) -> None:
     """Make ``config`` what Triton launches for ``key``, and leave on the kernel what vanilla tuning would."""
     kernel.cache[key] = config

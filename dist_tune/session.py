@@ -18,7 +18,7 @@ from dist_tune.ballots import BALLOT, Ballot, check_lists, contested, votes
 from dist_tune.compile import Failure, Resources, load
 from dist_tune.engine import Plan, Report, Search
 from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError, RankMismatchError, StoreGoneError
-from dist_tune.launch import Launch
+from dist_tune.launch import Launch, is_interpreted
 from dist_tune.log import tuning_log
 from dist_tune.meetings import is_secondary
 from dist_tune.outcome import log_table, make_record
@@ -58,7 +58,7 @@ class Session:
         self._struck: set[int] = set()
         self._texts: dict[str, list[str]] = {}
         self._rng = RngState()
-        clock = device_clock()
+        clock = device_clock(is_interpreted())
         self.sites = Sites(clock, self._log, f"on rank {ranks.rank}")
         self._replayer = Replayer(ranks, self.sites, clock, reset, settings.deadline_s)
 

@@ -126,9 +126,9 @@ class CudaClock:
         torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
 
 
-def device_clock() -> Clock:
-    """The clock of the machine this runs on: CUDA events where a GPU is, wall time elsewhere."""
-    return CudaClock() if torch.cuda.is_available() else WallClock()
+def device_clock(is_interpreted: bool) -> Clock:
+    """The clock of what runs the kernels: CUDA events where a GPU does, wall time where the host does."""
+    return CudaClock() if torch.cuda.is_available() and not is_interpreted else WallClock()
 
 
 def is_capturing() -> bool:
