@@ -150,7 +150,7 @@ def _descriptor_hook(full: dict[str, Any]) -> None:
 
 
 @triton.jit
-def _copy_kernel(x_desc, y_desc, n, BLOCK: tl.constexpr):
+def _copy_kernel(x_desc, y_desc, n: tl.constexpr, BLOCK: tl.constexpr):
     for i in range(0, n, BLOCK):
         for j in range(0, n, BLOCK):
             y_desc.store([i, j], x_desc.load([i, j]))
