@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dist_tune.errors import DistTuneError, NoValidConfigError
 from dist_tune.meetings import is_secondary
 from dist_tune.ranks import Group, group_of
-from tests.ranks.world import Outcome, on_ranks, values
+from tests.ranks.world import Outcome, caught, on_ranks, values
 
 DEADLINE_S = 1.0
 GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
@@ -52,15 +52,6 @@ def come(ranks: Group, closure: str, topic: str, part: str = "", is_optional: bo
 def meet_again(ranks: Group) -> list[str]:
     dist.barrier()
     return come(ranks, "again", "once more", f"part {ranks.rank}")
-
-
-def caught(call: Callable[[], object]) -> Any:
-    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
-    try:
-        call()
-    except DistTuneError as error:
-        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
-    return SimpleNamespace(kind="", message="")
 
 
 def _parts(rank: int) -> Any:

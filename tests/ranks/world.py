@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from dist_tune.errors import DistTuneError
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 3.0
@@ -96,6 +99,15 @@ def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float
         for word in words:
             assert word in outcome.message
         assert outcome.seconds < within_s
+
+
+def caught(call: Callable[[], object]) -> Any:
+    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
+    try:
+        call()
+    except DistTuneError as error:
+        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
+    return SimpleNamespace(kind="", message="")
 
 
 def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outcome:
