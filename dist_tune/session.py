@@ -132,10 +132,11 @@ class Session:
         """Learn which sites there are on any rank, and replay until no rank has a config that another one lacks."""
         for _ in range(_MAX_DISCOVERIES):
             roll = Ballot(self._new_sites(), dict(self.sites.hits), is_watched)
+            is_optional = not roll.sites and not self._texts
             try:
-                ballots = self._meet("roll call", roll, is_optional=not roll.sites)
+                ballots = self._meet("roll call", roll, is_optional=is_optional)
             except (AbsentRanksError, StoreGoneError) as error:
-                if roll.sites:
+                if not is_optional:
                     raise
                 # Ranks whose arguments were not new have made an ordinary call, and so does this one.
                 self._log.warning(f"closure={self._name} goes on with the configs it has: {error}")
