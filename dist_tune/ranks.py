@@ -102,15 +102,19 @@ class Group(Meetings):
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
-        """Lower the timeout of all process groups of this process to half the deadline, and put it back after.
+        """Lower the timeouts of all process groups of this process, and put them back after.
 
-        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. Half: it
-        must come back before those who wait in a meeting give it up.
+        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to
+        half the deadline: it must come back before those who wait in a meeting give it up. Others to four times it: when
+        NCCL's expires, the process is gone, and a rank may only be slow to compile its first candidates.
         """
-        short = timedelta(seconds=self.deadline_s / 2)
-        before = [(backend, timeout) for backend in _backends() if (timeout := backend.options._timeout) > short]
-        for backend, _ in before:
-            backend._set_default_timeout(short)
+        before = []
+        for backend in _backends():
+            is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
+            short = timedelta(seconds=self.deadline_s * (0.5 if is_gloo else 4.0))
+            if backend.options._timeout > short:
+                before.append((backend, backend.options._timeout))
+                backend._set_default_timeout(short)
         try:
             yield
         finally:
