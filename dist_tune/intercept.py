@@ -7,8 +7,7 @@ key that is cheaper than Triton's (which searches a list for every argument) by 
 on other threads, single-config kernels, hooks and printing stay Triton's own code in Triton's own frame.
 
 What is exchanged is the function's code and not the attribute of the class: every assignment to a class throws away what
-Python has cached about it, which makes the next launch 10 us slower, and from Python 3.12 on a class that was assigned to
-a thousand times is never cached again.
+Python has cached about it, and the next launch has to look all of it up again.
 
 A listener hears the thread that put it there, and autograd's threads while it is the only one. Other threads are left
 to Triton.

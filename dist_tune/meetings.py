@@ -43,7 +43,7 @@ class Meetings:
         self._closure = ""
         self._call = ""
         self._epoch = 0
-        self._agreed: list[int] = []
+        self._agreed: int | None = None
         self._last_check = 0.0
         self._is_over = False
         self._root = store
@@ -76,7 +76,7 @@ class Meetings:
     def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
         """Exchange parts with all members. Collective: every member calls this for the same closure and topic.
 
-        Costs about 0.3 ms at 4 ranks and 4 ms at 64. Waits for a rank as long as that rank makes progress (``beat``). A
+        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Waits for a rank as long as that rank makes progress (``beat``). A
         rank that calls with ``is_optional`` can do without: if it gives up, nobody is told of an error later on.
 
         Raises:
@@ -204,10 +204,11 @@ class Meetings:
         return self._store.get(f"beat/{rank}").decode() if self._store.check([f"beat/{rank}"]) else _NEVER_MET
 
     def _forget_old(self, epoch: int) -> None:
+        if self.rank != self.members[0]:
+            return
         # All ranks have read the verdict before this one, since all have come to this one.
-        self._agreed.append(epoch)
-        if self.rank == self.members[0] and len(self._agreed) > 1:
-            old = self._agreed.pop(0)
+        old, self._agreed = self._agreed, epoch
+        if old is not None:
             for name in ("count", "verdict", *(f"parts/{rank}" for rank in self.members)):
                 self._store.delete_key(f"{old}/{name}")
 

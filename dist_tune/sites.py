@@ -104,7 +104,7 @@ class Sites:
             )
         self._spans.clear()
 
-    # -- what a listener is told------------------------------------------------------------------------------------
+    # -- what a listener is told ---------------------------------------------------------------------------------
 
     def launching(self, launch: Launch) -> None:
         """Before any launch outside scheduled replays: note hits; in the final run, zero once as vanilla Triton does."""
@@ -195,10 +195,9 @@ class Sites:
 
     def _label_of(self, launch: Launch) -> str:
         base = launch.name + launch.key_text
-        kernel, digest = self._digests.setdefault(id(launch.kernel), (launch.kernel, ""))
-        if not digest:
-            digest = launch.all_configs_digest()
-            self._digests[id(launch.kernel)] = (kernel, digest)
+        if id(launch.kernel) not in self._digests:  # kept with the kernel, so that its id is not given to another one
+            self._digests[id(launch.kernel)] = (launch.kernel, launch.all_configs_digest())
+        _, digest = self._digests[id(launch.kernel)]
         alike = self._labels.setdefault(base, [])
         identity = (*launch.identity, digest)
         if identity not in alike:
