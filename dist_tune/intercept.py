@@ -3,7 +3,7 @@
 The only one that changes Triton; knows nothing of ranks, times or search. Triton is patched only while a
 listener is in place, and in one function: ``Autotuner.run`` calls ``self.prune_configs`` on a miss and only then, so it
 runs its own source with that call replaced by one that may leave for the listener. Before it stands a look-up by the same
-key that is cheaper than Triton's (which searches a list for every argument) by more than all the rest here costs. Misses
+key that is cheaper than Triton's (which searches a list for every argument) by about what all the rest costs. Misses
 on other threads, single-config kernels, hooks and printing stay Triton's own code in Triton's own frame.
 
 What is exchanged is the function's code and not the attribute of the class: every assignment to a class throws away what
