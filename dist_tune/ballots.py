@@ -1,6 +1,6 @@
-"""What ranks tell each other at a meeting, and what follows from the ballots of all.
+"""What ranks tell each other at a roll call and at a vote, and what follows from the ballots of all.
 
-Pure: a ballot is plain values and travels as JSON. Every rank computes the same from the same ballots.
+Pure: a ballot is plain values and travels as JSON. What follows is computed once, from the ballots of all, and read by all.
 """
 
 from __future__ import annotations
@@ -8,57 +8,79 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter
-
-from dist_tune.engine import Report
-from dist_tune.errors import RankMismatchError
+from dist_tune.shares import Bench, Keyset
+from dist_tune.space import digest
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
-    """What a rank brings to a meeting."""
+class RollCall:
+    """What a rank brings before anything is compiled for others or measured."""
 
-    sites: dict[str, list[str]] = field(default_factory=dict)
-    """Sites not told before -> their candidates, described."""
+    bench: Bench
+    sites: dict[str, str] = field(default_factory=dict)
+    """Sites not told before -> digest of their candidates."""
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    """The candidates of some of them, described. The first rank spells all of its lists out, the others those that are asked for."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Site -> compile keys of its candidates in a row."""
     hits: dict[str, str] = field(default_factory=dict)
     """Sites that Triton already has a config for on this rank -> that config."""
     is_watched: bool = True
     """Whether the launches of the run before were heard from its beginning, so that ``hits`` is all there is."""
-    report: Report = field(default_factory=Report)
 
 
-BALLOT = TypeAdapter(Ballot)
-"""Reads and writes ballots as JSON."""
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """What follows from a roll call."""
 
-
-def check_lists(known: dict[str, list[str]], ballots: Mapping[int, Ballot]) -> None:
-    """Add the ballots' sites to ``known``: site -> candidates.
-
-    Raises:
-        RankMismatchError: two ranks have different candidates for one site, or in another order.
-    """
-    for rank, ballot in ballots.items():
-        for label, texts in ballot.sites.items():
-            if texts != known.setdefault(label, texts):
-                raise RankMismatchError(_difference(label, rank, texts, known[label]))
-
-
-def contested(ballots: Mapping[int, Ballot], missed: Mapping[str, list[str]]) -> set[str]:
+    lists: dict[str, list[str]]
+    """All sites -> their candidates, described."""
+    unlisted: list[str]
+    """Sites whose lists differ or are not spelled out yet: the next roll call brings them."""
+    mismatch: str
+    """Two ranks have different candidates for one site, or in another order: the first difference. Empty if not."""
+    disputed: list[str]
     """Sites that some rank has a config for while another lacks it or has a different one."""
+    is_watched: bool
+    keysets: dict[str, list[Keyset]]
+
+
+def roll(calls: Mapping[int, RollCall]) -> Roll:
+    """Reduce the roll calls of all ranks: rank -> call."""
+    lists: dict[str, list[str]] = {}
+    mismatch = ""
+    for rank, call in calls.items():
+        for label, texts in call.lists.items():
+            known = lists.setdefault(label, texts)
+            if texts != known:
+                mismatch = mismatch or _difference(label, rank, texts, known)
+    unlisted = {label for call in calls.values() for label, each in call.sites.items() if digest(lists.get(label, [])) != each}
+    keysets: dict[str, dict[tuple[str, str, int], Keyset]] = {}
+    for rank, call in calls.items():
+        bench = call.bench
+        for label, keys in call.keys.items():
+            found = keysets.setdefault(label, {}).setdefault(
+                (bench.host, keys, bench.n_ranks), Keyset(bench.host, keys, [], [], bench.n_ranks)
+            )
+            found.ranks.append(rank)
+            found.positions.append(bench.position)
+    return Roll(
+        lists,
+        sorted(unlisted),
+        mismatch,
+        sorted(_contested(calls)),
+        all(call.is_watched for call in calls.values()),
+        {label: list(each.values()) for label, each in keysets.items()},
+    )
+
+
+def _contested(calls: Mapping[int, RollCall]) -> set[str]:
+    missed = {label for call in calls.values() for label in call.sites}
     hits: dict[str, set[str]] = {}
-    for ballot in ballots.values():
-        for label, config in ballot.hits.items():
+    for call in calls.values():
+        for label, config in call.hits.items():
             hits.setdefault(label, set()).add(config)
     return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
-
-
-def votes(label: str, ballots: Mapping[int, Ballot]) -> dict[int, str]:
-    """Candidates of a site that cannot run on some rank -> "rank r: why", of the first such rank."""
-    against: dict[int, str] = {}
-    for rank, ballot in ballots.items():
-        for index, reason in ballot.report.failures.get(label, {}).items():
-            against.setdefault(index, f"rank {rank}: {reason}")
-    return against
 
 
 def _difference(label: str, rank: int, texts: list[str], others: list[str]) -> str:

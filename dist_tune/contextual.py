@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import torch
 
 from dist_tune import intercept
-from dist_tune.engine import Plan
+from dist_tune.choice import Objective
 from dist_tune.errors import NestedTuningError
 from dist_tune.launch import Launch
+from dist_tune.plan import Plan, SearchName
 from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
 from dist_tune.records import TuningRecord
 from dist_tune.session import Session
@@ -56,6 +57,9 @@ def contextual_autotune(
     *,
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
+    search: SearchName = "racing",
+    objective: Objective = "closure",
+    max_replays: int | None = None,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
     """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
 
@@ -67,14 +71,20 @@ def contextual_autotune(
 
     Args:
         is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
-        n_repeat: timed replays of a candidate, at least 1; the median counts.
-        n_warmup: untimed replays of a candidate before them.
+        n_repeat: timed replays, at least 1: of each candidate in an exhaustive search, of a finalist in a round of finals; rungs of a
+            race at most.
+        n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.
+        search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
+            replays.
+        objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
+        max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes.
 
     Raises:
-        TypeError: ``n_repeat`` or ``n_warmup`` is not an int, or what is decorated is not an ordinary function.
-        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
+        TypeError: a number of replays is not an int, or what is decorated is not an ordinary function.
+        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, an unknown ``search`` or ``objective``, a ``group`` without
+            ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -83,7 +93,7 @@ def contextual_autotune(
         )
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
-    plan = Plan(n_warmup=n_warmup, n_repeat=n_repeat)
+    plan = Plan(n_warmup, n_repeat, search, objective, max_replays)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)

@@ -1,207 +1,256 @@
 """The search: which candidate each site runs in the next replays, and which one wins.
 
-Pure. Knows neither Triton nor torch.distributed nor clocks nor disk: it is told what all ranks report and answers with
-plain values, so that ranks which feed it the same reports take the same decisions. The schedule is the seed's table:
-every candidate of a site gets ``n_warmup`` untimed and ``n_repeat`` timed replays, all sites advance in one replay, and a
-site that is done runs its incumbent.
+Pure. Knows neither Triton nor torch.distributed nor clocks nor disk: it is told what all ranks agree on and answers with
+plain values, so that ranks which feed it the same numbers take the same decisions.
+
+Racing: all candidates are timed once, the hopeless ones leave, and the rest run on in rungs until a few finalists are left;
+these are then compared in replays that give every site one of its finalists. All sites advance in the same replays, and a
+rung or a round of finals costs one meeting. Exhaustive search is the seed's table: each candidate gets ``n_warmup`` untimed
+and ``n_repeat`` timed replays, and a site that is done runs its incumbent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Literal
+
+from dist_tune.choice import Agreed, Policy, Verdict, judge, kept
+from dist_tune.plan import Plan, Replay, Standing, Tally, Trial
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much a candidate is measured."""
-
-    n_warmup: int = 3
-    """Untimed replays of a candidate."""
-    n_repeat: int = 5
-    """Timed replays of a candidate; their median is its latency on a rank."""
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {value!r}")
-            if value < least:
-                raise ValueError(f"need {name} >= {least}, got {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What one site does in one replay."""
-
-    candidate: int
-    is_timed: bool
-
-
-Replay = Mapping[str, Trial]
-"""One replay: site -> trial. A site that is not in it is met for the first time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds."""
-
-    kernel_ms: float
-    """Median of the launches."""
-    spread_ms: float
-    """Median distance of the launches from their median."""
-    closure_ms: float
-    """Median of the whole replays in which it ran."""
-    n_replays: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one rank says of a batch of replays."""
-
-    measured: dict[str, dict[int, Measured]] = field(default_factory=dict)
-    """Site -> candidate -> times. A rank that does not own a site leaves it out: the neutral element."""
-    failures: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Site -> candidate -> why it cannot run here."""
-    disturbed: list[int] = field(default_factory=list)
-    """Replays of the batch in which another config stood in for one that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What is agreed on a candidate. Equal on all ranks."""
-
-    latency_ms: float | None
-    """MAX over ranks of the ranks' medians; None if it was not measured everywhere."""
-    closure_ms: float | None
-    """The same for the whole replay."""
-    spread_ms: float | None
-    rank_latencies_ms: dict[int, float]
-    """The ranks' medians, to name stragglers."""
-    failure: str | None
-    """"rank r: reason" of the first rank on which it failed."""
-
-
-def _is_time(ms: float) -> bool:
-    return isfinite(ms) and ms > 0
-
-
 class _Site:
     """The state of one site's search; changed by ``Search`` only."""
 
-    def __init__(self, plan: Plan, n_candidates: int, failures: Mapping[int, str]) -> None:
+    def __init__(self, label: str, plan: Plan, policy: Policy, n_candidates: int, failures: Mapping[int, str]) -> None:
         self.plan = plan
-        self.n_candidates = n_candidates
         self.failures = dict(failures)
-        self.measured: dict[int, dict[int, Measured]] = {}
-        self.n_run = 0
+        self.agreed: dict[int, Agreed] = {}
+        self.left: dict[int, str] = {}
+        self.verdict: Verdict | None = None
         self.queue: list[Trial] = []
+        self.stage: Literal["table", "race", "finals", "done"] = "done"
+        self.n_candidates = n_candidates
+        self._label = label
+        self._policy = policy
+        self._rung = 0
+        self._n_rounds = 0
+        self._wanted: dict[int, int] = {}
+        """Candidate -> timed replays it shall have at the end of the queue."""
         alive = self.alive()
-        if len(alive) > 1:
+        self.n_nominal = len(alive) * (plan.n_warmup + plan.n_repeat)
+        self.n_run = 0
+        if len(alive) < 2:
+            return
+        if plan.search == "exhaustive":
+            self.stage = "table"
+            self._wanted = dict.fromkeys(alive, plan.n_repeat)
             self.queue = [Trial(i, k >= plan.n_warmup) for i in alive for k in range(plan.n_warmup + plan.n_repeat)]
-        self.n_allowed = MAX_OVERTIME * len(self.queue)
+        else:
+            self.stage = "race"
+            self._wanted = dict.fromkeys(alive, 1)
+            # The device and its allocator warm up once, not with every candidate.
+            self.queue = [Trial(alive[0], is_timed=False)] * plan.n_warmup + self._shuffled(alive)
+
+    def alive(self) -> list[int]:
+        """Candidates that run everywhere and have not left the race."""
+        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.left]
+
+    def incumbent(self) -> int | None:
+        """The winner, or the fastest so far; the first that runs, where nothing was measured."""
+        if self.verdict is not None and self.verdict.winner not in self.failures:
+            return self.verdict.winner
+        runnable = [i for i in range(self.n_candidates) if i not in self.failures]
+        measured = [(self.agreed[i].kernel_ms, i) for i in runnable if i in self.agreed]
+        return min(measured)[1] if measured else next(iter(runnable), None)
 
     def drop(self, failures: Mapping[int, str]) -> None:
+        """Take candidates out that do not run on some rank."""
         self.failures = {**failures, **self.failures}  # the first reason stays
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures] if len(self.alive()) > 1 else []
 
-    def alive(self) -> list[int]:
-        return [i for i in range(self.n_candidates) if i not in self.failures]
-
-    def standing(self, candidate: int) -> Standing:
-        on = {rank: times[candidate] for rank, times in self.measured.items() if candidate in times}
-        failure = self.failures.get(candidate)
-        if failure is not None or not on or len(on) < sum(bool(times) for times in self.measured.values()):
-            return Standing(None, None, None, {rank: m.kernel_ms for rank, m in on.items()}, failure)
-        slowest = max(on.values(), key=lambda m: m.kernel_ms)
-        closure_ms = max(m.closure_ms for m in on.values())
-        return Standing(slowest.kernel_ms, closure_ms, slowest.spread_ms, {rank: m.kernel_ms for rank, m in on.items()}, None)
-
-    def best(self) -> int | None:
-        """Least agreed time, then lowest index; the first that runs, where nothing was measured."""
+    def advance(self, n_left: int) -> None:
+        """At the end of the queue: ask again for what was not met, or go on to the next rung, or to a decision."""
+        if self.queue or self.stage == "done":
+            return
         alive = self.alive()
-        times = {i: self.standing(i).latency_ms for i in alive}
-        measured = [(ms, i) for i, ms in times.items() if ms is not None]
-        return min(measured)[1] if measured else (alive[0] if alive else None)
+        if len(alive) < 2:
+            self._decide()
+            return
+        short = {i: n - self._n_timed(i) for i, n in self._wanted.items() if i in alive and self._n_timed(i) < n}
+        n_overtime = min(n_left, MAX_OVERTIME * self.n_nominal - self.n_run)
+        if short and any(self.agreed.values()) and n_overtime > 0:
+            again = [Trial(i, is_timed=True) for k in range(max(short.values())) for i in alive if k < short.get(i, 0)]
+            self.queue = again[:n_overtime]
+            return
+        if self.stage == "race":
+            self._end_rung(n_left)
+        elif self.stage == "table":
+            self._decide()
+        elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
+            self._end_round(n_left)
 
-    def shortfall(self, candidate: int) -> int:
-        """Timed replays still missing on the rank that has the fewest."""
-        owners = [times for times in self.measured.values() if times]
-        return self.plan.n_repeat - min((times[candidate].n_replays if candidate in times else 0 for times in owners), default=0)
+    def begin_round(self, n_replays: int) -> None:
+        """Queue one round of finals: finalists in turn, in orders of their own, until the round is full."""
+        if n_replays == 0:
+            self._decide()
+            return
+        rounds = (self._shuffled(self.alive(), f"final {self._n_rounds} {k}") for k in range(n_replays))
+        self.queue = list(islice((trial for each in rounds for trial in each), n_replays))
+        self._n_rounds += 1
+        self._wanted = {}  # more repeats are welcome here, not owed
 
-    def take(self, n_replays: int) -> None:
-        """These replays have been run."""
-        self.n_run += min(n_replays, len(self.queue))
-        self.queue = self.queue[n_replays:]
+    def round_length(self, n_left: int) -> int:
+        """Replays this site wants for a round of finals: each finalist ``n_repeat`` times, if the bound allows."""
+        n_finalists = len(self.alive())
+        return n_finalists * min(self.plan.n_repeat, self._n_allowed(n_left) // n_finalists)
 
-    def refill(self) -> None:
-        """At the end of the queue: ask again for what the site did not meet in enough replays."""
+    def _end_rung(self, n_left: int) -> None:
         alive = self.alive()
-        if not self.queue and len(alive) > 1 and any(self.measured.values()):
-            short = {candidate: self.shortfall(candidate) for candidate in alive}
-            again = [Trial(i, is_timed=True) for k in range(max(short.values())) for i in alive if k < short[i]]
-            self.queue = again[: max(0, self.n_allowed - self.n_run)]
+        measured = {i: self.agreed[i] for i in alive if i in self.agreed}
+        margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
+        staying = kept(measured, quota, margin, self.plan.objective) or alive[:1]
+        for i in set(alive) - set(staying):
+            self.left[i] = f"left the race after rung {self._rung}" if i in measured else "was not met in time to be measured"
+        self._rung += 1
+        n_allowed = self._n_allowed(n_left)
+        if len(staying) <= self._policy.max_finalists or self._rung >= self.plan.n_repeat or n_allowed < len(staying):
+            finalists = kept(
+                {i: self.agreed[i] for i in staying if i in self.agreed}, self._policy.max_finalists, margin, self.plan.objective
+            )
+            for i in set(staying) - set(finalists or staying):
+                self.left[i] = f"left the race after rung {self._rung - 1}"
+            self.stage = "finals"
+            if len(self.alive()) < 2 or self.round_length(n_left) == 0:
+                self._decide()
+            return
+        self._wanted = dict.fromkeys(staying, self._rung + 1)
+        self.queue = self._shuffled(staying)
+
+    def _end_round(self, n_left: int) -> None:
+        verdict = self._decide()
+        for i in verdict.worse:
+            self.left[i] = f"left the finals after round {self._n_rounds - 1}"
+        is_over = verdict.is_clear or len(self.alive()) < 2 or self._n_rounds >= self._policy.max_final_rounds
+        if not is_over and self.round_length(n_left) > 0:
+            self.stage, self.verdict = "finals", None
+
+    def _decide(self) -> Verdict:
+        self.stage = "done"
+        contenders = {i: self.agreed[i] for i in self.alive() if i in self.agreed}
+        if not contenders:  # never met: the first that runs
+            contenders = {i: Agreed(1.0, 1.0) for i in self.alive()[:1] or [0]}
+        near = kept(contenders, self._policy.max_finalists, self._policy.margins[-1], self.plan.objective)
+        self.verdict = judge({i: contenders[i] for i in near}, self.plan.objective, self._policy.tie)
+        return self.verdict
+
+    def _n_timed(self, candidate: int) -> int:
+        return self.agreed[candidate].n_replays if candidate in self.agreed else 0
+
+    def _n_allowed(self, n_left: int) -> int:
+        return max(0, min(n_left, self.n_nominal - self.n_run if self.plan.max_replays is None else n_left))
+
+    def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
+        """Each once, in an order that is the same on all ranks and another one at each site: so sites' candidates mix."""
+        order = list(candidates)
+        random.Random(f"{self._label} {self._rung} {salt}").shuffle(order)
+        return [Trial(i, is_timed=True) for i in order]
 
 
 class Search:
     """All sites of one closure. Fed with the same calls on every rank, it answers the same on every rank."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, policy: Policy | None = None) -> None:
+        self.n_replays = 0
+        """Asked for so far."""
         self._plan = plan
+        self._policy = policy or Policy()
         self._sites: dict[str, _Site] = {}
 
     def add(self, site: str, n_candidates: int, failures: Mapping[int, str]) -> None:
         """Enter a site after the vote: ``failures`` says which candidates cannot run, and on which rank why."""
-        self._sites[site] = _Site(self._plan, n_candidates, failures)
+        self._sites[site] = _Site(site, self._plan, self._policy, n_candidates, failures)
 
     def __contains__(self, site: str) -> bool:
         """Whether the site was entered."""
         return site in self._sites
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no site is racing any more."""
+        return not any(site.stage in ("race", "table") for site in self._sites.values())
+
+    @property
+    def bound(self) -> int:
+        """Replays at most, if every site is met in every replay."""
+        nominal = max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
+        return nominal if self._plan.max_replays is None else self._plan.max_replays
 
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
         self._sites[site].drop(failures)
 
     def batch(self) -> list[Replay]:
-        """The next replays, up to where the first unfinished site is through; none if all sites are settled.
-
-        Nothing is decided within a batch, so it costs one meeting.
-        """
-        open_sites = [site for site in self._sites.values() if site.queue]
-        n_replays = min((len(site.queue) for site in open_sites), default=0)
+        """The next replays; none if all sites are settled. Nothing is decided within a batch, so it costs one meeting."""
+        for site in self._sites.values():
+            site.advance(self._n_left)
+        if self.is_final:
+            self._begin_round()
+        lengths = [len(site.queue) for site in self._sites.values() if site.queue]
+        # A rung lasts as long as its longest site; the seed's table goes on with the winner of the site that is through.
+        n_replays = (max if self._plan.search == "racing" else min)(lengths, default=0)
         return [
-            {name: trial for name, site in self._sites.items() if (trial := self._trial(site, k)) is not None} for k in range(n_replays)
+            {name: trial for name, site in self._sites.items() if (trial := _trial(site, k)) is not None}
+            for k in range(min(n_replays, self._n_left))
         ]
 
-    def tell(self, n_replays: int, reports: Mapping[int, Report]) -> None:
-        """Take in what all ranks say of the last batch: rank -> report. Measured times are totals and replace older ones."""
-        for site in self._sites.values():
-            site.take(n_replays)
-        for rank, report in reports.items():
-            for name in self._sites.keys() & report.failures.keys():
-                self.drop(name, {candidate: f"rank {rank}: {reason}" for candidate, reason in report.failures[name].items()})
-            for name in self._sites.keys() & report.measured.keys():
-                times = self._sites[name].measured[rank] = report.measured[name]
-                absurd = {
-                    i: m.kernel_ms for i, m in times.items() if not all(isfinite(ms) and ms > 0 for ms in (m.kernel_ms, m.closure_ms))
-                }
-                self.drop(name, {candidate: f"rank {rank}: the clock gave {ms} ms" for candidate, ms in absurd.items()})
-        for site in self._sites.values():
-            site.refill()
+    def tell(self, n_replays: int, tally: Tally) -> None:
+        """Take in what all ranks agree on after a batch. Times are totals and replace older ones."""
+        self.n_replays += n_replays
+        for name, site in self._sites.items():
+            site.n_run += n_replays if site.queue else 0
+            site.queue = site.queue[n_replays:]
+            site.agreed.update(tally.agreed.get(name, {}))
+            site.drop(tally.failures.get(name, {}))
 
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
-        return self._sites[site].best()
+        return self._sites[site].incumbent()
+
+    def verdict(self, site: str) -> Verdict | None:
+        """How the winner was chosen; None before that, or where there was no choice."""
+        return self._sites[site].verdict
 
     def standings(self, site: str) -> Sequence[Standing]:
-        """What is agreed on each candidate, in order of index."""
-        return [self._sites[site].standing(i) for i in range(self._sites[site].n_candidates)]
+        """What came of each candidate, in order of index."""
+        state = self._sites[site]
+        return [
+            Standing(state.agreed.get(i) if i not in state.failures else None, state.failures.get(i), state.left.get(i))
+            for i in range(state.n_candidates)
+        ]
 
-    def _trial(self, site: _Site, k: int) -> Trial | None:
-        if k < len(site.queue):
-            return site.queue[k]
-        best = site.best()
-        return None if best is None else Trial(best, is_timed=False)
+    def kernel_times_ms(self) -> dict[str, dict[int, float]]:
+        """Site -> candidate -> agreed time of its launches in a replay, so far."""
+        return {name: {i: each.launches_ms for i, each in site.agreed.items()} for name, site in self._sites.items()}
+
+    @property
+    def _n_left(self) -> int:
+        allowed = self._plan.max_replays
+        return allowed - self.n_replays if allowed is not None else MAX_OVERTIME * sum(s.n_nominal for s in self._sites.values())
+
+    def _begin_round(self) -> None:
+        finals = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
+        n_replays = max((site.round_length(self._n_left) for site in finals), default=0)
+        for site in finals:
+            site.begin_round(n_replays)
+
+
+def _trial(site: _Site, k: int) -> Trial | None:
+    if k < len(site.queue):
+        return site.queue[k]
+    incumbent = site.incumbent()
+    return None if incumbent is None else Trial(incumbent, is_timed=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,11 @@ _CHECK_EVERY_S = 0.25
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
 _NEVER_MET = "nothing yet"
+_FAILED = "failed: "
+"""How the topic of a rank begins that comes to a meeting with an error which is only a consequence."""
+
+Reduce = Callable[[dict[int, str]], str]
+"""Rank -> part, of all ranks, to what follows from them. Pure: whoever comes last computes it for all."""
 
 
 def is_secondary(error: BaseException) -> bool:
@@ -73,11 +78,12 @@ class Meetings:
             if verdict is not None and not self._store.check([f"{self._epoch}/count"]):
                 raise self._error(verdict)
 
-    def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
-        """Exchange parts with all members. Collective: every member calls this for the same closure and topic.
+    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
+        """Bring a part, and take away what follows from all. Collective: every member calls this for the same closure and topic.
 
-        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Waits for a rank as long as that rank makes progress (``beat``). A
-        rank that calls with ``is_optional`` can do without: if it gives up, nobody is told of an error later on.
+        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Only the last rank to come reads all parts, so what the others
+        read does not grow with the group. Waits for a rank as long as that rank makes progress (``beat``). A rank that calls
+        with ``is_optional`` can do without: if it gives up, nobody is told of an error later on.
 
         Raises:
             AbsentRanksError: a rank made no progress for ``deadline_s``; all ranks that come raise it.
@@ -86,11 +92,11 @@ class Meetings:
         """
         epoch = self._epoch
         with self._hosted(topic):
-            verdict = self._attend(topic, part, is_optional)
+            verdict = self._attend(topic, part, reduce, is_optional)
             if verdict["state"] != "agreed":
                 raise self._error(verdict)
             self._forget_old(epoch)
-        return self._checked(verdict["parts"])
+        return self._result_of(verdict)
 
     def beat(self, doing: str) -> None:
         """Between replays, at most four times a second: post a sign of life, and leave if the tuning was ended.
@@ -129,11 +135,11 @@ class Meetings:
                 error.add_note(str(gone))  # nobody left to tell
             return
         with self._hosted("abort"):
-            verdict = self._attend(f"failed: {_text(error)}", "")
+            verdict = self._attend(f"{_FAILED}{_text(error)}", "", lambda parts: "")
         try:
             if verdict["state"] != "agreed":
                 raise self._error(verdict)
-            self._checked(verdict["parts"])
+            self._result_of(verdict)
         except DistTuneError as told:
             raise told from error
 
@@ -146,17 +152,22 @@ class Meetings:
         if verdict.get("message") != mine["message"]:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
-    def _attend(self, topic: str, part: str, is_optional: bool = False) -> dict[str, Any]:
+    def _attend(self, topic: str, part: str, reduce: Reduce, is_optional: bool = False) -> dict[str, Any]:
         """Bring a part, take the verdict away. The last to come writes it."""
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
-            self._agree()
-        self._await_verdict(topic, is_optional)
+            self._agree(reduce)
+        self._await_verdict(topic, reduce, is_optional)
         return self._read_verdict()
 
-    def _agree(self) -> None:
-        parts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
-        self._decide({"state": "agreed", "parts": [json.loads(each) for each in parts]})
+    def _agree(self, reduce: Reduce) -> None:
+        texts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
+        closures, topics, parts = zip(*map(json.loads, texts), strict=True)
+        steps = list(zip(closures, topics, strict=True))
+        if len(set(steps)) > 1 or topics[0].startswith(_FAILED):
+            self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
+        else:
+            self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
 
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
@@ -177,7 +188,7 @@ class Meetings:
         self._epoch += 1
         return verdict
 
-    def _await_verdict(self, topic: str, is_optional: bool) -> None:
+    def _await_verdict(self, topic: str, reduce: Reduce, is_optional: bool) -> None:
         """Wait for the verdict while those who are missing make progress; without any for the deadline, fix "timed out"."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         seen: dict[int, str] = {}
@@ -190,7 +201,7 @@ class Meetings:
             looked = now
             beats = {rank: self._beat_of(rank) for rank in self._missing()}
             if not beats:
-                self._agree()  # the one who should have written the verdict has died over it
+                self._agree(reduce)  # the one who should have written the verdict has died over it
             elif beats != seen:  # progress, or the first look
                 seen, since = beats, now
             elif now - since >= self.deadline_s:
@@ -212,30 +223,25 @@ class Meetings:
             for name in ("count", "verdict", *(f"parts/{rank}" for rank in self.members)):
                 self._store.delete_key(f"{old}/{name}")
 
-    def _checked(self, parts: list[list[str]]) -> list[str]:
-        failed = [(rank, topic) for rank, (_, topic, _) in zip(self.members, parts, strict=True) if topic.startswith("failed: ")]
+    def _result_of(self, verdict: dict[str, Any]) -> str:
+        if "result" in verdict:
+            return str(verdict["result"])
+        self._is_over = True
+        steps = dict(zip(self.members, verdict["steps"], strict=True))
+        failed = {rank: topic.removeprefix(_FAILED) for rank, (_, topic) in steps.items() if topic.startswith(_FAILED)}
         if failed:
-            rank, error = failed[0]
-            self._is_over = True
-            others = [
-                f"rank {each} at {topic!r}" for each, (_, topic, _) in zip(self.members, parts, strict=True) if (each, topic) not in failed
-            ]
+            rank, error = next(iter(failed.items()))
+            others = [f"rank {each} at {topic!r}" for each, (_, topic) in steps.items() if each not in failed]
             raise PeerFailedError(
-                f"rank {rank} left {self._closure} with {error.removeprefix('failed: ')} while it was being tuned; ranks "
-                f"{[each for each, _ in failed]} failed so, {', '.join(others) or 'no other'} did not. A collective of the closure did not "
-                f"find all its ranks: does every rank call the same collectives in the same order in every replay?",
+                f"rank {rank} left {self._closure} with {error} while it was being tuned; ranks {list(failed)} failed so, "
+                f"{', '.join(others) or 'no other'} did not. A collective of the closure did not find all its ranks: does every rank call "
+                f"the same collectives in the same order in every replay?",
                 rank,
-                error.removeprefix("failed: "),
+                error,
             )
-        steps = [f"{closure}, step {topic!r}" for closure, topic, _ in parts]
-        if len(set(steps)) > 1:
-            other = next(i for i, place in enumerate(steps) if place != steps[0])
-            self._is_over = True
-            raise RankMismatchError(
-                f"rank {self.members[0]} is in {steps[0]}, rank {self.members[other]} is in {steps[other]}. "
-                f"Call tuned closures in the same order on all ranks of their group."
-            )
-        return [part for _, _, part in parts]
+        first, *rest = (f"rank {rank} is in {closure}, step {topic!r}" for rank, (closure, topic) in steps.items())
+        other = next(text for text in rest if text.partition(" is in ")[2] != first.partition(" is in ")[2])
+        raise RankMismatchError(f"{first}, {other}. Call tuned closures in the same order on all ranks of their group.")
 
     def _error(self, verdict: dict[str, Any]) -> DistTuneError:
         self._is_over = True

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.errors import DistTuneError
-from dist_tune.meetings import Meetings
+from dist_tune.meetings import Meetings, Reduce
 
 
 class Ranks(Protocol):
@@ -30,11 +30,14 @@ class Ranks(Protocol):
     members: tuple[int, ...]
     """Global ranks of all who meet, in the order in which parts are given."""
 
+    neighbours: tuple[int, int]
+    """Position of this process among the members on its host, as far as it knows, and how many these are."""
+
     def enter(self, closure: str, call: int = 0) -> None:
         """Say which call of which closure the coming meetings are about."""
 
-    def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
-        """Exchange parts. Collective; the parts come in the order of ``members``."""
+    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
+        """Bring a part, and take away what follows from all. Collective."""
 
     def beat(self, doing: str) -> None:
         """Between replays: tell the others that this rank is alive, and hear whether the tuning has been ended."""
@@ -56,13 +59,14 @@ class Solo:
         # Its rank names its log, also where other processes tune beside it.
         self.rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         self.members: tuple[int, ...] = (self.rank,)
+        self.neighbours = (0, 1)
 
     def enter(self, closure: str, call: int = 0) -> None:
         """Nobody else to tell."""
 
-    def meet(self, topic: str, part: str, *, is_optional: bool = False) -> list[str]:
-        """This rank's part alone."""
-        return [part]
+    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
+        """What follows from this rank's part alone."""
+        return reduce({self.rank: part})
 
     def beat(self, doing: str) -> None:
         """Nobody else to hear."""
@@ -89,6 +93,7 @@ class Group(Meetings):
         space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
         super().__init__(space, dist.get_rank(), members, deadline_s)
         self._group = group
+        self.neighbours = _neighbours(self.rank, members)
 
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
@@ -120,6 +125,13 @@ class Group(Meetings):
         finally:
             for backend, timeout in before:
                 backend._set_default_timeout(timeout)
+
+
+def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
+    """The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here."""
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
+    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
+    return here.index(rank), len(here)
 
 
 def _backends() -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Environment(BaseModel):
@@ -46,14 +46,35 @@ class CandidateRecord(BaseModel):
     spread_ms: float | None = None
     """Median distance of the slowest rank's launches from their median."""
     closure_ms: float | None = None
-    """MAX over ranks of the median replay in which it ran."""
+    """MAX over ranks of the median replay in which it ran, less what other sites' candidates added to it."""
+    n_replays: int = 0
+    """Replays it was timed in, on the rank with the fewest."""
     rank_latencies_ms: dict[int, float] = {}
-    """Global rank -> its median launch."""
+    """Global rank -> its median launch; of more than 16 ranks the slowest and the fastest."""
     failure: str | None = None
     """Why it was dropped, and on which rank."""
+    left: str | None = None
+    """When it left the race, being slower than others."""
     shared_bytes: int | None = None
     n_regs: int | None = None
     n_spills: int | None = None
+
+
+class Seconds(BaseModel):
+    """Where the time of a tuning went on this rank."""
+
+    total: float = 0.0
+    discover: float = 0.0
+    """From the first miss to the roll call: the closure's first run, and the compilation that it waited for."""
+    compile: float = 0.0
+    """Until all candidates are loaded on all ranks."""
+    race: float = 0.0
+    """Replays until a few candidates are left; all of an exhaustive search."""
+    finals: float = 0.0
+    settle: float = 0.0
+    """The run whose value is returned."""
+    meetings: float = 0.0
+    """In meetings, waiting for other ranks included; a part of the phases above."""
 
 
 class TuningRecord(BaseModel):
@@ -70,7 +91,11 @@ class TuningRecord(BaseModel):
     candidates: list[CandidateRecord]
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
+    closure_weight: float = 0.0
+    """How far the closure's time was believed where it differs from the kernel's, from 0 (within the noise) to 1."""
     seconds: float
+    """Of the whole tuning, of all its sites."""
+    spent: Seconds
     environment: Environment
 
     @property

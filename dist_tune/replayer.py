@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_tune import intercept
-from dist_tune.engine import Replay
 from dist_tune.errors import StuckDeviceError
 from dist_tune.intercept import Listener
+from dist_tune.plan import Replay
 from dist_tune.ranks import Ranks
 from dist_tune.sites import Sites
 from dist_tune.timing import Clock, Span
@@ -32,6 +32,7 @@ class Replayer:
         self._reset = reset
         self._stuck_after_s = stuck_after_s
         self._host_ms = 1.0
+        self._shortest_ms = 0.0
 
     def restart(self) -> None:
         """Call the user's ``reset``: before each replay but the first."""
@@ -60,22 +61,26 @@ class Replayer:
             StuckDeviceError: the device stands still.
             DistTuneError: another rank ended the tuning.
         """
-        wholes: list[tuple[int, Span]] = []
+        wholes: list[tuple[int, Replay, Span]] = []
         for k, schedule in enumerate(batch):
             self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
             self.restart()
-            self._clock.prepare(1.5 * self._host_ms)
+            # A replay that the device has not come to yet keeps it busy as well as any spinning does.
+            is_ahead = len(wholes) > 1 and self._shortest_ms > 1.5 * self._host_ms and not wholes[-2][2].is_done()
+            self._clock.prepare(0.0 if is_ahead else 1.5 * self._host_ms)
             self._ranks.align()
             whole = self._clock.span()
-            wholes.append((self.n_replays, whole))
+            wholes.append((self.n_replays, schedule, whole))
             began = time.perf_counter()
             self.run(closure, listener, schedule, whole)
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
             self._sites.end_replay()
-        self._await_device([span for _, span in wholes])
-        for number, span in wholes:
-            self._sites.ledger.add_replay(number, span.ms())
+        self._await_device([span for _, _, span in wholes])
+        for number, schedule, span in wholes:
+            ms = span.ms()
+            self._shortest_ms = min(ms, self._shortest_ms or ms)
+            self._sites.ledger.add_replay(number, ms, schedule)
         self._sites.read_spans()
 
     def _await_device(self, spans: list[Span]) -> None:

@@ -14,20 +14,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import Any
 
-from dist_tune.ballots import BALLOT, Ballot, check_lists, contested, votes
-from dist_tune.compile import Failure, Resources, load
-from dist_tune.engine import Plan, Report, Search
+from dist_tune.agreement import Agreement
+from dist_tune.ballots import Roll, RollCall
+from dist_tune.compiler import Compiler, host_of_cache, n_compile_threads
+from dist_tune.engine import Search
 from dist_tune.errors import AbsentRanksError, DistTuneError, NestedTuningError, NoValidConfigError, RankMismatchError, StoreGoneError
 from dist_tune.launch import Launch, is_interpreted
+from dist_tune.loading import Loader
 from dist_tune.log import tuning_log
 from dist_tune.meetings import is_secondary
 from dist_tune.outcome import log_table, make_record
+from dist_tune.plan import Plan
 from dist_tune.ranks import Ranks, Solo
-from dist_tune.records import TuningRecord
+from dist_tune.records import Seconds, TuningRecord
 from dist_tune.replayer import Replayer
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
-from dist_tune.sites import Site, Sites, check_not_capturing, no_valid_config
+from dist_tune.shares import Bench
+from dist_tune.sites import Sites, check_not_capturing, no_valid_config
+from dist_tune.space import digest
 from dist_tune.timing import device_clock
 
 _MAX_DISCOVERIES = 4
@@ -47,8 +52,8 @@ class Session:
         self._ranks = ranks
         self._plan = plan
         self._settings = settings
-        self._began = time.monotonic()
-        self._meeting_s = 0.0
+        self._seconds = Seconds()
+        self._began = self._phase_began = time.monotonic()
         self._exit = ExitStack()
         self._exit.enter_context(ranks.short_timeouts())
         self._log = self._exit.enter_context(
@@ -58,8 +63,13 @@ class Session:
         self._struck: set[int] = set()
         self._texts: dict[str, list[str]] = {}
         self._rng = RngState()
+        self._bench = Bench(host_of_cache(), *ranks.neighbours)
+        self._compiler = Compiler(n_compile_threads(self._bench.n_ranks), settings.deadline_s)
+        self._exit.callback(self._compiler.close)
         clock = device_clock(is_interpreted())
-        self.sites = Sites(clock, self._log, f"on rank {ranks.rank}")
+        self.sites = Sites(clock, self._log, self._compiler, self._bench, f"on rank {ranks.rank}")
+        self._agreement = Agreement(ranks, self._log)
+        self._loader = Loader(ranks, self._agreement, self.sites, self._compiler)
         self._replayer = Replayer(ranks, self.sites, clock, reset, settings.deadline_s)
 
     @property
@@ -131,128 +141,131 @@ class Session:
     def _discover(self, closure: Callable[[], Any], is_watched: bool) -> bool:
         """Learn which sites there are on any rank, and replay until no rank has a config that another one lacks."""
         for _ in range(_MAX_DISCOVERIES):
-            roll = Ballot(self._new_sites(), dict(self.sites.hits), is_watched)
-            is_optional = not roll.sites and not self._texts
             try:
-                ballots = self._meet("roll call", roll, is_optional=is_optional)
+                called = self._roll_call(is_watched, is_optional=not self._new_sites() and not self._texts)
             except (AbsentRanksError, StoreGoneError) as error:
-                if not is_optional:
+                if self._new_sites() or self._texts:
                     raise
                 # Ranks whose arguments were not new have made an ordinary call, and so does this one.
                 self._log.warning(f"closure={self._name} goes on with the configs it has: {error}")
                 self.is_waived = True
                 return False
-            check_lists(self._texts, ballots)
-            disputed = contested(ballots, self._texts)
-            if not disputed and all(ballot.is_watched for ballot in ballots.values()):
+            if not called.disputed and called.is_watched:
                 break
-            self.sites.evict(disputed)
+            self.sites.evict(set(called.disputed))
             is_watched = True
             self._replayer.restart()
             self._replayer.run(closure, self, {})
             self.sites.end_replay()
         else:
             raise RankMismatchError(
-                f"{self._name}: ranks still have different configs for {sorted(disputed)} after {_MAX_DISCOVERIES} runs. Does the closure "
+                f"{self._name}: ranks still have different configs for {called.disputed} after {_MAX_DISCOVERIES} runs. Does the closure "
                 f"change the cache of its kernels?"
             )
-        self._load(list(self._texts))
+        self._end_phase("discover")
+        self._load(called)
         return bool(self._texts)
+
+    def _roll_call(self, is_watched: bool, *, is_optional: bool = False) -> Roll:
+        """Tell the sites that are new here, and hear what is new anywhere, with the candidates of all that is new."""
+        spelled: set[str] = set(self._new_sites()) if self._ranks.rank == self._ranks.members[0] else set()
+        while True:
+            sites = {label: self.sites.met[label] for label in {*self._new_sites(), *(spelled & self.sites.met.keys())}}
+            call = RollCall(
+                self._bench,
+                {label: digest(site.texts) for label, site in sites.items()},
+                {label: site.texts for label, site in sites.items() if label in spelled},
+                {label: self._compiler.keys(label) for label, site in sites.items() if site.is_new},
+                dict(self.sites.hits),
+                is_watched,
+            )
+            called = self._agreement.roll_call(call, is_optional=is_optional)
+            if called.mismatch:
+                raise RankMismatchError(called.mismatch)
+            if not called.unlisted:
+                return called
+            spelled |= set(called.unlisted)
 
     def _race(self, closure: Callable[[], Any]) -> None:
         """Replay what the engine asks for until every site is settled."""
         while batch := self._search.batch():
+            is_final = self._search.is_final
             self._replayer.run_batch(closure, self, batch)
             while True:
-                ballots = self._meet("report", Ballot(self._new_sites(), report=self.sites.ledger.report(self.sites.failures())))
-                disturbed = {replay for ballot in ballots.values() for replay in ballot.report.disturbed}
-                if disturbed <= self._struck:
+                report = self.sites.ledger.report(self.sites.failures(), batch, self._search.kernel_times_ms(), bool(self._new_sites()))
+                told = self._agreement.report(report)
+                if set(told.disturbed) <= self._struck:
                     break
                 # A stand-in on one rank makes its peers wait: nobody's times of that replay count.
-                self.sites.ledger.strike(disturbed)
-                self._struck |= disturbed
-            self._search.tell(len(batch), {rank: ballot.report for rank, ballot in ballots.items()})
-            check_lists(self._texts, ballots)
-            self._load(list(dict.fromkeys(label for ballot in ballots.values() for label in ballot.sites)))
+                self.sites.ledger.strike(told.disturbed)
+                self._struck |= set(told.disturbed)
+            self._search.tell(len(batch), told.tally)
+            self._end_phase("finals" if is_final else "race")
+            if told.has_new_sites:
+                called = self._roll_call(is_watched=True)
+                self._load(called)
             self._check_alive()
 
-    def _load(self, labels: list[str]) -> None:
-        """Compile and load all candidates of these sites, and drop what any rank cannot run, before any is measured."""
-        if not labels:
+    def _load(self, called: Roll) -> None:
+        """Compile and load all candidates of new sites, and drop what any rank cannot run, before any is measured."""
+        if not called.lists:
             return
-        n_candidates = sum(len(self._texts[label]) for label in labels)
+        self._texts |= {label: texts for label, texts in called.lists.items() if label not in self._texts}
+        n_candidates = sum(len(texts) for texts in called.lists.values())
         self._log.bind(progress=True).info(
-            f"tuning {self._name}: {len(labels)} sites, {n_candidates} candidates on {len(self._ranks.members)} ranks"
+            f"tuning {self._name}: {len(called.lists)} sites, {n_candidates} candidates on {len(self._ranks.members)} ranks"
         )
-        for label in labels:
-            if label in self.sites.met:
-                self._load_site(self.sites.met[label])
-        ballots = self._meet("compiled", Ballot(report=Report(failures=self.sites.failures())))
-        for label in labels:
-            failures = votes(label, ballots)
+        failed = self._loader.load(called.keysets)
+        for label in called.lists:
             if label in self._search:  # met later on this rank than on others
-                self._search.drop(label, failures)
+                self._search.drop(label, failed.get(label, {}))
             else:
-                self._search.add(label, len(self._texts[label]), failures)
+                self._search.add(label, len(self._texts[label]), failed.get(label, {}))
+        self._log.info(f"closure={self._name} searches in at most {self._search.bound} replays")
+        self._end_phase("compile")
         self._check_alive()
-
-    def _load_site(self, site: Site) -> None:
-        if site.launch is None:
-            return
-        for index, config in enumerate(site.configs):
-            self._ranks.beat(f"compiling candidate {index} of {site.label}")
-            if index in site.failures:
-                continue
-            loaded = load(site.launch, config)
-            if isinstance(loaded, Failure):
-                self.sites.fail(site, index, loaded.reason, loaded.output)
-            elif isinstance(loaded, Resources):
-                site.resources[index] = loaded
-        site.launch = None
 
     def _settle(self, closure: Callable[[], Any]) -> Any:
         """Hand the winners to Triton, write the account, and run the closure once more as the caller would."""
         winners = {label: best for label in self._texts if (best := self._search.best(label)) is not None}
         standings = {label: self._search.standings(label) for label in winners}
-        times = {label: {i: s.latency_ms for i, s in enumerate(each) if s.latency_ms is not None} for label, each in standings.items()}
+        times = {label: {i: s.agreed.kernel_ms for i, s in enumerate(each) if s.agreed is not None} for label, each in standings.items()}
         self.sites.adopt({label: self._texts[label][winner] for label, winner in winners.items()}, times)
         self._replayer.restart()
         self._rng.restore()
         value = self._replayer.run(closure, self, {})
         with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
-            self._meet("done", Ballot())
-        seconds = time.monotonic() - self._began
+            self._agreement.part()
+        self._end_phase("settle")
+        self._seconds.meetings = self._agreement.seconds
+        self._seconds.total = time.monotonic() - self._began
         for label, winner in winners.items():
             record = make_record(
                 self._name, label, self._texts[label], self.sites.met.get(label), standings[label], winner,
-                n_replays=self._replayer.n_replays, seconds=seconds, world_size=len(self._ranks.members),
+                verdict=self._search.verdict(label), n_replays=self._replayer.n_replays, seconds=self._seconds,
+                world_size=len(self._ranks.members),
             )  # fmt: skip
             log_table(self._log, record)
             self.records.append(record)
-        self._log.info(
-            f"closure={self._name} done seconds={seconds:.3f} replays={self._replayer.n_replays} meetings_seconds={self._meeting_s:.4f} "
-            f"sites={len(winners)}"
-        )
+        spent = " ".join(f"{name}={value:.3f}" for name, value in self._seconds)
+        self._log.info(f"closure={self._name} done replays={self._replayer.n_replays} sites={len(winners)} seconds: {spent}")
         return value
 
     # -- agreement -----------------------------------------------------------------------------------------------
 
-    def _meet(self, topic: str, ballot: Ballot, *, is_optional: bool = False) -> dict[int, Ballot]:
-        began = time.monotonic()
-        parts = self._ranks.meet(topic, BALLOT.dump_json(ballot).decode(), is_optional=is_optional)
-        took_s = time.monotonic() - began
-        self._meeting_s += took_s
-        self._log.debug(f"meeting={topic!r} seconds={took_s:.4f}")
-        return {rank: BALLOT.validate_json(part) for rank, part in zip(self._ranks.members, parts, strict=True)}
-
-    def _new_sites(self) -> dict[str, list[str]]:
-        return {label: site.texts for label, site in self.sites.met.items() if site.launch is not None}
+    def _new_sites(self) -> list[str]:
+        return [label for label, site in self.sites.met.items() if site.is_new]
 
     def _check_alive(self) -> None:
         for label, texts in self._texts.items():
-            if self._search.best(label) is None:
+            if label in self._search and self._search.best(label) is None:
                 failures = {i: s.failure for i, s in enumerate(self._search.standings(label)) if s.failure is not None}
                 raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks"))
+
+    def _end_phase(self, name: str) -> None:
+        now = time.monotonic()
+        setattr(self._seconds, name, getattr(self._seconds, name) + now - self._phase_began)
+        self._phase_began = now
 
     def _end(self, error: BaseException) -> None:
         self._log.error(f"closure={self._name} ended by {type(error).__name__}: {error}")

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.compile import Resources, reason_of
-from dist_tune.engine import Replay, Trial
+from dist_tune.compile import Failure, Resources, reason_of
+from dist_tune.compiler import Compiler
 from dist_tune.errors import CaptureError, NoValidConfigError
 from dist_tune.launch import Launch, Undo, adopt, evict
 from dist_tune.ledger import Ledger
+from dist_tune.plan import Replay, Trial
+from dist_tune.shares import Bench, guessed_share
 from dist_tune.space import describe
 from dist_tune.timing import Clock, Span, is_capturing
 
@@ -43,8 +45,8 @@ class Site:
     configs: list[triton.Config]
     texts: list[str]
     """The configs described, in order."""
-    launch: Launch | None
-    """A launch to compile for; let go once compiled, since it holds the closure's tensors."""
+    is_new: bool = True
+    """Whether it has yet to be told to the others and loaded."""
     holders: dict[int, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
     """The decorated kernels, with their keys, that wait for the winner."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class Site:
 class Sites:
     """All sites met in a tuning on this rank. A ``Listener``."""
 
-    def __init__(self, clock: Clock, log: loguru.Logger, where: str) -> None:
+    def __init__(self, clock: Clock, log: loguru.Logger, compiler: Compiler, bench: Bench, where: str) -> None:
         self.is_watching = True
         self.met: dict[str, Site] = {}
         self.hits: dict[str, str] = {}
@@ -71,6 +73,8 @@ class Sites:
         self.ledger = Ledger()
         self._clock = clock
         self._log = log
+        self._compiler = compiler
+        self._bench = bench
         self._where = where
         self._labels: dict[str, list[tuple[Any, ...]]] = {}
         self._digests: dict[int, tuple[Any, str]] = {}
@@ -133,6 +137,8 @@ class Sites:
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
                 self.ledger.disturb(self._replay)
+            if site.is_new and not self.load(site, index):
+                continue
             span = self._clock.span() if trial.is_timed and index == trial.candidate else None
             try:
                 result = launch.run(site.configs[index], self._undo, span)
@@ -149,6 +155,28 @@ class Sites:
                 self._spans.append((site.label, index, self._replay, span))
             return result
         raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where)) from last
+
+    def load(self, site: Site, index: int) -> bool:
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here."""
+        loaded = self._compiler.load(site.label, index)
+        if isinstance(loaded, Resources):
+            site.resources[index] = loaded
+        if isinstance(loaded, Failure):
+            self.reject(site, index, loaded)
+        return not isinstance(loaded, Failure)
+
+    def reject(self, site: Site, index: int, failure: Failure) -> None:
+        """Note that a candidate does not compile or load here."""
+        if failure.shared_bytes is not None:
+            site.resources[index] = Resources(failure.shared_bytes, None, None)
+        if index not in site.failures:
+            self.fail(site, index, failure.reason, failure.output)
+
+    def note_need(self, site: Site, index: int) -> None:
+        """Note what a candidate would need that another rank found to need too much."""
+        needed = self._compiler.known_need(site.label, index)
+        if needed is not None:
+            site.resources.setdefault(index, Resources(needed, None, None))
 
     def fail(self, site: Site, index: int, reason: str, output: str = "") -> None:
         """Note that a candidate cannot run here."""
@@ -187,9 +215,11 @@ class Sites:
         if site is None:
             configs = launch.candidates()
             texts = [describe(config) for config in configs]
-            site = self.met[label] = Site(label, launch.name, launch.key_text, configs, texts, launch)
+            site = self.met[label] = Site(label, launch.name, launch.key_text, configs, texts)
             if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
                 site.winner = configs[texts.index(self._winners[label])]
+            else:
+                self._compiler.begin(label, launch, configs, guessed_share(len(configs), self._bench))
         site.holders[id(launch.kernel)] = (launch.kernel, launch.key)
         return site
 

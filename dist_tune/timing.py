@@ -123,7 +123,8 @@ class CudaClock:
             # Writing twice the L2 evicts what the last replay left there; a step in training finds it cold, too.
             self._flush = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
         self._flush.zero_()
-        torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
+        if host_ms:
+            torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
 
 
 def device_clock(is_interpreted: bool) -> Clock:
@@ -142,6 +143,17 @@ def is_capturing() -> bool:
 def median(samples: Sequence[float]) -> float:
     """Middle sample: one hiccup does not move it."""
     return statistics.median(samples)
+
+
+def without_outliers(samples: Sequence[float]) -> Sequence[float]:
+    """The samples that are no further from their median than five times what half of them are.
+
+    Of fewer than five nothing is taken away, and half a percent of the median is never an outlier: equal samples have no spread.
+    """
+    if len(samples) < 5:
+        return samples
+    middle, typical = statistics.median(samples), spread(samples)
+    return [sample for sample in samples if abs(sample - middle) <= max(5 * typical, 0.005 * abs(middle))]
 
 
 def spread(samples: Sequence[float]) -> float:

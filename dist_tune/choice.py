@@ -1,0 +1,130 @@
+"""How agreed times become choices: who stays in the race, and who wins.
+
+Pure. Is told what all ranks agree on of each candidate of one site and answers with indices; equal numbers give equal
+answers on every rank. Two clocks are read: the kernel's, which is precise and sees nothing else, and the closure's, which
+is what the user pays for and holds the noise of everything else in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import hypot, sqrt
+from typing import Literal
+
+Objective = Literal["closure", "kernel"]
+
+_SE_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of a median of n samples, times sqrt(n), per unit of their median distance from it (normal noise)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The constants of racing and finals. Chosen on the tables under logs/ (tests/simulator.py)."""
+
+    margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
+    """After the n-th rung a candidate is hopeless that is slower than the best by more than this share of the kernel's time."""
+    max_finalists: int = 4
+    max_final_rounds: int = 4
+    """Finals take at most this many times ``n_repeat`` replays of each finalist."""
+    tie: float = 0.005
+    """Share of the kernel's time below which two candidates are as good as each other."""
+
+    def margin(self, rung: int) -> float:
+        """The margin after this rung, counted from 0."""
+        return self.margins[min(rung, len(self.margins) - 1)]
+
+    def quota(self, n_candidates: int, rung: int) -> int:
+        """How many may stay after this rung: a quarter, an eighth, ..., but all finalists."""
+        return max(self.max_finalists, n_candidates >> (rung + 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks agree on of one candidate: MAX over ranks of each rank's median. Milliseconds."""
+
+    kernel_ms: float
+    """One launch."""
+    closure_ms: float
+    """One replay, less what other sites' candidates added to it."""
+    spread_ms: float = 0.0
+    """Median distance of the launches from their median, on the slowest rank."""
+    rest_spread_ms: float = 0.0
+    """The same of the closure less this site's launches."""
+    n_replays: int = 1
+    """Replays it was timed in, on the rank with the fewest."""
+    n_launches: int = 1
+    """Launches a replay."""
+    rank_latencies_ms: dict[int, float] = field(default_factory=dict)
+    """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
+
+    @property
+    def launches_ms(self) -> float:
+        """All launches of a replay."""
+        return self.kernel_ms * self.n_launches
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the numbers say of the contenders of a site."""
+
+    winner: int
+    worse: frozenset[int]
+    """Slower than the winner beyond a tie and noise."""
+    is_clear: bool
+    """Whether more replays would change nothing: each other contender is as good or worse, beyond noise."""
+    closure_weight: float
+    """How far the closure's time was believed where it differs from the kernel's, from 0 (noise) to 1."""
+
+
+def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective) -> list[int]:
+    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other."""
+    if not agreed:
+        return []
+    launches_ms = {i: each.launches_ms for i, each in agreed.items()}
+    # With one clock both orders are the same, and so are both tests.
+    closure_ms = {i: each.closure_ms for i, each in agreed.items()} if objective == "closure" else launches_ms
+    allowed_ms = margin * min(launches_ms.values())
+    limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
+    hopeful = [i for i in agreed if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]]
+    by_kernel, by_closure = (sorted(hopeful, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
+    in_turn = [i for pair in zip(by_kernel, by_closure, strict=True) for i in pair]
+    return sorted(list(dict.fromkeys(in_turn))[:quota])
+
+
+def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Verdict:
+    """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
+
+    A candidate costs what its launches take and what the rest of the closure takes beside it. Where the rest differs between
+    candidates by no more than repeats of one candidate do, it says nothing, and the launches alone decide: the weight is the
+    positive-part James-Stein factor (1961), one per site.
+    """
+    rest_ms = {i: each.closure_ms - each.launches_ms for i, each in agreed.items()}
+    middle_ms = statistics.median(rest_ms.values())
+    rest_error_ms = _error_ms(agreed, [each.rest_spread_ms for each in agreed.values() if each.n_replays > 1])
+    weight = 0.0
+    if objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
+        variance = statistics.variance(rest_ms.values())
+        weight = max(0.0, 1 - rest_error_ms**2 / variance) if variance > 0 else 0.0
+    cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in agreed.items()}
+    launch_error_ms = _error_ms(agreed, [each.spread_ms * each.n_launches for each in agreed.values() if each.n_replays > 1])
+    error_ms = sqrt(2) * hypot(launch_error_ms or 0.0, weight * (rest_error_ms or 0.0))
+
+    leader = min(cost_ms, key=lambda i: (cost_ms[i], i))
+    tie_ms = tie * agreed[leader].launches_ms
+    behind_ms = {i: ms - cost_ms[leader] for i, ms in cost_ms.items() if i != leader}
+    tied = [leader, *(i for i, ms in behind_ms.items() if ms <= max(tie_ms, error_ms))]
+    fastest_ms = min(agreed[i].launches_ms for i in tied)
+    winner = min(i for i in tied if agreed[i].launches_ms <= fastest_ms + tie_ms)
+    worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms)
+    is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
+    return Verdict(winner, worse - {winner}, is_clear, weight)
+
+
+def _error_ms(agreed: Mapping[int, Agreed], spreads_ms: list[float]) -> float | None:
+    """Standard error of a candidate's median; pooled, because a spread of a few samples says little. None without repeats."""
+    if not spreads_ms:
+        return None
+    n_samples = statistics.median(each.n_replays for each in agreed.values())
+    return _SE_OF_MEDIAN * statistics.median(spreads_ms) / sqrt(n_samples)
