@@ -26,8 +26,8 @@ class Policy:
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
     """After the n-th rung a candidate is hopeless that is slower than the best by more than this share of the kernel's time."""
     max_finalists: int = 4
-    max_final_rounds: int = 4
-    """Finals take at most this many times ``n_repeat`` replays of each finalist."""
+    n_final_rounds: int = 2
+    """Between two rounds those leave that are clearly slower."""
     tie: float = 0.005
     """Share of the kernel's time below which two candidates are as good as each other."""
 

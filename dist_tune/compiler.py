@@ -48,7 +48,7 @@ def _effort(config: triton.Config) -> float:
     for value in config.kwargs.values():
         if isinstance(value, int) and value > 1:
             effort *= value
-    return effort * (1 + config.num_stages / 100)
+    return float(effort * (1 + config.num_stages / 100))
 
 
 class Compiler:

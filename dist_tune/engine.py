@@ -105,9 +105,13 @@ class _Site:
         self._wanted = {}  # more repeats are welcome here, not owed
 
     def round_length(self, n_left: int) -> int:
-        """Replays this site wants for a round of finals: each finalist ``n_repeat`` times, if the bound allows."""
-        n_finalists = len(self.alive())
-        return n_finalists * min(self.plan.n_repeat, self._n_allowed(n_left) // n_finalists)
+        """Replays of a round of finals. The same whoever is left: those who are run the more often.
+
+        So finals do not grow with the number of sites, of which one or the other would always ask for more.
+        """
+        n_replays = -(-self._policy.max_finalists * self.plan.n_repeat // self._policy.n_final_rounds)
+        n_replays = min(n_replays, self._n_allowed(n_left))
+        return n_replays if n_replays >= len(self.alive()) else 0
 
     def _end_rung(self, n_left: int) -> None:
         alive = self.alive()
@@ -135,7 +139,7 @@ class _Site:
         verdict = self._decide()
         for i in verdict.worse:
             self.left[i] = f"left the finals after round {self._n_rounds - 1}"
-        is_over = verdict.is_clear or len(self.alive()) < 2 or self._n_rounds >= self._policy.max_final_rounds
+        is_over = verdict.is_clear or len(self.alive()) < 2 or self._n_rounds >= self._policy.n_final_rounds
         if not is_over and self.round_length(n_left) > 0:
             self.stage, self.verdict = "finals", None
 

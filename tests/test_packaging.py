@@ -15,10 +15,14 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only modules that stand before it.
 LAYERS = (
-    "errors", "settings", "space", "timing", "rng", "meetings", "ranks", "engine", "ledger", "ballots", "launch", "intercept",
-    "compile", "records", "log", "sites", "outcome", "replayer", "session", "contextual",
+    "errors", "settings", "space", "timing", "rng", "meetings", "ranks", "choice", "plan", "tally", "engine", "ledger", "shares",
+    "ballots", "launch", "intercept", "terminal", "shared_memory", "compile", "compiler", "records", "log", "sites", "outcome",
+    "agreement", "loading", "replayer", "session", "contextual",
 )  # fmt: skip
-ONLY_USERS = {"triton": {"space", "launch", "intercept", "compile"}, "torch.distributed": {"meetings", "ranks"}}
+ONLY_USERS = {
+    "triton": {"space", "launch", "intercept", "shared_memory", "compile", "compiler"},
+    "torch.distributed": {"meetings", "ranks"},
+}
 MODULES = sorted(PACKAGE.glob("*.py"))
 
 
