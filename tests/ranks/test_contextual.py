@@ -18,7 +18,7 @@ def _two_kernels(rank: int) -> Any:
     first, second = autotuned(), autotuned(blocks=(32, 64))
     runs = []
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
+    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
     def step(x: torch.Tensor) -> torch.Tensor:
         runs.append(1)
         y = launch(first, x)
@@ -212,7 +212,7 @@ def _only_discovery(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32, 64))
     runs = []
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
+    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
     def step(x: torch.Tensor) -> None:
         runs.append(1)
         if len(runs) == 1:

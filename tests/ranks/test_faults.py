@@ -33,7 +33,7 @@ def _fails(rank: int, on: dict[int, list[int]], when: str) -> Any:
     blocks = (16, 32, 64, 128)
     kernel = autotuned(configs=[triton.Config({"BLOCK": b}, pre_hook=hook(i)) for i, b in enumerate(blocks)])
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
+    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
     def step(x: torch.Tensor) -> torch.Tensor:
         y = launch(kernel, x)
         dist.all_reduce(y)

@@ -1,0 +1,113 @@
+"""Racing and finals on real ranks: how many replays, and by which clock the winner is chosen."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+
+from dist_tune import contextual_autotune
+from dist_tune.choice import Objective
+from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.world import on_ranks, values
+
+BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def _many_kernels(rank: int, n_kernels: int) -> Any:
+    kernel = autotuned(blocks=BLOCKS)
+    runs = []
+
+    @contextual_autotune(is_dist=True)
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        for i in range(n_kernels):
+            launch(kernel, x[: 40 - i])  # one kernel at many sizes: as many sites
+
+    step(torch.zeros(40))
+    spent = step.records[0].spent
+    assert spent.race > 0
+    assert spent.finals > 0
+    return len(runs), step.records[0].n_replays, len(step.records)
+
+
+def test_many_kernels_take_no_more_replays_than_one():
+    """Twenty sites of eight candidates race in the same replays, and their finals are as long as one site's."""
+    (one, recorded, n_records), *_ = values(on_ranks(1, _many_kernels, 1))
+    assert (one, n_records) == (recorded, 1)
+    (twenty, _, n_records), *_ = values(on_ranks(1, _many_kernels, 20))
+    assert n_records == 20
+    assert twenty <= 2 + 3 + 8 + 4 * 5  # first and last run, warm-up, race, finals
+    assert twenty <= one + 4 * 5
+
+
+def _slow(ms: float) -> Any:
+    """A config's hook that takes the host some time, which the kernel's own clock does not see."""
+
+    def hook(nargs: dict[str, Any]) -> None:
+        time.sleep(ms / 1e3)
+
+    return hook
+
+
+def _hooked(rank: int, objective: Objective) -> Any:
+    configs = [triton.Config({"BLOCK": 64}, pre_hook=_slow(30.0)), *(triton.Config({"BLOCK": block}) for block in (8, 16, 4))]
+    kernel = autotuned(configs=configs)
+
+    @contextual_autotune(is_dist=True, objective=objective)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
+
+    step(torch.zeros(64))
+    record = step.records[0]
+    return record.best.fields["BLOCK"], record.closure_weight
+
+
+@pytest.mark.parametrize(("objective", "block"), [("closure", 16), ("kernel", 64)])
+def test_the_closure_decides_unless_the_kernel_is_asked_for(objective: Objective, block: int):
+    """The kernel with the largest block is fastest by far, and its config's hook makes the step slowest."""
+    got = values(on_ranks(2, _hooked, objective))
+    assert got[0] == got[1]
+    assert got[0][0] == block
+    assert (got[0][1] > 0.5) == (objective == "closure")
+
+
+def _bounded(rank: int, max_replays: int) -> Any:
+    kernel = autotuned(blocks=BLOCKS)
+    runs = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return launch(kernel, x)
+
+    step = tuned(kernel, run, max_replays=max_replays, n_repeat=5, n_warmup=1)
+    step(torch.zeros(64))
+    record = step.records[0]
+    return len(runs), len(best(kernel)), sum(each.latency_ms is not None for each in record.candidates), record.n_replays
+
+
+@pytest.mark.parametrize(("max_replays", "n_measured"), [(1, 0), (4, 3), (9, 8), (1000, 8)])
+def test_a_bound_on_replays_is_kept(max_replays: int, n_measured: int):
+    """Where it does not reach for all candidates, the winner is one of those it reached; a large one changes nothing."""
+    got = values(on_ranks(2, _bounded, max_replays))
+    assert got[0] == got[1]
+    n_runs, n_best, measured, recorded = got[0]
+    assert n_runs == recorded <= min(2 + max_replays, 2 + 1 + 8 + 4 * 5)
+    assert (n_best, measured) == (1, n_measured)
+
+
+def test_an_unknown_search_is_a_mistake_of_the_caller():
+    """The message names the choices."""
+    for options in ({"search": "random"}, {"objective": "step"}):
+        with pytest.raises(ValueError, match="one of"):
+            contextual_autotune(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_replays"):
+        contextual_autotune(max_replays=0)
+    with pytest.raises(TypeError, match="max_replays"):
+        contextual_autotune(max_replays=True)
