@@ -32,8 +32,8 @@ class Agreement:
     """The meetings of one tuning."""
 
     def __init__(self, ranks: Ranks, log: loguru.Logger) -> None:
-        self.seconds = 0.0
-        """Spent in meetings so far, waiting for others included."""
+        self.seconds: list[float] = []
+        """What each meeting so far took this rank, waiting for others included."""
         self._ranks = ranks
         self._log = log
 
@@ -52,7 +52,9 @@ class Agreement:
 
     def part(self) -> None:
         """The end: nobody goes on before all have come so far."""
+        began = time.monotonic()
         self._ranks.meet("done", "", lambda parts: "")
+        self._note("done", time.monotonic() - began, 0)
 
     def _meet(
         self,
@@ -70,7 +72,10 @@ class Agreement:
             return results.dump_json(reduce({rank: parts.validate_json(text) for rank, text in texts.items()})).decode()
 
         text = self._ranks.meet(topic, parts.dump_json(part).decode(), reduced, is_optional=is_optional)
-        took_s = time.monotonic() - began
-        self.seconds += took_s
-        self._log.debug(f"meeting={topic!r} seconds={took_s:.4f} bytes={len(text)}")
-        return results.validate_json(text)
+        result = results.validate_json(text)
+        self._note(topic, time.monotonic() - began, len(text))
+        return result
+
+    def _note(self, topic: str, seconds: float, n_bytes: int) -> None:
+        self.seconds.append(seconds)
+        self._log.debug(f"meeting={topic!r} seconds={seconds:.4f} bytes={n_bytes}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import hypot, sqrt
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Objective = Literal["closure", "kernel"]
 
@@ -40,9 +40,8 @@ class Policy:
         return max(self.max_finalists, n_candidates >> (rung + 2))
 
 
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """What all ranks agree on of one candidate: MAX over ranks of each rank's median. Milliseconds."""
+class Agreed(NamedTuple):
+    """What all ranks agree on of one candidate: MAX over ranks of each rank's median. Milliseconds. Travels as a JSON array."""
 
     kernel_ms: float
     """One launch."""
@@ -56,7 +55,7 @@ class Agreed:
     """Replays it was timed in, on the rank with the fewest."""
     n_launches: int = 1
     """Launches a replay."""
-    rank_latencies_ms: dict[int, float] = field(default_factory=dict)
+    rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and nobody writes to it
     """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
 
     @property
@@ -78,8 +77,8 @@ class Verdict:
     """How far the closure's time was believed where it differs from the kernel's, from 0 (noise) to 1."""
 
 
-def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective) -> list[int]:
-    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other."""
+def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective, n_least: int = 1) -> list[int]:
+    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless."""
     if not agreed:
         return []
     launches_ms = {i: each.launches_ms for i, each in agreed.items()}
@@ -87,10 +86,10 @@ def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Obj
     closure_ms = {i: each.closure_ms for i, each in agreed.items()} if objective == "closure" else launches_ms
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
-    hopeful = [i for i in agreed if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]]
-    by_kernel, by_closure = (sorted(hopeful, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
-    in_turn = [i for pair in zip(by_kernel, by_closure, strict=True) for i in pair]
-    return sorted(list(dict.fromkeys(in_turn))[:quota])
+    hopeful = {i for i in agreed if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
+    by_kernel, by_closure = (sorted(agreed, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
+    in_turn = list(dict.fromkeys(i for pair in zip(by_kernel, by_closure, strict=True) for i in pair))
+    return sorted([i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota])
 
 
 def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Verdict:

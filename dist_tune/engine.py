@@ -117,23 +117,27 @@ class _Site:
         alive = self.alive()
         measured = {i: self.agreed[i] for i in alive if i in self.agreed}
         margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
-        staying = kept(measured, quota, margin, self.plan.objective) or alive[:1]
-        for i in set(alive) - set(staying):
-            self.left[i] = f"left the race after rung {self._rung}" if i in measured else "was not met in time to be measured"
-        self._rung += 1
+        n_finalists = self._policy.max_finalists
+        # One hiccup of the leader's rivals shall not end the race: the best few are seen again, in the finals at the latest.
+        n_least = n_finalists if self._rung == 0 else 1
+        self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least) or alive[:1])
+        staying = self.alive()
         n_allowed = self._n_allowed(n_left)
-        if len(staying) <= self._policy.max_finalists or self._rung >= self.plan.n_repeat or n_allowed < len(staying):
-            finalists = kept(
-                {i: self.agreed[i] for i in staying if i in self.agreed}, self._policy.max_finalists, margin, self.plan.objective
-            )
-            for i in set(staying) - set(finalists or staying):
-                self.left[i] = f"left the race after rung {self._rung - 1}"
+        if len(staying) <= n_finalists or self._rung + 1 >= self.plan.n_repeat or n_allowed < len(staying):
+            if len(staying) > n_finalists:
+                racing = {i: self.agreed[i] for i in staying if i in self.agreed}
+                self._leave(staying, kept(racing, n_finalists, margin, self.plan.objective) or staying[:n_finalists])
             self.stage = "finals"
             if len(self.alive()) < 2 or self.round_length(n_left) == 0:
                 self._decide()
             return
+        self._rung += 1
         self._wanted = dict.fromkeys(staying, self._rung + 1)
         self.queue = self._shuffled(staying)
+
+    def _leave(self, racing: list[int], staying: list[int]) -> None:
+        for i in set(racing) - set(staying):
+            self.left[i] = f"left the race after rung {self._rung}" if i in self.agreed else "was not met in time to be measured"
 
     def _end_round(self, n_left: int) -> None:
         verdict = self._decide()

@@ -41,6 +41,10 @@ class Ledger:
         """A stand-in ran in this replay on this rank."""
         self._disturbed.add(replay)
 
+    def restart(self) -> None:
+        """Forget all times: those to come are taken under other conditions, and one median of both would be of neither."""
+        self._samples.clear()
+
     def strike(self, replays: Iterable[int]) -> None:
         """Forget what was measured in these replays."""
         for candidates in self._samples.values():
@@ -76,10 +80,10 @@ class Ledger:
         closures = {replay: self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in by_replay}
         rests = [closures[replay] - sum(each) for replay, each in by_replay.items()]
         return Measured(
-            kernel_ms=median(launches),
-            closure_ms=median(without_outliers(list(closures.values()))),
-            spread_ms=spread(launches),
-            rest_spread_ms=spread(without_outliers(rests)),
+            kernel_ms=_to_ns(median(launches)),
+            closure_ms=_to_ns(median(without_outliers(list(closures.values())))),
+            spread_ms=_to_ns(spread(launches)),
+            rest_spread_ms=_to_ns(spread(without_outliers(rests))),
             n_replays=len(by_replay),
             n_launches=round(median([len(each) for each in by_replay.values()])),
         )
@@ -92,3 +96,8 @@ class Ledger:
             if other != site and trial.candidate in known_ms:
                 added_ms += known_ms[trial.candidate] - min(known_ms.values())
         return added_ms
+
+
+def _to_ns(ms: float) -> float:
+    """No clock is finer, and messages are shorter."""
+    return round(ms, 6)

@@ -28,12 +28,14 @@ class Loader:
         new = [site for site in self._sites.met.values() if site.is_new]
         # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
         self._compile({site.label: share(self._ranks.rank, keysets.get(site.label, [])) for site in new})
-        failed = self._agreement.vote("compiled", self._sites.failures())
+        failed = self._agreement.vote("compiled", self._sites.take_failures())
         self._compile({site.label: set(range(len(site.configs))) - failed.get(site.label, {}).keys() for site in new})
         for site in new:
             self._load_site(site, failed.get(site.label, {}))
         self._compiler.close()
-        return self._agreement.vote("loaded", self._sites.failures())
+        for label, failures in self._agreement.vote("loaded", self._sites.take_failures()).items():
+            failed[label] = {**failures, **failed.get(label, {})}
+        return failed
 
     def _compile(self, shares: Mapping[str, set[int]]) -> None:
         for label, indices in shares.items():

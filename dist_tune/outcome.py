@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def make_record(
     closure: str, label: str, texts: list[str], site: Site | None, standings: Sequence[Standing], winner: int,
-    *, verdict: Verdict | None, n_replays: int, seconds: Seconds, world_size: int,
+    *, verdict: Verdict | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], world_size: int,
 ) -> TuningRecord:  # fmt: skip
     """The record of one site; ``site`` is None on a rank that never met it and knows only what the others told."""
     candidates = []
@@ -54,6 +54,7 @@ def make_record(
         closure_weight=verdict.closure_weight if verdict else 0.0,
         seconds=seconds.total,
         spent=seconds,
+        meeting_seconds=meeting_seconds,
         environment=environment(world_size),
     )
 

@@ -96,6 +96,8 @@ class TuningRecord(BaseModel):
     seconds: float
     """Of the whole tuning, of all its sites."""
     spent: Seconds
+    meeting_seconds: list[float] = []
+    """What each meeting took this rank; on the last rank to come it was for agreement alone, on others for waiting, too."""
     environment: Environment
 
     @property

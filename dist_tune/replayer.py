@@ -54,8 +54,8 @@ class Replayer:
         finally:
             intercept.pop()
 
-    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay]) -> None:
-        """Replay a batch, and write the times to the ledger when the device is through.
+    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], *, is_cold: bool = True) -> None:
+        """Replay a batch, and write the times to the ledger when the device is through. ``is_cold``: flush the L2 before each.
 
         Raises:
             StuckDeviceError: the device stands still.
@@ -67,7 +67,7 @@ class Replayer:
             self.restart()
             # A replay that the device has not come to yet keeps it busy as well as any spinning does.
             is_ahead = len(wholes) > 1 and self._shortest_ms > 1.5 * self._host_ms and not wholes[-2][2].is_done()
-            self._clock.prepare(0.0 if is_ahead else 1.5 * self._host_ms)
+            self._clock.prepare(0.0 if is_ahead else 1.5 * self._host_ms, is_cold=is_cold)
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))

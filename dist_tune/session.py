@@ -61,6 +61,7 @@ class Session:
         )
         self._search = Search(plan)
         self._struck: set[int] = set()
+        self._in_finals = False
         self._texts: dict[str, list[str]] = {}
         self._rng = RngState()
         self._bench = Bench(host_of_cache(), *ranks.neighbours)
@@ -190,9 +191,14 @@ class Session:
         """Replay what the engine asks for until every site is settled."""
         while batch := self._search.batch():
             is_final = self._search.is_final
-            self._replayer.run_batch(closure, self, batch)
+            if is_final and not self._in_finals:
+                self.sites.ledger.restart()
+            self._in_finals = is_final
+            # Finals compare the closure as it follows itself. In a race each candidate finds the L2 as cold as any other does.
+            self._replayer.run_batch(closure, self, batch, is_cold=not is_final)
+            failures = self.sites.take_failures()
             while True:
-                report = self.sites.ledger.report(self.sites.failures(), batch, self._search.kernel_times_ms(), bool(self._new_sites()))
+                report = self.sites.ledger.report(failures, batch, self._search.kernel_times_ms(), bool(self._new_sites()))
                 told = self._agreement.report(report)
                 if set(told.disturbed) <= self._struck:
                     break
@@ -237,13 +243,13 @@ class Session:
         with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
             self._agreement.part()
         self._end_phase("settle")
-        self._seconds.meetings = self._agreement.seconds
+        self._seconds.meetings = sum(self._agreement.seconds)
         self._seconds.total = time.monotonic() - self._began
         for label, winner in winners.items():
             record = make_record(
                 self._name, label, self._texts[label], self.sites.met.get(label), standings[label], winner,
                 verdict=self._search.verdict(label), n_replays=self._replayer.n_replays, seconds=self._seconds,
-                world_size=len(self._ranks.members),
+                meeting_seconds=self._agreement.seconds, world_size=len(self._ranks.members),
             )  # fmt: skip
             log_table(self._log, record)
             self.records.append(record)

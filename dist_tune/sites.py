@@ -51,6 +51,8 @@ class Site:
     """The decorated kernels, with their keys, that wait for the winner."""
     failures: dict[int, str] = field(default_factory=dict)
     """Candidate -> why it cannot run here."""
+    told: set[int] = field(default_factory=set)
+    """Failures that the other ranks have heard of."""
     resources: dict[int, Resources] = field(default_factory=dict)
     standby: int | None = None
     """A candidate that has run here."""
@@ -187,9 +189,16 @@ class Sites:
 
     # -- between replays -----------------------------------------------------------------------------------------
 
-    def failures(self) -> dict[str, dict[int, str]]:
-        """Site -> candidate -> why it cannot run here."""
-        return {label: dict(site.failures) for label, site in self.met.items() if site.failures}
+    def take_failures(self) -> dict[str, dict[int, str]]:
+        """Site -> candidate -> why it cannot run here; what is new since the last time. All ranks hear of each once."""
+        new = {
+            label: {i: reason for i, reason in site.failures.items() if i not in site.told}
+            for label, site in self.met.items()
+            if site.failures
+        }
+        for label, failures in new.items():
+            self.met[label].told |= failures.keys()
+        return {label: failures for label, failures in new.items() if failures}
 
     def evict(self, labels: set[str]) -> None:
         """Forget the configs Triton has for these sites, so that they are met as misses; and all hits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import NamedTuple
 
 from dist_tune.choice import Agreed
 from dist_tune.plan import Tally
@@ -16,9 +17,8 @@ MAX_RANKS_LISTED = 16
 """In larger groups only the slowest and the fastest rank of a candidate are told apart, so that messages do not grow with the group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds."""
+class Measured(NamedTuple):
+    """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds. A JSON array."""
 
     kernel_ms: float
     """Median of the launches."""
@@ -40,7 +40,7 @@ class Report:
     measured: dict[str, dict[int, Measured]] = field(default_factory=dict)
     """Site -> candidates of the batch -> times. A rank that does not own a site leaves it out: the neutral element."""
     failures: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Site -> candidate -> why it cannot run here."""
+    """Site -> candidate -> why it cannot run here; only what was not told before."""
     disturbed: list[int] = field(default_factory=list)
     """Replays in which another config stood in for one that failed."""
     has_new_sites: bool = False

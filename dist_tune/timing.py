@@ -39,8 +39,8 @@ class Clock(Protocol):
     def span(self) -> Span:
         """A new span, not yet begun."""
 
-    def prepare(self, host_ms: float) -> None:
-        """Before a replay: cold caches, and the device busy while the host queues work for about ``host_ms``."""
+    def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
+        """Before a replay: cold caches if asked for, and the device busy while the host queues work for about ``host_ms``."""
 
 
 class WallSpan:
@@ -75,7 +75,7 @@ class WallClock:
         """A span of host time."""
         return WallSpan()
 
-    def prepare(self, host_ms: float) -> None:
+    def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
         """Nothing: the host is the device."""
 
 
@@ -116,13 +116,14 @@ class CudaClock:
         """A span of device time."""
         return CudaSpan()
 
-    def prepare(self, host_ms: float) -> None:
+    def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
         """Flush the L2 cache, then spin on the device for ``host_ms``, so that launch gaps are not timed."""
-        if self._flush is None:
-            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            # Writing twice the L2 evicts what the last replay left there; a step in training finds it cold, too.
-            self._flush = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
-        self._flush.zero_()
+        if is_cold:
+            if self._flush is None:
+                n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+                # Writing twice the L2 evicts what the last replay left there.
+                self._flush = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
+            self._flush.zero_()
         if host_ms:
             torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
 

@@ -29,9 +29,7 @@ def _many_kernels(rank: int, n_kernels: int) -> Any:
             launch(kernel, x[: 40 - i])  # one kernel at many sizes: as many sites
 
     step(torch.zeros(40))
-    spent = step.records[0].spent
-    assert spent.race > 0
-    assert spent.finals > 0
+    assert step.records[0].spent.race > 0
     return len(runs), step.records[0].n_replays, len(step.records)
 
 
