@@ -161,7 +161,8 @@ def check_configs(device: torch.device) -> list[triton.Config]:
     if device.type == "cpu":
         return [make_config(64, 64, 64, warps=4, stages=2), make_config(32, 64, 64, warps=4, stages=2, flatten=True, split=True)]
     wide = [make_config(128, 256, 64, warps=8, stages=3, flatten=f, split=s) for f in (False, True) for s in (False, True)]
-    return [*wide, make_config(256, 128, 64, warps=8, stages=3), make_config(64, 64, 64, warps=4, stages=4, flatten=True)]
+    square = [make_config(128, 128, 64, warps=4, stages=6, flatten=True), make_config(64, 64, 64, warps=4, stages=4, flatten=True)]
+    return [*wide, make_config(256, 128, 64, warps=8, stages=3), *square]
 
 
 def tune(shape: Shape, dtype: torch.dtype, device: torch.device, console: Console) -> Callable[..., torch.Tensor]:
@@ -199,7 +200,7 @@ def gather_only(gather: Gather, a_shard: torch.Tensor) -> None:
 
 def default_shapes(case: str, n_ranks: int, device: torch.device) -> list[Shape]:
     """Shapes for a case; those of `check` include rows, columns and depths that no block divides."""
-    w, large = n_ranks, [(4096, 11008, 4096), (8192, 28672, 8192)]
+    w, large = n_ranks, [(4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192)]
     if case != "check":
         return large if device.type == "cuda" else [(256, 256, 128)]
     if device.type == "cuda":
