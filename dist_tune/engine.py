@@ -109,7 +109,7 @@ class _Site:
 
         So finals do not grow with the number of sites, of which one or the other would always ask for more.
         """
-        n_replays = -(-self._policy.max_finalists * self.plan.n_repeat // self._policy.n_final_rounds)
+        n_replays = self._policy.max_finalists * self.plan.n_repeat
         n_replays = min(n_replays, self._n_allowed(n_left))
         return n_replays if n_replays >= len(self.alive()) else 0
 

@@ -19,38 +19,45 @@ Times = Mapping[str, Mapping[int, float]]
 
 
 class Ledger:
-    """All timed launches of one tuning on this rank."""
+    """All timed replays and launches of one tuning on this rank."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        self._runs: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """Site -> candidate -> replays that time it."""
+        self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
         self._schedules: dict[int, Replay] = {}
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
 
+    def add_run(self, site: str, candidate: int, replay: int) -> None:
+        """A replay in which a site ran the candidate that it was to be timed with."""
+        self._runs[site][candidate].add(replay)
+
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """One timed launch; a site may be launched several times in a replay."""
-        self._samples[site][candidate][replay].append(ms)
+        self._launches[site][candidate][replay].append(ms)
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
         """One whole replay, and what each site ran in it."""
         self._closures[replay] = ms
         self._schedules[replay] = schedule
 
+    def restart(self) -> None:
+        """Forget the replays: those to come are timed under other conditions, and one median of both would be of neither."""
+        self._runs.clear()
+
     def disturb(self, replay: int) -> None:
         """A stand-in ran in this replay on this rank."""
         self._disturbed.add(replay)
 
-    def restart(self) -> None:
-        """Forget all times: those to come are taken under other conditions, and one median of both would be of neither."""
-        self._samples.clear()
-
     def strike(self, replays: Iterable[int]) -> None:
         """Forget what was measured in these replays."""
-        for candidates in self._samples.values():
-            for by_replay in candidates.values():
-                for replay in replays:
-                    by_replay.pop(replay, None)
+        for replay in replays:
+            for site in self._runs:
+                for candidate, timed in self._runs[site].items():
+                    timed.discard(replay)
+                    self._launches[site][candidate].pop(replay, None)
 
     def report(
         self, failures: Mapping[str, Mapping[int, str]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
@@ -62,29 +69,32 @@ class Ledger:
         measured: dict[str, dict[int, Measured]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         batch = list(batch)
-        for site, candidates in self._samples.items():
+        for site, candidates in self._runs.items():
             asked = {replay[site].candidate for replay in batch if site in replay and replay[site].is_timed}
             measured[site] = {}
-            for candidate in sorted(asked & candidates.keys()):
-                by_replay = candidates[candidate]
-                times = [ms for launches in by_replay.values() for ms in launches] + [self._closures[replay] for replay in by_replay]
+            for candidate in sorted(i for i in asked if candidates.get(i)):
+                launches = [ms for each in self._launches[site][candidate].values() for ms in each]
+                times = launches + [self._closures[replay] for replay in candidates[candidate]]
                 absurd = [ms for ms in times if not (isfinite(ms) and ms > 0)]
                 if absurd:  # JSON has no such numbers, and no median or maximum should hide one
                     all_failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {absurd[0]} ms")
-                elif by_replay:
-                    measured[site][candidate] = self._measured(site, by_replay, agreed_ms)
+                elif launches:
+                    measured[site][candidate] = self._measured(site, candidate, agreed_ms)
         return Report(measured, all_failures, sorted(self._disturbed), has_new_sites)
 
-    def _measured(self, site: str, by_replay: Mapping[int, list[float]], agreed_ms: Times) -> Measured:
+    def _measured(self, site: str, candidate: int, agreed_ms: Times) -> Measured:
+        by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
-        closures = {replay: self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in by_replay}
-        rests = [closures[replay] - sum(each) for replay, each in by_replay.items()]
+        replays = sorted(self._runs[site][candidate])
+        closures = [self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in replays]
+        # Less its own launches, where they were timed in the same replay: what varies with them is no noise of the rest.
+        rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
         return Measured(
             kernel_ms=_to_ns(median(launches)),
-            closure_ms=_to_ns(median(without_outliers(list(closures.values())))),
+            closure_ms=_to_ns(median(without_outliers(closures))),
             spread_ms=_to_ns(spread(launches)),
             rest_spread_ms=_to_ns(spread(without_outliers(rests))),
-            n_replays=len(by_replay),
+            n_replays=len(replays),
             n_launches=round(median([len(each) for each in by_replay.values()])),
         )
 

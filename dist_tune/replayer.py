@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dist_tune import intercept
@@ -19,6 +20,25 @@ from dist_tune.sites import Sites
 from dist_tune.timing import Clock, Span
 
 _POLL_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the replays of a batch follow one another."""
+
+    is_cold: bool
+    """Whether the L2 cache is flushed before each."""
+    times_launches: bool
+    """Whether launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
+    has_rests: bool
+    """Whether the device rests before each for as long as the shortest took: else, at its power limit, it slows down whoever follows a
+    hungry one."""
+
+
+RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
+FINALS = Conditions(is_cold=False, times_launches=False, has_rests=True)
+"""The closure as it follows itself, and nothing in between."""
+KERNEL_FINALS = Conditions(is_cold=False, times_launches=True, has_rests=True)
 
 
 class Replayer:
@@ -39,9 +59,11 @@ class Replayer:
         if self._reset is not None:
             self._reset()
 
-    def run(self, closure: Callable[[], Any], listener: Listener, schedule: Replay, whole: Span | None = None) -> Any:
+    def run(
+        self, closure: Callable[[], Any], listener: Listener, schedule: Replay, whole: Span | None = None, *, times_launches: bool = False
+    ) -> Any:
         """One replay; ``whole`` times it."""
-        self._sites.begin_replay(self.n_replays, schedule)
+        self._sites.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
         intercept.push(listener)
         try:
@@ -54,38 +76,46 @@ class Replayer:
         finally:
             intercept.pop()
 
-    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], *, is_cold: bool = True) -> None:
-        """Replay a batch, and write the times to the ledger when the device is through. ``is_cold``: flush the L2 before each.
+    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], conditions: Conditions) -> None:
+        """Replay a batch, and write the times to the ledger when the device is through.
 
         Raises:
             StuckDeviceError: the device stands still.
             DistTuneError: another rank ended the tuning.
         """
         wholes: list[tuple[int, Replay, Span]] = []
+        n_done = 0
         for k, schedule in enumerate(batch):
             self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
             self.restart()
-            # A replay that the device has not come to yet keeps it busy as well as any spinning does.
-            is_ahead = len(wholes) > 1 and self._shortest_ms > 1.5 * self._host_ms and not wholes[-2][2].is_done()
-            self._clock.prepare(0.0 if is_ahead else 1.5 * self._host_ms, is_cold=is_cold)
+            while n_done < len(wholes) and wholes[n_done][2].is_done():
+                ms = wholes[n_done][2].ms()
+                self._shortest_ms = min(ms, self._shortest_ms or ms)
+                n_done += 1
+            self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             began = time.perf_counter()
-            self.run(closure, listener, schedule, whole)
+            self.run(closure, listener, schedule, whole, times_launches=conditions.times_launches)
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
             self._sites.end_replay()
-        self._await_device([span for _, _, span in wholes])
+        self._await_device([span for _, _, span in wholes], n_done)
         for number, schedule, span in wholes:
-            ms = span.ms()
-            self._shortest_ms = min(ms, self._shortest_ms or ms)
-            self._sites.ledger.add_replay(number, ms, schedule)
+            self._sites.ledger.add_replay(number, span.ms(), schedule)
         self._sites.read_spans()
 
-    def _await_device(self, spans: list[Span]) -> None:
+    def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
+        """How long the device spins before the next replay: until the host has queued it, or as long as its work lasts, to rest."""
+        # Replays that it has not come to yet keep it busy as well as any spinning does.
+        queued_ms = self._shortest_ms * max(0, n_queued - 1)
+        lead_ms = max(0.0, 1.5 * self._host_ms - queued_ms)
+        return max(lead_ms, self._shortest_ms) if conditions.has_rests else lead_ms
+
+    def _await_device(self, spans: list[Span], n_done: int) -> None:
         """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
-        n_done, since = 0, time.monotonic()
+        since = time.monotonic()
         while n_done < len(spans):
             if spans[n_done].is_done():
                 n_done, since = n_done + 1, time.monotonic()

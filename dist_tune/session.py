@@ -27,7 +27,7 @@ from dist_tune.outcome import log_table, make_record
 from dist_tune.plan import Plan
 from dist_tune.ranks import Ranks, Solo
 from dist_tune.records import Seconds, TuningRecord
-from dist_tune.replayer import Replayer
+from dist_tune.replayer import FINALS, KERNEL_FINALS, RACE, Replayer
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
 from dist_tune.shares import Bench
@@ -194,8 +194,8 @@ class Session:
             if is_final and not self._in_finals:
                 self.sites.ledger.restart()
             self._in_finals = is_final
-            # Finals compare the closure as it follows itself. In a race each candidate finds the L2 as cold as any other does.
-            self._replayer.run_batch(closure, self, batch, is_cold=not is_final)
+            finals = FINALS if self._plan.objective == "closure" else KERNEL_FINALS
+            self._replayer.run_batch(closure, self, batch, finals if is_final else RACE)
             failures = self.sites.take_failures()
             while True:
                 report = self.sites.ledger.report(failures, batch, self._search.kernel_times_ms(), bool(self._new_sites()))

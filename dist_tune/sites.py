@@ -82,6 +82,7 @@ class Sites:
         self._digests: dict[int, tuple[Any, str]] = {}
         self._hit_holders: dict[str, tuple[Any, tuple[Any, ...]]] = {}
         self._schedule: Replay = {}
+        self._times_launches = False
         self._replay = 0
         self._undo = Undo()
         self._spans: list[tuple[str, int, int, Span]] = []
@@ -90,9 +91,9 @@ class Sites:
 
     # -- a replay ------------------------------------------------------------------------------------------------
 
-    def begin_replay(self, number: int, schedule: Replay) -> None:
+    def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
         """From here on, launches belong to replay ``number`` and run what ``schedule`` says."""
-        self._replay, self._schedule = number, schedule
+        self._replay, self._schedule, self._times_launches = number, schedule, times_launches
         # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
         self.is_watching = not schedule
 
@@ -141,7 +142,8 @@ class Sites:
                 self.ledger.disturb(self._replay)
             if site.is_new and not self.load(site, index):
                 continue
-            span = self._clock.span() if trial.is_timed and index == trial.candidate else None
+            is_trial = trial.is_timed and index == trial.candidate
+            span = self._clock.span() if is_trial and self._times_launches else None
             try:
                 result = launch.run(site.configs[index], self._undo, span)
             # Whatever a launch raises becomes a vote: this candidate is out on all ranks after the next meeting. Raising
@@ -153,6 +155,8 @@ class Sites:
                 last = error
                 continue
             site.standby = index
+            if is_trial:
+                self.ledger.add_run(site.label, index, self._replay)
             if span is not None:
                 self._spans.append((site.label, index, self._replay, span))
             return result
