@@ -6,7 +6,7 @@ Pure: a ballot is plain values and travels as JSON. What follows is computed onc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dist_tune.shares import Bench, Keyset
 from dist_tune.space import digest
@@ -33,8 +33,10 @@ class RollCall:
 class Roll:
     """What follows from a roll call."""
 
+    sites: list[str]
+    """All sites that are new on some rank."""
     lists: dict[str, list[str]]
-    """All sites -> their candidates, described."""
+    """Of those that are not new on all ranks -> their candidates, described: some rank does not know them."""
     unlisted: list[str]
     """Sites whose lists differ or are not spelled out yet: the next roll call brings them."""
     mismatch: str
@@ -64,14 +66,24 @@ def roll(calls: Mapping[int, RollCall]) -> Roll:
             )
             found.ranks.append(rank)
             found.positions.append(bench.position)
+    sites = sorted({label for call in calls.values() for label in call.sites})
     return Roll(
-        lists,
+        sites,
+        {label: texts for label, texts in lists.items() if any(label not in call.sites for call in calls.values())},
         sorted(unlisted),
         mismatch,
         sorted(_contested(calls)),
         all(call.is_watched for call in calls.values()),
-        {label: list(each.values()) for label, each in keysets.items()},
+        {label: _short(list(each.values())) for label, each in keysets.items()},
     )
+
+
+def _short(keysets: list[Keyset]) -> list[Keyset]:
+    """Without the keys where all ranks of a host have the same."""
+    by_host: dict[str, set[str]] = {}
+    for each in keysets:
+        by_host.setdefault(each.host, set()).add(each.keys)
+    return [replace(each, keys="") if len(by_host[each.host]) == 1 else each for each in keysets]
 
 
 def _contested(calls: Mapping[int, RollCall]) -> set[str]:

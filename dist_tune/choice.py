@@ -21,11 +21,14 @@ _SE_OF_MEDIAN = 1.4826 * 1.2533
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The constants of racing and finals. Chosen on the tables under logs/ (tests/simulator.py)."""
+    """The constants of racing and finals. Chosen on the tables under logs/tables, and on random ones (tests/simulator.py)."""
 
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
     """After the n-th rung a candidate is hopeless that is slower than the best by more than this share of the kernel's time."""
     max_finalists: int = 4
+    min_rungs: int = 4
+    """Before the finals every finalist has run in so many rungs, also where there are few candidates: finals may have to fall back on
+    the kernel's time, and one sample of that is none."""
     n_final_rounds: int = 2
     """Between two rounds those leave that are clearly slower."""
     tie: float = 0.005
@@ -36,8 +39,8 @@ class Policy:
         return self.margins[min(rung, len(self.margins) - 1)]
 
     def quota(self, n_candidates: int, rung: int) -> int:
-        """How many may stay after this rung: a quarter, an eighth, ..., but all finalists."""
-        return max(self.max_finalists, n_candidates >> (rung + 2))
+        """How many may stay after this rung: an eighth, a sixteenth, ..., but all finalists."""
+        return max(self.max_finalists, n_candidates >> (rung + 3))
 
 
 class Agreed(NamedTuple):
@@ -52,9 +55,13 @@ class Agreed(NamedTuple):
     rest_spread_ms: float = 0.0
     """The same of the closure less this site's launches."""
     n_replays: int = 1
-    """Replays it was timed in, on the rank with the fewest."""
+    """Replays of the whole closure that count, on the rank with the fewest."""
     n_launches: int = 1
     """Launches a replay."""
+    n_timed: int = 1
+    """Replays in which launches were timed, on the rank with the fewest."""
+    n_owners: int = 1
+    """Ranks that measured it."""
     rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and nobody writes to it
     """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
 
@@ -101,13 +108,14 @@ def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Ver
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in agreed.items()}
     middle_ms = statistics.median(rest_ms.values())
-    rest_error_ms = _error_ms(agreed, [each.rest_spread_ms for each in agreed.values() if each.n_replays > 1])
+    rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in agreed.values()])
     weight = 0.0
     if objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
         variance = statistics.variance(rest_ms.values())
-        weight = max(0.0, 1 - rest_error_ms**2 / variance) if variance > 0 else 0.0
+        # Twice the error: the variance of a handful of contenders is itself a rough estimate.
+        weight = max(0.0, 1 - (2 * rest_error_ms) ** 2 / variance) if variance > 0 else 0.0
     cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in agreed.items()}
-    launch_error_ms = _error_ms(agreed, [each.spread_ms * each.n_launches for each in agreed.values() if each.n_replays > 1])
+    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in agreed.values()])
     error_ms = sqrt(2) * hypot(launch_error_ms or 0.0, weight * (rest_error_ms or 0.0))
 
     leader = min(cost_ms, key=lambda i: (cost_ms[i], i))
@@ -121,9 +129,12 @@ def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Ver
     return Verdict(winner, worse - {winner}, is_clear, weight)
 
 
-def _error_ms(agreed: Mapping[int, Agreed], spreads_ms: list[float]) -> float | None:
-    """Standard error of a candidate's median; pooled, because a spread of a few samples says little. None without repeats."""
-    if not spreads_ms:
+def _error_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
+    """Standard error of a candidate's median, from (spread, number of samples) of each; None where nothing was repeated.
+
+    Pooled, because a spread of a few samples says little.
+    """
+    repeated = [(ms, n) for ms, n in spreads_ms if n > 1]
+    if not repeated:
         return None
-    n_samples = statistics.median(each.n_replays for each in agreed.values())
-    return _SE_OF_MEDIAN * statistics.median(spreads_ms) / sqrt(n_samples)
+    return _SE_OF_MEDIAN * statistics.median(ms for ms, _ in repeated) / sqrt(statistics.median(n for _, n in repeated))

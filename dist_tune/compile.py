@@ -10,25 +10,19 @@ for running kernels while it loads a module, and one of them may be waiting for 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import triton
 from triton.runtime import _async_compile
-from triton.runtime.cache import get_cache_manager
+from triton.runtime.errors import PTXASError
 
 from dist_tune.launch import Launch
-from dist_tune.shared_memory import shared_limit
-from dist_tune.terminal import quiet_terminal
-
-_FACTS_FILE = "dist_tune.json"
-"""In a kernel's folder of Triton's disk cache: that it needs more shared memory than some device has, for all who need it later."""
+from dist_tune.shared_memory import known_need, remember_need, shared_limit
+from dist_tune.terminal import Heard, quiet_terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Failure:
     output: str = ""
     """What the compiler wrote to the terminal while it failed: PTX, MLIR."""
     shared_bytes: int | None = None
-    """What it would need, where that is the reason."""
+    """What it needs of it, where that is known."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -61,154 +55,147 @@ def reason_of(error: BaseException) -> str:
 
 
 class Compilation:
-    """One candidate on its way from source to device. ``run`` in any thread; all else on the thread that made it."""
+    """One kernel on its way from source to Triton's disk cache: one for all candidates that have its key. For any thread."""
 
-    def __init__(self, launch: Launch, config: triton.Config) -> None:
-        self.key = ""
+    def __init__(self, key: str, compile_: Callable[[], Any] | None, outcome: Any = None) -> None:
+        self.key = key
         """Identity of the result in Triton's disk cache, in hex; empty where nothing is compiled."""
         self.done = threading.Event()
-        self.outcome: Any = None
-        """Triton's compiled kernel, a ``Failure``, or None where nothing is compiled: under the interpreter."""
-        self._compile: Callable[[], Any] | None = None
-        self._finalize: Callable[[Any], None] | None = None
-        self._forget: Callable[[Any], None] | None = None
-        self._loaded: Resources | Failure | None = None
-        self._claim = threading.Lock()
-        self._followers: list[Compilation] = []
-        self._leader: Compilation | None = None
-        self._began: float | None = None
-        self._request(launch, config)
-
-    def _request(self, launch: Launch, config: triton.Config) -> None:
-        token = _async_compile.active_mode.set(self)
-        try:
-            with quiet_terminal.notes() as notes:
-                found = launch.compile(config)
-        # Whatever a compiler's front end or a hook of the user's raises becomes a vote: this config cannot run here.
-        except Exception as error:  # noqa: BLE001
-            self._end(Failure(reason_of(error), "".join(notes)))
-            return
-        finally:
-            _async_compile.active_mode.reset(token)
-        if isinstance(found, Compilation):
-            if found is not self:  # Triton 3.7 and later: requested for another site, and not compiled yet
-                self.key = found.key
-                self.follow(found)
-        else:  # compiled in this process before; or never, under the interpreter
-            self.key = getattr(found, "hash", "")
-            self._end(found)
-
-    def submit(self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None], *cleanup: Callable[[Any], None]) -> Any:
-        """Called by Triton in place of compiling; what it gets back stands for the kernel. The same in Triton 3.6 to 3.9."""
-        self.key = hashlib.sha256(key.encode()).hexdigest()
-        self._compile, self._finalize = compile_, finalize
-        if cleanup:
-            self._forget = cleanup[0]
-        return self
-
-    def result(self, ignore_errors: bool = False) -> Any:
-        """Asked by Triton if the kernel is launched before it is loaded."""
-        self.run(None)
-        self.done.wait()
-        self._settle()
-        if isinstance(self.outcome, Failure) and not ignore_errors:
-            raise RuntimeError(self.outcome.reason)
-        return self.outcome
+        self.outcome = outcome
+        """When done: Triton's compiled kernel, a ``Failure``, or None where nothing is compiled, as under the interpreter."""
+        self.began: float | None = None
+        """When a thread took it up, on the monotonic clock; None if it waits."""
+        self._is_running = False
+        self._compile = compile_
+        self._lock = threading.Lock()
+        if compile_ is None:
+            self.done.set()
 
     @property
-    def began(self) -> float | None:
-        """When a thread took it up, on the monotonic clock; None if it waits."""
-        return self._began if self._leader is None else self._leader.began
+    def is_waiting(self) -> bool:
+        """Whether nobody has taken it up."""
+        return self.began is None and not self.done.is_set()
 
-    def follow(self, other: Compilation) -> None:
-        """Take over what ``other``, of the same key, becomes; nothing new if it follows already."""
-        if self._leader is not None:
-            return
-        self._leader = other
-        self._claim.acquire()
-        other._followers.append(self)
-        if other.done.is_set():
-            self._end(other.outcome)
+    @property
+    def is_given_up(self) -> bool:
+        """Whether a thread is at it although nobody waits for that any longer."""
+        return self._is_running and self.done.is_set()
 
     def run(self, shared_limit_bytes: int | None) -> None:
         """Compile, or find the result in Triton's disk cache; unless somebody has taken that up already."""
-        if self.done.is_set() or not self._claim.acquire(blocking=False):
-            return
-        self._began = time.monotonic()
-        with quiet_terminal.notes() as notes:
-            try:
-                self._check_facts(shared_limit_bytes)
-                with shared_limit(shared_limit_bytes):
-                    outcome = self._compile() if self._compile is not None else None
-            # As above: a vote. Raised here it would end the thread and leave everybody waiting.
-            except Exception as error:  # noqa: BLE001
-                needed = error.required if isinstance(error, triton.OutOfResources) and error.name == "shared memory" else None
-                if needed is not None:
-                    self._keep_facts(needed)
-                outcome = Failure(reason_of(error), "".join(notes) + quiet_terminal.unread(), needed)
-        self._end(outcome)
+        with self._lock:
+            compile_, self._compile = self._compile, None
+            if compile_ is None:
+                return
+            self.began = time.monotonic()
+            self._is_running = True
+        outcome: Any = Failure("SystemExit: a hook of the compiler ended its thread")
+        try:
+            with quiet_terminal.listen() as heard:
+                try:
+                    needed = known_need(self.key) if shared_limit_bytes is not None else None
+                    if needed is not None and shared_limit_bytes is not None and needed > shared_limit_bytes:
+                        raise triton.OutOfResources(needed, shared_limit_bytes, "shared memory")
+                    with shared_limit(shared_limit_bytes):
+                        outcome = compile_()
+                # Whatever a compiler or a hook of the user's raises becomes a vote: this config cannot run here. Raised here
+                # it would end the thread and leave everybody waiting.
+                except Exception as error:  # noqa: BLE001
+                    outcome = _failure(error, heard)
+                    if outcome.shared_bytes is not None and outcome.shared_bytes != needed:
+                        remember_need(self.key, outcome.shared_bytes)
+        finally:
+            self._is_running = False
+            self._end(outcome)
 
     def give_up(self, reason: str) -> None:
         """Let it fail from outside: it may never end."""
         self._end(Failure(reason))
 
+    def _end(self, outcome: Any) -> None:
+        with self._lock:
+            if not self.done.is_set():
+                self.outcome, self._compile = outcome, None
+                self.done.set()
+
+
+class Asked(BaseException):
+    """What Triton would compile. Raised in its place, so that nothing comes into the caches of its kernels.
+
+    What ``submit`` returns would stay there until it is a kernel, and for ever if it fails: Triton 3.6 never takes it out,
+    and 3.9 launches through it. Not an ``Exception``: it must pass the user's own wrappers.
+    """
+
+    def __init__(self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None]) -> None:
+        self.key = hashlib.sha256(key.encode()).hexdigest()
+        self.compile = compile_
+        self.finalize = finalize
+
+
+class _AskOnly:
+    """Triton's ``AsyncCompileMode``, as far as a kernel's launch knows it. The same in Triton 3.6 to 3.9."""
+
+    def submit(self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None], *cleanup: Any) -> NoReturn:
+        """Called by Triton in place of compiling."""
+        raise Asked(key, compile_, finalize)
+
+
+class Candidate:
+    """A config of a launch: what is compiled for it, and its kernel on the device. On the thread that made it."""
+
+    def __init__(self, launch: Launch, config: triton.Config) -> None:
+        self._finalize: Callable[[Any], None] | None = None
+        self._loaded: Resources | Failure | None = None
+        self.compilation = self._ask(launch, config)
+        """May be replaced by another one of the same key."""
+
     def load(self) -> Resources | Failure | None:
-        """The kernel on the device, not launched; waits for nothing, so ask when ``done`` is set."""
+        """The kernel on the device, not launched; waits for nothing, so ask when the compilation is done."""
         if self._loaded is None:
-            self._settle()
-            self._loaded = self.outcome if isinstance(self.outcome, Failure) or self.outcome is None else _load(self.outcome)
+            compiled = self.compilation.outcome
+            # Under the interpreter, and with a hook of the user's that keeps Triton from compiling, there is nothing to load.
+            self._loaded = compiled if isinstance(compiled, Failure) or compiled is None else self._load(compiled)
         return self._loaded
 
-    def known_need(self) -> int | None:
-        """Bytes of shared memory it needs, where that was found to be too much for some device."""
-        with suppress(OSError, ValueError, TypeError, KeyError):  # no facts, or unreadable ones
-            path = get_cache_manager(self.key).get_file(_FACTS_FILE) if self.key else None
-            needed = json.loads(Path(path).read_text())["shared_bytes"] if path is not None else None
-            return needed if isinstance(needed, int) else None
-        return None
+    def _ask(self, launch: Launch, config: triton.Config) -> Compilation:
+        token = _async_compile.active_mode.set(_AskOnly())
+        try:
+            with quiet_terminal.listen() as heard:
+                try:
+                    found = launch.compile(config)
+                    if isinstance(found, _async_compile.FutureKernel):  # the user's own, still in work
+                        found = found.result()
+                except Asked as asked:
+                    self._finalize = asked.finalize
+                    return Compilation(asked.key, asked.compile)
+                # As above: a vote.
+                except Exception as error:  # noqa: BLE001
+                    return Compilation("", None, _failure(error, heard))
+        finally:
+            _async_compile.active_mode.reset(token)
+        return Compilation(getattr(found, "hash", ""), None, found)  # compiled in this process before
 
-    def abandon(self) -> None:
-        """Leave nothing of it in Triton's caches, if it has not become a kernel."""
-        if not self.done.is_set() or isinstance(self.outcome, Failure):
-            if self._forget is not None:
-                self._forget(self)
-            self._finalize = self._forget = None
-
-    def _end(self, outcome: Any) -> None:
-        if not self.done.is_set():
-            self.outcome = outcome
-            self.done.set()
-            self._compile = None
-        for each in self._followers:
-            each._end(self.outcome)
-
-    def _settle(self) -> None:
-        """Hand the kernel to Triton, or take our stand-in for it away."""
-        if isinstance(self.outcome, Failure):
-            self.abandon()
-        elif self._finalize is not None:
-            self._finalize(self.outcome)
-            self._finalize = None
-
-    def _check_facts(self, shared_limit_bytes: int | None) -> None:
-        needed = self.known_need() if shared_limit_bytes is not None else None
-        if needed is not None and shared_limit_bytes is not None and needed > shared_limit_bytes:
-            raise triton.OutOfResources(needed, shared_limit_bytes, "shared memory")
-
-    def _keep_facts(self, needed: int) -> None:
-        with suppress(OSError):  # a cache that cannot be written costs the next run some time
-            get_cache_manager(self.key).put(json.dumps({"shared_bytes": needed}), _FACTS_FILE, binary=False)
+    def _load(self, compiled: Any) -> Resources | Failure:
+        shared_bytes = 0
+        with quiet_terminal.listen() as heard:
+            try:
+                shared_bytes = _int(compiled.metadata, "shared")
+                if self._finalize is not None:  # into the cache of its kernel
+                    self._finalize(compiled)
+                    self._finalize = None
+                compiled._init_handles()
+            # As above: what does not load gets a vote against it.
+            except Exception as error:  # noqa: BLE001
+                return _failure(error, heard, shared_bytes)
+        return Resources(shared_bytes, _int(compiled, "n_regs"), _int(compiled, "n_spills"))
 
 
-def _load(compiled: Any) -> Resources | Failure:
-    shared_bytes = _int(compiled.metadata, "shared")
-    try:
-        with quiet_terminal.notes() as notes:
-            compiled._init_handles()
-    # As above: what does not load gets a vote against it.
-    except Exception as error:  # noqa: BLE001
-        return Failure(reason_of(error), "".join(notes) + quiet_terminal.unread(), shared_bytes)
-    return Resources(shared_bytes, _int(compiled, "n_regs"), _int(compiled, "n_spills"))
+def _failure(error: Exception, heard: Heard, shared_bytes: int | None = None) -> Failure:
+    if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
+        shared_bytes = error.required
+    # These write nothing to descriptor 2, where there may be something of the user's.
+    is_python_s = isinstance(error, triton.OutOfResources | PTXASError)
+    return Failure(reason_of(error), quiet_terminal.take(heard, with_descriptor=not is_python_s), shared_bytes)
 
 
 def _int(holder: Any, name: str) -> int:

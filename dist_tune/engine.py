@@ -73,6 +73,13 @@ class _Site:
         self.failures = {**failures, **self.failures}  # the first reason stays
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures] if len(self.alive()) > 1 else []
 
+    def hear(self, agreed: Mapping[int, Agreed]) -> None:
+        """Take in agreed times: totals that replace older ones."""
+        self.agreed.update(agreed)
+        # A rank that came to the site late may be the slowest: what was agreed without it does not count.
+        n_owners = max((each.n_owners for each in self.agreed.values()), default=0)
+        self.agreed = {i: each for i, each in self.agreed.items() if each.n_owners == n_owners}
+
     def advance(self, n_left: int) -> None:
         """At the end of the queue: ask again for what was not met, or go on to the next rung, or to a decision."""
         if self.queue or self.stage == "done":
@@ -123,7 +130,8 @@ class _Site:
         self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least) or alive[:1])
         staying = self.alive()
         n_allowed = self._n_allowed(n_left)
-        if len(staying) <= n_finalists or self._rung + 1 >= self.plan.n_repeat or n_allowed < len(staying):
+        is_down = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= self._policy.min_rungs)
+        if is_down or self._rung + 1 >= self.plan.n_repeat or n_allowed < len(staying):
             if len(staying) > n_finalists:
                 racing = {i: self.agreed[i] for i in staying if i in self.agreed}
                 self._leave(staying, kept(racing, n_finalists, margin, self.plan.objective) or staying[:n_finalists])
@@ -220,9 +228,9 @@ class Search:
         """Take in what all ranks agree on after a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         for name, site in self._sites.items():
-            site.n_run += n_replays if site.queue else 0
+            site.n_run += min(n_replays, len(site.queue))
             site.queue = site.queue[n_replays:]
-            site.agreed.update(tally.agreed.get(name, {}))
+            site.hear(tally.agreed.get(name, {}))
             site.drop(tally.failures.get(name, {}))
 
     def best(self, site: str) -> int | None:

@@ -96,6 +96,7 @@ class Ledger:
             rest_spread_ms=_to_ns(spread(without_outliers(rests))),
             n_replays=len(replays),
             n_launches=round(median([len(each) for each in by_replay.values()])),
+            n_timed=len(by_replay),
         )
 
     def _others_ms(self, site: str, replay: int, agreed_ms: Times) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dist_tune.agreement import Agreement, Failures
 from dist_tune.compiler import Compiler
+from dist_tune.efforts import deal_configs
 from dist_tune.ranks import Ranks
 from dist_tune.shares import Keyset, share
 from dist_tune.sites import Site, Sites
@@ -27,7 +28,7 @@ class Loader:
         """Compile, share and load all candidates of new sites; returns those that cannot run on some rank. Collective."""
         new = [site for site in self._sites.met.values() if site.is_new]
         # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
-        self._compile({site.label: share(self._ranks.rank, keysets.get(site.label, [])) for site in new})
+        self._compile({site.label: self._share(site, keysets.get(site.label, [])) for site in new})
         failed = self._agreement.vote("compiled", self._sites.take_failures())
         self._compile({site.label: set(range(len(site.configs))) - failed.get(site.label, {}).keys() for site in new})
         for site in new:
@@ -36,6 +37,10 @@ class Loader:
         for label, failures in self._agreement.vote("loaded", self._sites.take_failures()).items():
             failed[label] = {**failures, **failed.get(label, {})}
         return failed
+
+    def _share(self, site: Site, keysets: Sequence[Keyset]) -> set[int]:
+        deals = {n_ranks: deal_configs(site.configs, n_ranks) for n_ranks in {each.n_ranks for each in keysets}}
+        return share(self._ranks.rank, keysets, deals)
 
     def _compile(self, shares: Mapping[str, set[int]]) -> None:
         for label, indices in shares.items():

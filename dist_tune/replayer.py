@@ -31,7 +31,7 @@ class Conditions:
     times_launches: bool
     """Whether launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
     has_rests: bool
-    """Whether the device rests before each for as long as the shortest took: else, at its power limit, it slows down whoever follows a
+    """Whether the device rests before each, for half of what the shortest took: else, at its power limit, it slows down whoever follows a
     hungry one."""
 
 
@@ -107,11 +107,11 @@ class Replayer:
         self._sites.read_spans()
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
-        """How long the device spins before the next replay: until the host has queued it, or as long as its work lasts, to rest."""
+        """How long the device spins before the next replay: until the host has queued it, or to rest."""
         # Replays that it has not come to yet keep it busy as well as any spinning does.
         queued_ms = self._shortest_ms * max(0, n_queued - 1)
         lead_ms = max(0.0, 1.5 * self._host_ms - queued_ms)
-        return max(lead_ms, self._shortest_ms) if conditions.has_rests else lead_ms
+        return max(lead_ms, 0.5 * self._shortest_ms) if conditions.has_rests else lead_ms
 
     def _await_device(self, spans: list[Span], n_done: int) -> None:
         """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""

@@ -214,15 +214,16 @@ class Session:
 
     def _load(self, called: Roll) -> None:
         """Compile and load all candidates of new sites, and drop what any rank cannot run, before any is measured."""
-        if not called.lists:
+        if not called.sites:
             return
-        self._texts |= {label: texts for label, texts in called.lists.items() if label not in self._texts}
-        n_candidates = sum(len(texts) for texts in called.lists.values())
+        for label in called.sites:
+            self._texts.setdefault(label, called.lists[label] if label in called.lists else self.sites.met[label].texts)
+        n_candidates = sum(len(self._texts[label]) for label in called.sites)
         self._log.bind(progress=True).info(
-            f"tuning {self._name}: {len(called.lists)} sites, {n_candidates} candidates on {len(self._ranks.members)} ranks"
+            f"tuning {self._name}: {len(called.sites)} sites, {n_candidates} candidates on {len(self._ranks.members)} ranks"
         )
         failed = self._loader.load(called.keysets)
-        for label in called.lists:
+        for label in called.sites:
             if label in self._search:  # met later on this rank than on others
                 self._search.drop(label, failed.get(label, {}))
             else:

@@ -1,4 +1,4 @@
-"""Ends a compilation as soon as it is known to need more shared memory than the device has.
+"""Ends a compilation as soon as it is known to need more shared memory than the device has, and remembers the need on disk.
 
 With compile.py the only user of Triton's compiler. Triton knows the need when it has made LLVM IR, and checks it when the
 finished kernel is loaded; assembling such a kernel takes longer than all before (logs/compile-cpu), for nothing.
@@ -6,43 +6,97 @@ finished kernel is loaded; assembling such a kernel takes longer than all before
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.cache import FileCacheManager, get_cache_manager
+
+_NEED_FILE = "dist_tune.json"
+"""In a kernel's folder of Triton's disk cache: that it needs more shared memory than some device has, for all who need it later."""
 
 _lock = threading.Lock()
-_limits_bytes: dict[int, int] = {}
-"""Thread -> its limit. Other threads compile as always."""
-_own: list[Any] = []
-"""Triton's method while ours is in its place."""
-
-
-def _make_ptx(self: Any, src: Any, metadata: dict[str, Any], *args: Any) -> Any:
-    limit, needed = _limits_bytes.get(threading.get_ident()), metadata.get("shared")
-    if limit is not None and isinstance(needed, int) and needed > limit:
-        raise triton.OutOfResources(needed, limit, "shared memory")
-    return _own[0](self, src, metadata, *args)
+_n_users = 0
+_patched: list[tuple[Any, Any, Any]] = []
+"""Triton's backend, its own method, and ours in its place."""
+_thread = threading.local()
+"""``limit_bytes`` of a thread that has one; others compile as always."""
 
 
 @contextmanager
-def shared_limit(limit_bytes: int | None) -> Iterator[None]:
-    """What this thread compiles meanwhile raises ``OutOfResources`` if it needs more. None: no limit."""
-    if limit_bytes is None:
-        yield
-        return
+def early_check() -> Iterator[None]:
+    """Meanwhile Triton looks at the thread's limit before it makes PTX. The last of several users to leave restores Triton."""
+    global _n_users
     with _lock:
-        _limits_bytes[threading.get_ident()] = limit_bytes
-        if CUDABackend.make_ptx is not _make_ptx:
-            _own[:] = [CUDABackend.make_ptx]
-            CUDABackend.make_ptx = _make_ptx
+        if _n_users == 0:
+            _patch()
+        _n_users += 1
     try:
         yield
     finally:
         with _lock:
-            del _limits_bytes[threading.get_ident()]
-            if not _limits_bytes:
-                CUDABackend.make_ptx = _own[0]
+            _n_users -= 1
+            if _n_users == 0:
+                _restore()
+
+
+@contextmanager
+def shared_limit(limit_bytes: int | None) -> Iterator[None]:
+    """What this thread compiles meanwhile, within ``early_check``, raises ``OutOfResources`` if it needs more. None: no limit."""
+    _thread.limit_bytes = limit_bytes
+    try:
+        yield
+    finally:
+        _thread.limit_bytes = None
+
+
+def known_need(key: str) -> int | None:
+    """Bytes of shared memory that a kernel needs, where that was found to be too much for some device. ``key``: in Triton's disk cache."""
+    # Nothing known, or nothing to be read; RuntimeError is Triton's for a cache without a folder.
+    with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
+        path = get_cache_manager(key).get_file(_NEED_FILE) if key and _is_on_disk() else None
+        needed = json.loads(Path(path).read_text())["shared_bytes"] if path is not None else None
+        return needed if type(needed) is int else None
+    return None
+
+
+def remember_need(key: str, needed_bytes: int) -> None:
+    """Write it down for all who come to this kernel later."""
+    with suppress(OSError, RuntimeError):  # a cache that cannot be written costs the next one some time
+        if key and _is_on_disk():
+            get_cache_manager(key).put(json.dumps({"shared_bytes": needed_bytes}), _NEED_FILE, binary=False)
+
+
+def _is_on_disk() -> bool:
+    # A cache manager of the user's may be slow, far away, or raise anything; with a hook in the compiler the key does not say all.
+    return triton.knobs.cache.manager_class in (None, FileCacheManager) and triton.knobs.runtime.add_stages_inspection_hook is None
+
+
+def _patch() -> None:
+    try:
+        from triton.backends.nvidia.compiler import CUDABackend
+    except ImportError:  # a Triton without that backend: its kernels are checked when they are loaded
+        return
+    own = CUDABackend.make_ptx
+
+    @functools.wraps(own)
+    def make_ptx(self: Any, src: Any, metadata: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        limit, needed = getattr(_thread, "limit_bytes", None), metadata.get("shared")
+        if limit is not None and isinstance(needed, int) and needed > limit:
+            raise triton.OutOfResources(needed, limit, "shared memory")
+        return own(self, src, metadata, *args, **kwargs)
+
+    CUDABackend.make_ptx = make_ptx
+    _patched.append((CUDABackend, own, make_ptx))
+
+
+def _restore() -> None:
+    while _patched:
+        backend, own, ours = _patched.pop()
+        if backend.make_ptx is ours:  # and not a wrapper that somebody has put around it since
+            backend.make_ptx = own

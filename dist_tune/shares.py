@@ -6,7 +6,7 @@ Pure. A compile key says which file of Triton's disk cache a candidate becomes; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 KEY_CHARS = 12
@@ -31,32 +31,52 @@ class Keyset:
 
     host: str
     keys: str
-    """One key of ``KEY_CHARS`` per candidate, in a row; blank where there is nothing to compile."""
+    """One key of ``KEY_CHARS`` per candidate, in a row, blank where there is nothing to compile; empty if all of the host have the same."""
     ranks: list[int]
     positions: list[int]
     n_ranks: int
 
 
-def guessed_share(n_candidates: int, bench: Bench) -> set[int]:
-    """What a rank begins with: its part, if all ranks of its host have the same keys."""
-    return set(range(bench.position, n_candidates, bench.n_ranks))
+def deal(efforts: Sequence[float], groups: Sequence[str], n_ranks: int) -> list[int]:
+    """Candidate -> position of the rank that compiles it, if all ranks of the host have the same keys; efforts add up alike.
+
+    Candidates of a group share part of the work, so a group stays together as long as there are several for each rank.
+    """
+    largest = -(-len(efforts) // (2 * n_ranks))
+    members: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    pieces = [each[k : k + largest] for each in members.values() for k in range(0, len(each), largest)]
+    loads, positions = [0.0] * n_ranks, [0] * len(efforts)
+    for piece in sorted(pieces, key=lambda piece: (-sum(efforts[i] for i in piece), piece)):
+        position = loads.index(min(loads))
+        loads[position] += sum(efforts[i] for i in piece)
+        for i in piece:
+            positions[i] = position
+    return positions
 
 
-def share(rank: int, keysets: Sequence[Keyset]) -> set[int]:
+def share(rank: int, keysets: Sequence[Keyset], deals: Mapping[int, Sequence[int]]) -> set[int]:
     """The candidates of a site that ``rank`` compiles for itself and for all on its host that have the same key.
 
-    The one that has begun with it, or else one of them by turns.
+    ``deals``: number of ranks -> how they deal. The one that has begun with a candidate, or else one of them by turns.
     """
     own = next((each for each in keysets if rank in each.ranks), None)
     if own is None:
         return set()
     mine = set()
     alike = [each for each in keysets if each.host == own.host]
-    for i, key in enumerate(split_keys(own.keys)):
-        having = [each for each in alike if split_keys(each.keys)[i : i + 1] == [key]]
-        holders = sorted(pair for each in having for pair in zip(each.ranks, each.positions, strict=True))
-        begun = [holder for holder, position in holders if i % own.n_ranks == position]
-        if key.strip() and (begun[0] if begun else holders[i % len(holders)][0]) == rank:
+    n_candidates = len(deals[own.n_ranks])
+    for i, key in enumerate(split_keys(own.keys) or ["the same"] * n_candidates):
+        having = [each for each in alike if not own.keys or split_keys(each.keys)[i : i + 1] == [key]]
+        holders = sorted(holder for each in having for holder in each.ranks)
+        begun = sorted(
+            holder
+            for each in having
+            for holder, position in zip(each.ranks, each.positions, strict=True)
+            if deals[each.n_ranks][i] == position
+        )
+        if key.strip() and (begun[0] if begun else holders[i % len(holders)]) == rank:
             mine.add(i)
     return mine
 

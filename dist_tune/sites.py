@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compile import Failure, Resources, reason_of
 from dist_tune.compiler import Compiler
+from dist_tune.efforts import deal_configs
 from dist_tune.errors import CaptureError, NoValidConfigError
 from dist_tune.launch import Launch, Undo, adopt, evict
 from dist_tune.ledger import Ledger
 from dist_tune.plan import Replay, Trial
-from dist_tune.shares import Bench, guessed_share
+from dist_tune.shares import Bench
 from dist_tune.space import describe
 from dist_tune.timing import Clock, Span, is_capturing
 
@@ -232,7 +233,9 @@ class Sites:
             if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
                 site.winner = configs[texts.index(self._winners[label])]
             else:
-                self._compiler.begin(label, launch, configs, guessed_share(len(configs), self._bench))
+                positions = deal_configs(configs, self._bench.n_ranks)
+                first = [i for i, position in enumerate(positions) if position == self._bench.position]
+                self._compiler.begin(label, launch, configs, first)
         site.holders[id(launch.kernel)] = (launch.kernel, launch.key)
         return site
 

@@ -31,6 +31,8 @@ class Measured(NamedTuple):
     n_replays: int = 1
     n_launches: int = 1
     """Launches a replay."""
+    n_timed: int = 1
+    """Replays in which launches were timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +100,7 @@ def _agree(by_rank: Mapping[int, Measured]) -> Agreed:
         rest_spread_ms=last.rest_spread_ms,
         n_replays=min(each.n_replays for each in by_rank.values()),
         n_launches=by_rank[slowest].n_launches,
+        n_timed=min(each.n_timed for each in by_rank.values()),
+        n_owners=len(by_rank),
         rank_latencies_ms=latencies_ms,
     )

@@ -1,23 +1,30 @@
-"""Compiling and loading real sm_90 code ahead, on the fake H200."""
+"""One candidate compiled and loaded ahead: real sm_90 code, on the fake H200."""
 
 from __future__ import annotations
 
-import ctypes
+import base64
 import os
+import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import _async_compile
 
-from dist_tune.compile import Failure, Resources, load, reason_of
+from dist_tune.compile import Candidate, Compilation, Failure, Resources, reason_of
 from dist_tune.launch import Launch
+from dist_tune.shared_memory import early_check, known_need
+from dist_tune.terminal import quiet_terminal
 from tests.fake_driver import FakeH200
-from tests.ranks.kernels import autotuned
+from tests.ranks.kernels import add_kernel, autotuned
 from tests.ranks.world import on_ranks, values
 
 
@@ -28,18 +35,55 @@ def dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.dot(x, x))
 
 
-def launch_of(kernel: Any = None) -> Launch:
+@triton.jit
+def asm_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Not valid: MLIR says so on descriptor 2, and Triton prints the module."""
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at).to(tl.int32)
+    tl.store(y_ptr + at, tl.inline_asm_elementwise("", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=3))
+
+
+def launch_of(kernel: Any = None, **options: Any) -> Launch:
     args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
-    return Launch(autotuned(kernel) if kernel else autotuned(), args, {"grid": (1,), "warmup": False})
+    return Launch(autotuned(kernel or add_kernel, **options), args, {"grid": (1,), "warmup": False})
+
+
+def load(kernel: Any = None, limit_bytes: int | None = None, **config: Any) -> Resources | Failure | None:
+    """One config from source to device."""
+    with ExitStack() as stack:
+        stack.enter_context(early_check())
+        quiet_terminal.enter()
+        stack.callback(quiet_terminal.leave)
+        candidate = Candidate(launch_of(kernel), triton.Config({"BLOCK": config.pop("block", 16)}, **config))
+        candidate.compilation.run(limit_bytes)
+        return candidate.load()
+
+
+def compiled() -> list[str]:
+    """From here on, kernels that are compiled and not found on disk."""
+    names: list[str] = []
+
+    def listener(*, src: Any, cache_hit: bool, **facts: Any) -> None:
+        if not cache_hit:
+            names.append(src.name)
+
+    triton.knobs.compilation.listener = listener
+    return names
+
+
+def in_memory(kernel: Any) -> list[str]:
+    """What kind of things are in Triton's cache of a kernel."""
+    return [type(each).__name__ for each in kernel.device_caches[0][0].values()]
 
 
 def on_fake(function: Callable[..., Any], *args: Any, mode: str = "fake") -> Any:
-    (value,) = values(on_ranks(1, function, *args, mode=mode, is_dist=False))
+    # Triton 3.9 warns on the terminal if this is not set.
+    (value,) = values(on_ranks(1, function, *args, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
     return value
 
 
 def terminal_of(call: Callable[[], Any]) -> tuple[Any, str]:
-    """What ``call`` returns, and what it writes to the file descriptors of stdout and stderr."""
+    """What ``call`` returns, and what it writes to the descriptors of stdout and stderr."""
     with tempfile.TemporaryFile() as file:
         sys.stdout.flush()
         saved = os.dup(1), os.dup(2)
@@ -55,118 +99,200 @@ def terminal_of(call: Callable[[], Any]) -> tuple[Any, str]:
         return value, file.read().decode()
 
 
-def _loads(rank: int) -> Any:
-    return load(launch_of(), triton.Config({"BLOCK": 16})), FakeH200.launches
+def _asked(rank: int) -> Any:
+    launch = launch_of()
+    names = compiled()
+    tensors = [weakref.ref(each) for each in launch._args if isinstance(each, torch.Tensor)]
+    candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
+    del launch
+    alive = [each() for each in tensors if each() is not None]
+    asked = alive, names[:], in_memory(add_kernel), _async_compile.active_mode.get(), candidate.compilation.is_waiting
+    candidate.compilation.run(None)
+    folder = base64.b32encode(bytes.fromhex(candidate.compilation.key)).decode().rstrip("=")
+    ran = names, in_memory(add_kernel), folder in os.listdir(os.environ["TRITON_CACHE_DIR"])
+    loaded = candidate.load()
+    return asked, ran, (loaded, in_memory(add_kernel), FakeH200.launches)
 
 
-def test_loading_tells_resources_and_launches_nothing():
-    """Shared memory from the compiler, registers and spills from the loader."""
-    resources, launches = on_fake(_loads)
-    assert (resources, launches) == (Resources(shared_bytes=0, n_regs=64, n_spills=0), [])
+def test_from_source_to_device_in_three_steps():
+    """Asking compiles nothing, keeps no tensor and leaves Triton as it was; compiling writes the disk cache; loading launches nothing."""
+    asked, ran, loaded = on_fake(_asked)
+    assert asked == ([], [], [], None, True)
+    assert ran == (["add_kernel"], [], True)
+    assert loaded == (Resources(shared_bytes=0, n_regs=64, n_spills=0), ["CompiledKernel"], [])
 
 
-def _out_of_resources(rank: int) -> Any:
+def _again(rank: int) -> Any:
+    names = compiled()
+    config = triton.Config({"BLOCK": 16})
+    asked = Candidate(launch_of(), config)
+    first = load()
+    known = Candidate(launch_of(), config)
+    is_known = known.compilation.done.is_set() and known.compilation.key == asked.compilation.key
+    add_kernel.device_caches.clear()
+    return first == known.load() == load(), is_known, names
+
+
+def test_what_is_compiled_already_is_not_compiled_again():
+    """Neither what this process has in memory nor what is on disk; the key is the same."""
+    assert on_fake(_again) == (True, True, ["add_kernel"])
+
+
+def _too_large(rank: int) -> Any:
+    names = compiled()
+    failure = load(dot_kernel, limit_bytes=32767, block=128)
+    key = Candidate(launch_of(dot_kernel), triton.Config({"BLOCK": 128})).compilation.key
+    again = load(dot_kernel, limit_bytes=32767, block=128)
+    folder = os.path.join(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(key)).decode().rstrip("="))
     FakeH200.shared_limit_bytes = 32767
-    return load(launch_of(dot_kernel), triton.Config({"BLOCK": 128})), FakeH200.launches
+    return failure, again == failure, known_need(key), names[:], in_memory(dot_kernel), os.listdir(folder), load(dot_kernel, block=128)
 
 
-def test_what_does_not_fit_fails_without_a_launch():
-    """Triton's OutOfResources becomes a value that says what was needed and what there is."""
-    failure, launches = on_fake(_out_of_resources)
-    assert isinstance(failure, Failure)
+def test_what_does_not_fit_is_not_assembled():
+    """Triton's OutOfResources becomes a value that says what is needed; it is on disk. Without a limit it fails at loading."""
+    failure, is_same, need, names, kernels, files, late = on_fake(_too_large)
     assert failure.reason.startswith("OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit: 32767")
-    assert launches == []
+    assert (is_same, need, names, kernels) == (True, 32768, [], [])
+    assert "dist_tune.json" in files
+    assert not [name for name in files if name.endswith((".ptx", ".cubin"))]
+    assert late == failure
 
 
-def _too_few_registers(rank: int) -> Any:
-    return terminal_of(lambda: load(launch_of(dot_kernel), triton.Config({"BLOCK": 64}, maxnreg=24)))
+FAILING: list[tuple[str, int, dict[str, Any], str, list[str]]] = [
+    ("dot_kernel", 64, {"maxnreg": 24}, "PTXASError: .*Insufficient registers", [".entry dot_kernel"]),
+    ("asm_kernel", 64, {}, "RuntimeError: error encountered during parsing", ["tt.elementwise_inline_asm", "error: "]),
+    ("add_kernel", 24, {}, "CompilationError: ", []),
+    ("add_kernel", 16, {"num_warps": 3}, "AssertionError: num_warps must be a power of 2", []),
+]
 
 
-def test_an_error_of_ptxas_is_a_failure():
-    """A maxnreg below what the kernel needs: the assembler's words are the reason, on one line, and the terminal stays clean."""
-    failure, terminal = on_fake(_too_few_registers)
-    assert isinstance(failure, Failure)
-    assert failure.reason.startswith("PTXASError: ")
-    assert "Insufficient registers" in failure.reason
-    assert "\n" not in failure.reason
-    assert ".entry dot_kernel" in failure.output  # Triton prints the PTX
-    assert terminal == "after\n"
+def _fails(rank: int) -> Any:
+    failures, terminal = terminal_of(lambda: [load(globals()[name], block=block, **options) for name, block, options, _, _ in FAILING])
+    left = [*in_memory(dot_kernel), *in_memory(asm_kernel), *in_memory(add_kernel)]
+    return failures, terminal, left, _async_compile.active_mode.get()
+
+
+def test_a_failing_compiler_becomes_a_reason():
+    """Its words on one line, what it dumps kept beside, nothing on the terminal, and nothing left in Triton."""
+    failures, terminal, left, mode = on_fake(_fails)
+    for failure, (_, _, _, reason, output) in zip(failures, FAILING, strict=True):
+        assert re.match(reason, failure.reason)
+        assert "\n" not in failure.reason
+        for part in output:
+            assert part in failure.output
+    assert (terminal, left, mode) == ("after\n", [], None)
+
+
+def _hooked(rank: int) -> Any:
+    def hook(**facts: Any) -> None:
+        raise ValueError("not today")
+
+    loaded = []
+    for knobs, name, value in [
+        (triton.knobs.runtime, "jit_cache_hook", lambda **facts: True),
+        (triton.knobs.compilation, "listener", hook),
+        (triton.knobs.runtime, "jit_post_compile_hook", hook),
+    ]:
+        with knobs.scope():
+            setattr(knobs, name, value)
+            loaded.append(load())
+    return loaded
+
+
+def test_hooks_of_the_user_s():
+    """One that keeps Triton from compiling leaves nothing to load; one that raises, while it compiles or after, drops the config."""
+    failure = Failure("ValueError: not today")
+    assert on_fake(_hooked) == [None, failure, replace(failure, shared_bytes=0)]
+
+
+def test_a_hook_that_ends_its_thread_ends_the_compilation():
+    """Nobody waits for it for ever."""
+    compilation = Compilation("", lambda: sys.exit(1))
+    with pytest.raises(SystemExit):
+        compilation.run(None)
+    assert compilation.done.is_set()
+    assert compilation.outcome.reason.startswith("SystemExit")
+
+
+def test_a_compilation_runs_once_and_ends_once():
+    """The first outcome counts, also where the thread comes back after all have given up."""
+
+    def compile_() -> str:
+        compilation.give_up("too late")
+        return "kernel"
+
+    compilation = Compilation("", compile_)
+    compilation.run(None)
+    compilation.run(None)
+    compilation.give_up("again")
+    assert compilation.outcome == Failure("too late")
+
+
+def _launched_meanwhile(rank: int) -> Any:
+    launch = launch_of()
+    candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
+    add_kernel[(4,)](*launch._args, BLOCK=16)  # by the user's own hand
+    candidate.compilation.run(None)
+    return candidate.load(), FakeH200.launches
+
+
+def test_a_kernel_that_the_user_launches_while_it_is_compiled():
+    """It is compiled for that launch as ever: there is no stand-in of ours in Triton's cache."""
+    assert on_fake(_launched_meanwhile) == (Resources(0, 64, 0), ["add_kernel"])
+
+
+def _heuristics(rank: int) -> Any:
+    sized = triton.heuristics({"BLOCK": lambda args: 32})(add_kernel)
+    kernel = triton.autotune(configs=[triton.Config({}, num_warps=1), triton.Config({}, num_warps=2)], key=["n"])(sized)
+    launch = Launch(kernel, launch_of()._args, {"grid": (1,), "warmup": False})
+    candidate = Candidate(launch, kernel.configs[0])
+    candidate.compilation.run(None)
+    return type(candidate.load()), "32" in str(next(iter(add_kernel.device_caches[0][0])))
+
+
+def test_a_kernel_behind_heuristics():
+    """What they compute is part of what is compiled."""
+    assert on_fake(_heuristics) == (Resources, True)
 
 
 def _noisy(rank: int, does_fail: bool) -> Any:
     def load_binary(*args: Any) -> tuple[int, int, int, int, int]:
         print("python")
         print("python's stderr", file=sys.stderr)
-        ctypes.CDLL(None).dprintf(1, b"C\n")
-        ctypes.CDLL(None).dprintf(2, b"C's stderr\n")
+        os.write(2, b"C's stderr\n")
         if does_fail:
             raise RuntimeError("does\n\n  not load  ")
         return (1, 2, 64, 0, 1024)
 
     FakeH200.utils.load_binary = load_binary  # type: ignore[method-assign, assignment]
-    return terminal_of(lambda: load(launch_of(), triton.Config({"BLOCK": 16})))
+    return terminal_of(load)
 
 
-def test_what_a_compiler_writes_goes_into_the_failure():
-    """From Python and from C, on stdout and stderr; none of it reaches the terminal, which works again afterwards."""
+def test_what_a_loader_writes_goes_into_the_failure():
+    """From Python and from C; none of it reaches the terminal, which works again afterwards."""
     failure, terminal = on_fake(_noisy, True)
     assert failure.reason == "RuntimeError: does not load"
-    assert set(failure.output.splitlines()) >= {"C", "C's stderr", "python", "python's stderr"}  # Triton may warn, too
+    assert failure.output.splitlines() == ["python", "python's stderr", "C's stderr"]
     assert terminal == "after\n"
 
 
-def test_what_is_written_meanwhile_reaches_the_terminal_if_nothing_fails():
-    """It may be another thread's."""
+def test_what_is_written_reaches_the_terminal_if_nothing_fails():
+    """It may be another thread's, or what a kernel prints while it is compiled."""
     resources, terminal = on_fake(_noisy, False)
     assert isinstance(resources, Resources)
-    assert terminal.endswith("after\n")
-    assert {"C", "python's stderr", "C's stderr"} <= set(terminal.splitlines())
+    assert set(terminal.splitlines()) >= {"python", "python's stderr", "C's stderr", "after"}  # Triton may warn, too
 
 
-def _without_streams(rank: int) -> Any:
-    sys.stdout = sys.stderr = None
-    before = len(os.listdir("/proc/self/fd"))
-    loaded = [load(launch_of(), triton.Config({"BLOCK": 16})) for _ in range(3)]
-    return loaded, len(os.listdir("/proc/self/fd")) - before
-
-
-def test_a_process_without_a_terminal_compiles_too():
-    """``sys.stdout`` may be None, as under a window manager; and no file descriptor is left behind."""
-    loaded, n_left = on_fake(_without_streams)
-    assert ([type(each) for each in loaded], n_left) == ([Resources] * 3, 0)
-
-
-def _descriptors(rank: int) -> Any:
-    config = triton.Config({"BLOCK": 16})
-    load(launch_of(), config)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        load(launch_of(), config)
-    os.close(1)
-    return type(load(launch_of(), config)).__name__, len(os.listdir("/proc/self/fd")) + 1 - before
-
-
-def test_file_descriptors_are_given_back():
-    """Also where stdout is closed."""
-    assert on_fake(_descriptors) == ("Resources", 0)
-
-
-def _interpreted(rank: int) -> Any:
-    return load(launch_of(), triton.Config({"BLOCK": 16}))
+def _loads(rank: int) -> Any:
+    return load()
 
 
 def test_the_interpreter_compiles_nothing():
-    assert on_fake(_interpreted, mode="interpret") is None
+    assert on_fake(_loads, mode="interpret") is None
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ValueError(""), "ValueError: "),
-        (RuntimeError("a\n  b \n\nc"), "RuntimeError: a b c"),
-        (KeyError("x" * 400), "KeyError: '" + "x" * 299),
-    ],
-)
-def test_a_reason_is_one_line(error: Exception, reason: str):
+def test_a_reason_is_one_line():
     """Of bounded length, with the type first."""
-    assert reason_of(error) == reason
+    assert reason_of(ValueError("")) == "ValueError: "
+    assert reason_of(RuntimeError("a\n  b \n\nc")) == "RuntimeError: a b c"
+    assert reason_of(KeyError("x" * 400)) == "KeyError: '" + "x" * 299

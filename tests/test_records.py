@@ -10,7 +10,7 @@ import triton
 from pydantic import ValidationError
 
 from dist_tune import records
-from dist_tune.records import SCHEMA_VERSION, CandidateRecord, TuningRecord, environment
+from dist_tune.records import SCHEMA_VERSION, CandidateRecord, Seconds, TuningRecord, environment
 
 
 def record(**changes: Any) -> TuningRecord:
@@ -21,7 +21,7 @@ def record(**changes: Any) -> TuningRecord:
     dropped = CandidateRecord(index=0, config="B=16", fields={"B": 16}, failure="rank 1: OutOfResources")
     values: dict[str, Any] = {
         "closure": "f", "kernel": "gemm", "key": "[64]", "winner": 1, "candidates": [dropped, measured], "n_replays": 9, "seconds": 1.5,
-        "environment": environment(world_size=2),
+        "spent": Seconds(total=1.5, race=1.0), "environment": environment(world_size=2),
     }  # fmt: skip
     return TuningRecord(**{**values, **changes})
 
@@ -31,7 +31,7 @@ def test_a_record_reads_back_equal():
     text = record().model_dump_json()
     assert TuningRecord.model_validate_json(text) == record()
     assert TuningRecord.model_validate_json(text).best.rank_latencies_ms == {0: 0.1, 3: 0.05}
-    assert json.loads(text)["schema_version"] == SCHEMA_VERSION == 1
+    assert json.loads(text)["schema_version"] == SCHEMA_VERSION == 2
 
 
 def test_best_is_the_winner():
@@ -49,7 +49,7 @@ def test_a_record_does_not_change(field: str):
 def test_a_record_lacks_nothing():
     """A file that misses a field is refused, not filled up."""
     values = json.loads(record().model_dump_json())
-    for name in ("winner", "candidates", "environment"):
+    for name in ("winner", "candidates", "spent", "environment"):
         with pytest.raises(ValidationError, match=name):
             TuningRecord.model_validate({key: value for key, value in values.items() if key != name})
 

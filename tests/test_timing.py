@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.timing import Span, WallClock, device_clock, is_capturing, median, spread
+from dist_tune.timing import Span, WallClock, device_clock, is_capturing, median, spread, without_outliers
 
 
 def test_one_hiccup_moves_neither_median_nor_spread():
@@ -27,6 +27,23 @@ def test_spread_is_the_median_distance(samples: list[float]):
     assert spread(samples) == statistics.median(abs(each - median(samples)) for each in samples)
     assert 0.0 <= spread(samples) <= max(samples) - min(samples)
     assert spread(samples[:1] * 3) == 0.0
+
+
+def test_one_far_sample_of_five_is_left_out():
+    """Of four it may be as right as the others; and equal samples have no spread to be measured by."""
+    assert without_outliers([1.0, 1.01, 0.99, 1.02, 9.0]) == [1.0, 1.01, 0.99, 1.02]
+    assert without_outliers([1.0, 1.01, 0.99, 9.0]) == [1.0, 1.01, 0.99, 9.0]
+    assert without_outliers([1.0] * 5 + [1.004, 1.006]) == [1.0] * 5 + [1.004]
+
+
+@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
+def test_half_of_the_samples_are_no_outliers(samples: list[float]):
+    """Those that stay are in their order, at least half of them, and any sample is one as far off as another that stays."""
+    staying = without_outliers(samples)
+    assert 2 * len(staying) >= len(samples)
+    assert list(staying) == [each for each in samples if each in set(staying)]
+    furthest = max(abs(each - median(samples)) for each in staying)
+    assert all(each in staying for each in samples if abs(each - median(samples)) <= furthest)
 
 
 def test_wall_spans_measure_the_host_in_ms():

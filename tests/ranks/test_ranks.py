@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.errors import DistTuneError, NoValidConfigError
+from dist_tune.errors import NoValidConfigError
 from dist_tune.meetings import is_secondary
 from dist_tune.ranks import Group, group_of
 from tests.ranks.world import Outcome, caught, on_ranks, values
@@ -44,9 +44,19 @@ def entered(group: dist.ProcessGroup | None = None) -> Group:
     return ranks
 
 
+def listed(parts: dict[int, str]) -> str:
+    """A reduction that loses nothing."""
+    return json.dumps(list(parts.values()))
+
+
+def meet(ranks: Group, topic: str, part: str = "", is_optional: bool = False) -> list[str]:
+    parts: list[str] = json.loads(ranks.meet(topic, part, listed, is_optional=is_optional))
+    return parts
+
+
 def come(ranks: Group, closure: str, topic: str, part: str = "", is_optional: bool = False) -> list[str]:
     ranks.enter(closure)
-    return ranks.meet(topic, part, is_optional=is_optional)
+    return meet(ranks, topic, part, is_optional)
 
 
 def meet_again(ranks: Group) -> list[str]:
@@ -58,7 +68,7 @@ def _parts(rank: int) -> Any:
     ranks, met = entered(), []
     for number in range(20):
         time.sleep(0.01 if rank == number % 3 else 0.0)
-        met.append(ranks.meet(f"step {number}", f"{rank}é{number}" * (100_000 if number == 7 else 1)))
+        met.append(meet(ranks, f"step {number}", f"{rank}é{number}" * (100_000 if number == 7 else 1)))
     kept = {epoch for epoch in range(25) for name in ("verdict", "count", "parts/1") if ranks._store.check([f"{epoch}/{name}"])}
     return ranks.members, met, kept
 
@@ -109,7 +119,7 @@ def _slow(rank: int, n_beats: int) -> Any:
             ranks.beat(f"compiling candidate {number}")
         time.sleep(0.27)  # signs of life are posted at most four times a second
     ends_work = rank == 1 and n_beats < 10
-    return caught(lambda: ranks.beat("compiling the last one") if ends_work else ranks.meet("compiled", "")), meet_again(ranks)
+    return caught(lambda: ranks.beat("compiling the last one") if ends_work else meet(ranks, "compiled", "")), meet_again(ranks)
 
 
 @pytest.mark.parametrize("world", [over_tcp, on_ranks])
@@ -131,7 +141,7 @@ def _aborted(rank: int, kind: type[Exception]) -> Any:
         ranks.abort(own)
     dist.barrier()
     time.sleep(0.3 if rank == 2 else 0.0)  # or it is too early for a second beat
-    leave: list[Callable[[], object]] = [lambda: ranks.meet("report", ""), lambda: None, lambda: ranks.beat("x"), lambda: ranks.abort(own)]
+    leave: list[Callable[[], object]] = [lambda: meet(ranks, "report", ""), lambda: None, lambda: ranks.beat("x"), lambda: ranks.abort(own)]
     return caught(leave[rank]), getattr(own, "__notes__", []), meet_again(ranks)
 
 
@@ -204,8 +214,8 @@ def test_ranks_at_different_places_are_told(what: str, places: str):
 def _subgroups(rank: int) -> Any:
     ranks = entered([dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
     began = time.monotonic()
-    met = [ranks.meet(f"step {number}", f"{rank}") for number in range(20 if rank < 2 else 3)]
-    error = caught(lambda: ranks.meet("report", "") if rank == 2 else None)
+    met = [meet(ranks, f"step {number}", f"{rank}") for number in range(20 if rank < 2 else 3)]
+    error = caught(lambda: meet(ranks, "report", "") if rank == 2 else None)
     return ranks.members, met, time.monotonic() - began, error.kind, meet_again(group_of(None, DEADLINE_S))
 
 
@@ -251,7 +261,7 @@ def _host_dies(rank: int) -> Any:
     while rank == 2:
         time.sleep(0.05)
         ranks.beat("replay 3")
-    return ranks.meet("report", "")
+    return meet(ranks, "report", "")
 
 
 def test_a_dead_store_ends_all_ranks():
@@ -267,31 +277,9 @@ def _dies_on_arrival(rank: int) -> Any:
     ranks = entered()
     if rank == 1:
         ranks._store = SimpleNamespace(set=ranks._store.set, add=lambda *_: os._exit(0))  # type: ignore[assignment]
-    return ranks.meet("report", "")
+    return meet(ranks, "report", "")
 
 
 def test_a_rank_that_dies_on_arrival_strands_nobody():
     """Its part is there and it is not counted; the one who waits comes to an end all the same."""
     assert [outcome.error == "Hung" for outcome in over_tcp(2, _dies_on_arrival)] == [False, False]
-
-
-def _groups(rank: int, folder: str) -> Any:
-    with pytest.raises(DistTuneError, match=r"call init_process_group\(\)"):
-        group_of(None, 1.0)
-    met = []
-    for name in ("first", "second"):
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{name}", 2), rank=rank, world_size=2)
-        not_mine = [dist.new_group([0]), dist.new_group([1])][1 - rank]
-        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
-            group_of(not_mine, 1.0)
-        ranks = group_of(None, 1.0)
-        assert (group_of(dist.group.WORLD, 2.0), ranks.deadline_s) == (ranks, 2.0)
-        met.append(meet_again(ranks))
-        met.append(meet_again(Group(ranks._group, 1.0)))  # made anew over one store, where the verdict of its last life still is
-        dist.destroy_process_group()
-    return met
-
-
-def test_a_group_is_one_object_as_long_as_it_lives(tmp_path: Path):
-    """Not without torch.distributed, not for strangers; one for a group; one that meets afresh when it is made anew."""
-    assert values(on_ranks(2, _groups, str(tmp_path), is_dist=False)) == [[AGAIN[:2]] * 4] * 2

@@ -1,0 +1,281 @@
+"""Plays tables of times through the real search, ledgers and reduction: no GPU, no processes.
+
+Knows true times and makes noise around them: hiccups, slow ranks, failing launches, sites that are not met in every
+replay, and costs of the closure that a kernel's clock does not see. Figures for policies and for the cost of agreement:
+
+    python -m tests.simulator
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+from dist_tune.choice import Policy
+from dist_tune.engine import Search
+from dist_tune.ledger import Ledger
+from dist_tune.plan import Plan, Replay
+from dist_tune.tally import Account, Report, account
+from tests.meeting_costs import Cost, tuning
+from tests.timing_tables import Table, load_tables
+
+HICCUP = 1.5
+"""How many times as long a launch takes that something else got in the way of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """True times of one site, in milliseconds."""
+
+    ms: Sequence[Sequence[float]]
+    """Candidate -> rank -> one launch."""
+    unseen_ms: Sequence[float] = ()
+    """Candidate -> what it costs the closure beside its launches; empty: nothing."""
+    n_launches: int = 1
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Candidates that the vote before the first replay has dropped."""
+
+    def cost_ms(self, candidate: int, rank: int) -> float:
+        """What a candidate adds to a replay on a rank."""
+        return self.ms[candidate][rank] * self.n_launches + (self.unseen_ms[candidate] if self.unseen_ms else 0.0)
+
+    def best(self) -> int:
+        """The candidate that costs the slowest rank the least."""
+        runnable = [i for i in range(len(self.ms)) if i not in self.failures]
+        return min(runnable, key=lambda i: (max(self.cost_ms(i, rank) for rank in range(len(self.ms[i]))), i))
+
+    def slowed(self, rank: int, by: float, candidates: Sequence[int] | None = None) -> Kernel:
+        """The same on machines of which one is slower, with all candidates or with some."""
+        wanted = range(len(self.ms)) if candidates is None else candidates
+        ms = [[t * (by if r == rank and i in wanted else 1.0) for r, t in enumerate(row)] for i, row in enumerate(self.ms)]
+        return Kernel(ms, self.unseen_ms, self.n_launches, self.failures)
+
+
+def always(rank: int, site: str, replay: int) -> bool:
+    """Each rank meets each site in each replay."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A closure on some ranks, and what disturbs its times there."""
+
+    sites: Mapping[str, Kernel]
+    n_ranks: int = 4
+    other_ms: float = 0.0
+    """What else is in the closure."""
+    noise: float = 0.01
+    """Standard deviation of the logarithm of each time."""
+    hiccups: float = 0.003
+    """Share of launches that take ``HICCUP`` times as long."""
+    jolts: Collection[tuple[int, int]] = ()
+    """Rank and replay of hiccups that do happen."""
+    broken: Mapping[tuple[int, str, int], str] = field(default_factory=dict)
+    """Rank, site, candidate -> why it fails at its launch."""
+    is_met: Callable[[int, str, int], bool] = always
+
+    def closure_ms(self, choice: Mapping[str, int]) -> float:
+        """True time of the closure on its slowest rank."""
+        each = (sum(kernel.cost_ms(choice[site], rank) for site, kernel in self.sites.items()) for rank in range(self.n_ranks))
+        return self.other_ms + max(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of one tuning."""
+
+    winners: dict[str, int]
+    regret: float
+    """By how much the closure is slower than with the best candidate of each site; 0.01 is a percent."""
+    n_replays: int
+    replay_ms: float
+    """Time of all replays, each on its slowest rank."""
+    search: Search
+    schedule: list[Replay]
+    meetings: list[tuple[dict[int, Report], Account]]
+    """One per rung or round, and one more where replays were struck."""
+
+
+class _Rank:
+    """One simulated rank: its dice, its ledger, and what has failed on it."""
+
+    def __init__(self, world: World, rank: int, seed: int) -> None:
+        self.ledger = Ledger()
+        self.failures: dict[str, dict[int, str]] = {}
+        self._world = world
+        self._rank = rank
+        self._dice = random.Random(f"{seed} {rank}")
+
+    def run(self, number: int, schedule: Replay, *, times_launches: bool) -> float:
+        """One replay; returns its time."""
+        world = self._world
+        closure_ms = self._noisy(world.other_ms)
+        for site, trial in schedule.items():
+            if not world.is_met(self._rank, site, number):
+                continue
+            kernel, candidate, is_timed = world.sites[site], trial.candidate, trial.is_timed
+            if (why := world.broken.get((self._rank, site, candidate))) is not None:
+                self.failures.setdefault(site, {})[candidate] = why
+                self.ledger.disturb(number)
+                candidate, is_timed = kernel.best(), False  # the stand-in
+            if is_timed:
+                self.ledger.add_run(site, candidate, number)
+            for _ in range(kernel.n_launches):
+                has_hiccup = self._dice.random() < world.hiccups or (self._rank, number) in world.jolts
+                ms = self._noisy(kernel.ms[candidate][self._rank]) * (HICCUP if has_hiccup else 1.0)
+                closure_ms += ms
+                if is_timed and times_launches:
+                    self.ledger.add_launch(site, candidate, number, ms)
+            closure_ms += self._noisy(kernel.unseen_ms[candidate]) if kernel.unseen_ms else 0.0
+        self.ledger.add_replay(number, closure_ms, schedule)
+        return closure_ms
+
+    def take_failures(self) -> dict[str, dict[int, str]]:
+        """What has failed since the last time."""
+        taken, self.failures = self.failures, {}
+        return taken
+
+    def _noisy(self, ms: float) -> float:
+        return ms * exp(self._dice.gauss(0.0, self._world.noise)) if ms else 0.0
+
+
+def play(world: World, plan: Plan | None = None, policy: Policy | None = None, seed: int = 0) -> Played:
+    """Tune the closure as a session does, between the vote on what was compiled and the winners."""
+    plan = plan or Plan()
+    search = Search(plan, policy)
+    for site, kernel in world.sites.items():
+        search.add(site, len(kernel.ms), kernel.failures)
+    ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
+    schedule: list[Replay] = []
+    meetings: list[tuple[dict[int, Report], Account]] = []
+    struck: set[int] = set()
+    replay_ms, in_finals = 0.0, False
+    while batch := search.batch():
+        if search.is_final and not in_finals:
+            for rank in ranks:
+                rank.ledger.restart()
+        in_finals = search.is_final
+        times_launches = not in_finals or plan.objective == "kernel"
+        for replay in batch:
+            replay_ms += max(rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks)
+            schedule.append(replay)
+        failures = [rank.take_failures() for rank in ranks]
+        while True:
+            known_ms = search.kernel_times_ms()
+            reports = {r: rank.ledger.report(failures[r], batch, known_ms) for r, rank in enumerate(ranks)}
+            told = account(reports)
+            meetings.append((reports, told))
+            if set(told.disturbed) <= struck:
+                break
+            struck |= set(told.disturbed)
+            for rank in ranks:
+                rank.ledger.strike(told.disturbed)
+        search.tell(len(batch), told.tally)
+    winners = {site: best for site in world.sites if (best := search.best(site)) is not None}
+    best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
+    return Played(winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings)
+
+
+def kernel_of(table: Table, n_ranks: int = 4) -> Kernel:
+    """A recorded site; more ranks than were recorded have the times of those in turn."""
+    failures = {i: row.failure or "not measured" for i, row in enumerate(table.rows) if row.closure_ms is None}
+    ms = [[row.ranks_ms[r % len(row.ranks_ms)] if row.ranks_ms else 1.0 for r in range(n_ranks)] for row in table.rows]
+    unseen_ms = [row.closure_ms - max(row.ranks_ms) if row.closure_ms is not None else 0.0 for row in table.rows]
+    return Kernel(ms, [max(0.0, each) for each in unseen_ms], failures=failures)
+
+
+# -- policies --------------------------------------------------------------------------------------------------------
+
+
+def summary(world: World, plan: Plan | None = None, policy: Policy | None = None, n_runs: int = 200) -> str:
+    """Share of runs with one winner, worst and mean regret, replays against an exhaustive search's."""
+    runs = [play(world, plan, policy, seed) for seed in range(n_runs)]
+    same = statistics.multimode(tuple(run.winners.values()) for run in runs)[0]
+    share = sum(tuple(run.winners.values()) == same for run in runs) / n_runs
+    regrets = [run.regret for run in runs]
+    exhaustive = Search(Plan(search="exhaustive"))
+    for site, kernel in world.sites.items():
+        exhaustive.add(site, len(kernel.ms), kernel.failures)
+    n_replays = statistics.mean(run.n_replays for run in runs)
+    return (
+        f"same={share:6.1%} regret worst={max(regrets):7.3%} mean={statistics.mean(regrets):7.3%} "
+        f"replays={n_replays:6.1f} of {exhaustive.bound} rounds={statistics.mean(len(run.meetings) for run in runs):.1f} "
+        f"replay_s={statistics.mean(run.replay_ms for run in runs) / 1e3:.3f}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quota(Policy):
+    """A policy that keeps another share of the candidates after the first rung; half of that after each later one."""
+
+    first: int = 4
+    """One of so many stays."""
+
+    def quota(self, n_candidates: int, rung: int) -> int:
+        """How many may stay after this rung."""
+        return max(self.max_finalists, n_candidates // (self.first << rung))
+
+
+POLICIES: dict[str, Policy] = {
+    "default": Policy(),
+    "margins 0.3 0.15 0.1 0.05": Policy(margins=(0.3, 0.15, 0.1, 0.05)),
+    "margins 1 0.5 0.3 0.2": Policy(margins=(1.0, 0.5, 0.3, 0.2)),
+    "quota 1/2": Quota(first=2),
+    "quota 1/8": Quota(first=8),
+    "3 finalists": Policy(max_finalists=3),
+    "6 finalists": Policy(max_finalists=6),
+    "8 finalists": Policy(max_finalists=8),
+    "1 final round": Policy(n_final_rounds=1),
+    "3 final rounds": Policy(n_final_rounds=3),
+    "tie 0.25 %": Policy(tie=0.0025),
+    "tie 1 %": Policy(tie=0.01),
+}
+
+
+def many(n_sites: int, n_candidates: int, seed: int = 0, other_ms: float = 0.0) -> World:
+    """A closure of many sites with random times, each some per cent of it."""
+    dice = random.Random(seed)
+    sites = {}
+    for number in range(n_sites):
+        base_ms = dice.uniform(0.05, 0.2)
+        ms = [[base_ms * exp(abs(dice.gauss(0, 0.4)))] * 4 for _ in range(n_candidates)]
+        sites[f"site {number}"] = Kernel(ms)
+    return World(sites, other_ms=other_ms)
+
+
+def step_of_148(n_ranks: int = 4) -> tuple[World, dict[str, list[str]]]:
+    """A closure of 1.25 ms with 148 candidates: a recorded table of its length, gone through twice, and its config texts."""
+    table = next(table for name, table in load_tables().items() if name.endswith("8192x7168x8192"))
+    rows = (table.rows * 2)[:148]
+    site = Table(run=table.run, site=table.site, rows=rows)
+    return World({table.site: kernel_of(site, n_ranks)}, n_ranks), {table.site: [row.config for row in rows]}
+
+
+def main(n_runs: int = 200) -> None:
+    """Print all tables."""
+    worlds = {name: World({name: kernel_of(table)}) for name, table in load_tables().items()}
+    worlds["20 random sites of 8 candidates"] = many(20, 8)
+    for name, world in worlds.items():
+        print(f"\n{name}, {n_runs} runs, noise {world.noise:.1%}, hiccups {world.hiccups:.1%}")
+        for label, policy in POLICIES.items():
+            print(f"  {label:26} {summary(world, policy=policy, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}")
+    world, texts = step_of_148()
+    played = play(world)
+    step_ms = world.closure_ms(played.winners)
+    print(f"\nagreement: 148 candidates, a step of {step_ms:.3f} ms, {played.n_replays} replays of {played.replay_ms:.1f} ms in all")
+    for n_ranks in (4, 64, 256, 1024):
+        costs = tuning(played.meetings, texts, n_ranks)
+        for label, cost in {**costs, "all": sum(costs.values(), Cost())}.items():
+            print(
+                f"  ranks={n_ranks:<5} {label:10} messages={cost.n_messages:<6} "
+                f"up_MB={cost.up_bytes / 1e6:<8.3f} down_MB={cost.down_bytes / 1e6:<8.3f} "
+                f"latency_ms={cost.latency_ms:<7.1f} transfer_ms={cost.transfer_ms:<7.1f} reduce_ms={cost.reduce_ms:<7.1f} "
+                f"of replays={cost.ms / played.replay_ms:.1%}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What a plan takes."""
+
+from typing import Any
+
+import pytest
+
+from dist_tune.plan import Plan
+
+
+@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), *[(each, TypeError) for each in (True, False, 2.0, "3", None)]])
+@pytest.mark.parametrize("name", ["n_warmup", "n_repeat"])
+def test_a_plan_takes_counts_only(name: str, value: Any, error: type[Exception]):
+    """A bool is an int to Python, and a mistake here; no warmup is a choice, no repeat is not."""
+    with pytest.raises(error, match=rf"{name}.* got {value!r}"):
+        Plan(**{name: value})
+    assert Plan(n_warmup=0, n_repeat=1) == Plan(0, 1)
+    with pytest.raises(ValueError, match="n_repeat >= 1, got 0"):
+        Plan(3, 0)
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (2.5, TypeError)])
+def test_the_bound_is_a_count_or_none(value: Any, error: type[Exception]):
+    with pytest.raises(error, match=rf"max_replays.* got {value!r}"):
+        Plan(max_replays=value)
+    assert (Plan(max_replays=1).max_replays, Plan().max_replays) == (1, None)
+
+
+@pytest.mark.parametrize("name", ["search", "objective"])
+def test_a_name_that_is_not_known_is_told_with_those_that_are(name: str):
+    with pytest.raises(ValueError, match=rf"{name} must be one of \('\w+', '\w+'\), got 'fast'"):
+        Plan(**{name: "fast"})  # type: ignore[arg-type]

@@ -1,0 +1,247 @@
+"""Compilers kept off the terminal, seen from outside: programs whose two descriptors are read by the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PREAMBLE = f"""
+import importlib.util, contextlib, io, logging, os, sys, tempfile, threading
+spec = importlib.util.spec_from_file_location("terminal", {str(Path(__file__).parents[1] / "dist_tune/terminal.py")!r})
+terminal = importlib.util.module_from_spec(spec)  # alone: the package would import torch
+sys.modules["terminal"] = terminal
+spec.loader.exec_module(terminal)
+quiet = terminal.quiet_terminal
+
+def state():
+    return sys.stdout, sys.stderr, getattr(sys.stderr, "name", None), len(os.listdir("/proc/self/fd"))
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+"""
+
+
+def run(program: str, *flags: str, shell: str = "", **options: Any) -> tuple[str, str]:
+    """What a program writes to stdout and stderr; it must end well."""
+    command: Any = [sys.executable, *flags, "-c", PREAMBLE + program]
+    if shell:
+        command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+FAILING = """
+handler = logging.StreamHandler()
+before = state()
+quiet.enter()
+os.write(2, b"user's C before\\n")
+
+def fails():
+    with quiet.listen() as heard:
+        print("PTX")
+        print("a warning", file=sys.stderr)
+        os.write(2, b"MLIR\\n")
+        in_main.set()
+        go_on.wait()
+        taken.append(quiet.take(heard, with_descriptor=True))
+
+in_main, go_on, taken = threading.Event(), threading.Event(), []
+thread = threading.Thread(target=fails)
+thread.start()
+in_main.wait()
+print("print")
+print("stderr", file=sys.stderr)
+handler.handle(logging.makeLogRecord({"msg": "logging"}))
+os.write(1, b"C\\n") if "-u" in sys.orig_argv else None
+go_on.set()
+thread.join()
+os.write(2, b"user's C after\\n")
+quiet.leave()
+os.write(2, b"C later\\n")
+print("stderr later", file=sys.stderr)
+assert state() == before, (state(), before)
+assert taken == ["PTX\\na warning\\nMLIR\\n"], taken
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("-u",)])
+def test_a_failing_compiler_is_not_heard_and_the_user_is(flags: tuple[str, ...]):
+    """What its thread prints and what comes to descriptor 2 while it works is its own; all else reaches the terminal, in order."""
+    stdout, stderr = run(FAILING, *flags)
+    assert stdout.split() == ["print", *(["C"] if flags else [])]
+    assert stderr.splitlines() == ["stderr", "logging", "user's C before", "user's C after", "C later", "stderr later"]
+
+
+def test_what_nobody_takes_comes_out():
+    """Of a compilation that does not fail: what it prints at its end, what it writes to descriptor 2 when all have left."""
+    program = """
+quiet.enter()
+with quiet.listen():
+    print("static print")
+    os.write(2, b"remark\\n")
+print("next")
+quiet.leave()
+"""
+    assert run(program) == ("static print\nnext\n", "remark\n")
+
+
+def test_the_last_to_leave_gives_the_terminal_back():
+    """Two tunings in two threads; and a thread that listens longer than both is kept quiet to its end."""
+    program = """
+before = state()
+quiet.enter(), quiet.enter()
+quiet.leave()
+os.write(2, b"kept\\n")
+with quiet.listen() as heard:
+    quiet.leave()
+    assert sys.stdout is not before[0]
+    print("PTX")
+    assert quiet.take(heard, with_descriptor=True) == "PTX\\n"
+assert state() == before
+"""
+    assert run(program) == ("", "kept\n")
+
+
+def test_a_thread_that_outlives_its_tuning_takes_nothing_of_the_next():
+    """It began to listen when descriptor 2 led to another file."""
+    program = """
+quiet.enter()
+with quiet.listen() as heard:
+    quiet.leave()
+    quiet.enter()
+    os.write(2, b"user's C\\n")
+    assert quiet.take(heard, with_descriptor=True) == ""
+quiet.leave()
+"""
+    assert run(program) == ("", "user's C\n")
+
+
+def test_a_stream_that_the_user_puts_in_place_meanwhile():
+    """Around the tuning, around its beginning, and for good: each is back where it was, and compilers are not heard in any."""
+    program = """
+original, outer, inner, last = sys.stdout, io.StringIO(), io.StringIO(), io.StringIO()
+
+def compile_():
+    with quiet.listen() as heard:
+        print("PTX")
+        quiet.take(heard, with_descriptor=True)
+
+with contextlib.redirect_stdout(outer):
+    with contextlib.redirect_stdout(inner):
+        quiet.enter()
+        in_thread(compile_)
+        print("inner")
+    in_thread(compile_)
+    print("outer")
+    quiet.leave()
+    assert sys.stdout is outer
+assert sys.stdout is original
+quiet.enter()
+sys.stdout = last
+quiet.leave()
+assert sys.stdout is last
+assert (outer.getvalue(), inner.getvalue()) == ("outer\\n", "inner\\n")
+"""
+    assert run(program) == ("", "")
+
+
+def test_a_descriptor_that_the_user_redirects_meanwhile():
+    """It stays redirected, and Python's stderr follows it again."""
+    program = """
+quiet.enter()
+file = tempfile.TemporaryFile()
+os.dup2(file.fileno(), 2)
+quiet.leave()
+print("to the file", file=sys.stderr)
+assert os.pread(file.fileno(), 100, 0) == b"to the file\\n"
+"""
+    assert run(program) == ("", "")
+
+
+@pytest.mark.parametrize("shell", ["2>&-", ">&-", ">&- 2>&-"])
+def test_closed_descriptors(shell: str):
+    """As of a daemon: nothing to keep, nothing to restore, nothing left open."""
+    program = """
+before = state()
+quiet.enter()
+with quiet.listen() as heard:
+    print("PTX")
+    print("untaken", file=sys.stderr)
+    os.write(2, b"MLIR\\n") if sys.stderr else None
+quiet.leave()
+assert state() == before
+"""
+    run(program, shell=shell)
+
+
+def test_no_room_for_a_file():
+    """Then compilers are heard on descriptor 2, and nothing is left open."""
+    program = """
+def full(**options):
+    raise OSError(28, "No space left on device")
+tempfile.NamedTemporaryFile = full
+before = state()
+quiet.enter()
+os.write(2, b"MLIR\\n")
+print("stderr", file=sys.stderr)
+quiet.leave()
+assert state() == before
+"""
+    assert run(program) == ("", "MLIR\nstderr\n")
+
+
+def test_megabytes_are_shortened():
+    """Beginning and end are kept; a large rest that is somebody else's goes through a pipe in whole."""
+    program = """
+quiet.enter()
+with quiet.listen() as heard:
+    print("begin" + "x" * 5_000_000 + "end")
+    text = quiet.take(heard, with_descriptor=True)
+assert text.startswith("begin") and text.endswith("end\\n") and len(text) < terminal.MAX_CHARS + 100
+assert "[4800009 characters left out]" in text
+os.write(2, b"y" * 3_000_000)
+quiet.leave()
+"""
+    assert run(program) == ("", "y" * 3_000_000)
+
+
+def test_a_compiler_that_ends_the_process_leaves_its_last_words():
+    """LLVM aborts on some input: what it wrote is in a file named after the process."""
+    program = PREAMBLE + "quiet.enter(); os.write(2, b'UNREACHABLE executed'); print(quiet._file.name, flush=True); os.abort()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    path = Path(done.stdout.strip())
+    assert path.read_text() == "UNREACHABLE executed"
+    path.unlink()
+
+
+@pytest.mark.parametrize("capture", ["fd", "sys"])
+def test_under_pytest(capture: str, tmp_path: Path):
+    """Each way in which pytest captures goes on working, and gets the user's lines only."""
+    test = """
+def test_it(CAPTURE):
+    before = state()
+    quiet.enter()
+    with quiet.listen() as heard:
+        print("PTX")
+        os.write(2, b"MLIR\\n")
+        assert quiet.take(heard, with_descriptor=True) == "PTX\\nMLIR\\n"
+    print("print")
+    print("stderr", file=sys.stderr)
+    quiet.leave()
+    assert state() == before
+    print("later")
+    assert CAPTURE.readouterr() == ("print\\nlater\\n", "stderr\\n")
+"""
+    (tmp_path / "test_it.py").write_text(PREAMBLE + test.replace("CAPTURE", f"cap{capture}"))
+    command = [sys.executable, "-m", "pytest", "-q", f"--capture={capture}", "-p", "no:cacheprovider", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PTX" not in done.stdout + done.stderr
+    assert "MLIR" not in done.stdout + done.stderr

@@ -1,0 +1,79 @@
+"""Recorded tables of times: what an exhaustive search measured on real devices, read from its log and kept under logs/tables.
+
+python -m tests.timing_tables logs/contextual-4xH200/rank-0.log
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+TABLES = Path(__file__).parents[1] / "logs" / "tables"
+
+
+class Row(BaseModel):
+    """One candidate of a recorded table. Times are milliseconds."""
+
+    config: str
+    ranks_ms: list[float] = []
+    """Each rank's median launch."""
+    closure_ms: float | None = None
+    """MAX over ranks of the median replay."""
+    failure: str | None = None
+
+
+class Table(BaseModel):
+    """What an exhaustive search measured of one site; rows in the order of candidates."""
+
+    run: str
+    site: str
+    rows: list[Row]
+
+
+_ROW = re.compile(
+    r"site=(?P<site>\S+) candidate=(?P<index>\d+) (?:kernel_ms=\S+ .*?closure_ms=(?P<closure>\S+) .*?ranks_ms=\[(?P<ranks>[^]]*)]"
+    r"|dropped: (?P<failure>.*?))(?: \w+=\d+)* config=\"(?P<config>.*)\"$"
+)
+
+
+def read_log(log: Path) -> list[Table]:
+    """The table of each site of an exhaustive search, from the log of any of its ranks."""
+    found: dict[str, dict[int, Row]] = {}
+    for match in filter(None, map(_ROW.search, log.read_text().splitlines())):
+        ranks_ms = [float(each.partition(":")[2]) for each in (match["ranks"] or "").split()]
+        row = Row(
+            config=match["config"],
+            ranks_ms=ranks_ms,
+            closure_ms=float(match["closure"]) if match["closure"] else None,
+            failure=match["failure"],
+        )
+        found.setdefault(match["site"], {})[int(match["index"])] = row
+    for site, rows in found.items():
+        if sorted(rows) != list(range(len(rows))):
+            raise ValueError(f"{log}: site {site} has rows for candidates {sorted(rows)}; a table needs all of them")
+    return [Table(run=log.parent.name, site=site, rows=[rows[i] for i in range(len(rows))]) for site, rows in found.items()]
+
+
+def store_tables(log: Path, folder: Path) -> list[Path]:
+    """Write the tables of a log, one file a site."""
+    paths = []
+    for table in read_log(log):
+        shape = "x".join(part for part in table.site.partition("[")[2].rstrip("]").split(",") if part.isdigit())
+        paths.append(folder / f"{table.run}-{shape}.json")
+        rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
+        paths[-1].write_text(f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows": [\n{rows}\n]}}\n')
+    return paths
+
+
+def load_tables() -> dict[str, Table]:
+    """All tables that are kept, by name."""
+    return {path.stem: Table.model_validate_json(path.read_text()) for path in sorted(TABLES.glob("*.json"))}
+
+
+if __name__ == "__main__":
+    for log in sys.argv[1:]:
+        print(*store_tables(Path(log), TABLES), sep="\n")
