@@ -125,9 +125,8 @@ class _Site:
         measured = {i: self.agreed[i] for i in alive if i in self.agreed}
         margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
         n_finalists = self._policy.max_finalists
-        # One hiccup of the leader's rivals shall not end the race: the best few are seen again, in the finals at the latest.
-        n_least = n_finalists if self._rung == 0 else 1
-        self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least) or alive[:1])
+        # The best few always come as far as the finals: one hiccup of the leader's rivals shall not end the race.
+        self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least=n_finalists) or alive[:1])
         staying = self.alive()
         n_allowed = self._n_allowed(n_left)
         is_down = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= self._policy.min_rungs)

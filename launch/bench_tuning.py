@@ -165,21 +165,18 @@ class Bench:
 def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.device, console: Console) -> dict[str, Any]:
     """All tuners at one shape, their table, and the same as plain values."""
     configs = notes_space() if device.type == "cuda" else shard_gemm.interpreter_configs()
-    bench = Bench(shape, configs, device, console)
-    if options.vanilla_cold:
-        bench.run("vanilla triton.autotune", "cold", None)
-    bench.run("dist_tune", "cold", {})
-    if options.vanilla:
-        bench.run("vanilla triton.autotune", "disk", None)
-    bench.run("dist_tune exhaustive, own caches", "cold", {"search": "exhaustive"}, is_shared=False)
-    bench.run("dist_tune exhaustive, own caches", "memory", {"search": "exhaustive"}, is_shared=False)
-    oracle = bench.last_record
-    for _ in range(options.disk_repeats):
-        bench.run("dist_tune", "disk", {})
-    for _ in range(options.repeats):
-        bench.run("dist_tune", "memory", {})
-    assert bench.last_record is not None
-    example = bench.last_record.model_dump(mode="json")
+    bench, oracle = Bench(shape, configs, device, console), None
+    if "vanilla" in options.tuners:
+        for cache in ("cold", "memory"):
+            bench.run("vanilla triton.autotune", cache, None)
+    if "exhaustive" in options.tuners:
+        for cache in ("cold", "memory"):
+            bench.run("dist_tune exhaustive, own caches", cache, {"search": "exhaustive"}, is_shared=False)
+        oracle = bench.last_record
+    for cache, n_runs in (("cold", options.cold_repeats), ("disk", options.disk_repeats), ("memory", options.repeats)):
+        for _ in range(n_runs):
+            bench.run("dist_tune", cache, {})
+    example = bench.last_record.model_dump(mode="json") if bench.last_record is not None else None
     closure_ms = bench.judge(oracle, options.rounds)
     console.print(table(shape, bench.runs))
     best = min(closure_ms, key=closure_ms.__getitem__)
@@ -217,13 +214,16 @@ def main() -> None:
     """Join the ranks that torchrun started, run all shapes, print and write what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", type=ag_gemm.parse_shape, action="append", metavar="M,N,K", help="global shape; may be given again")
-    parser.add_argument("--repeats", type=int, default=20, help="runs of dist_tune with everything in memory")
+    tuners = ("vanilla", "exhaustive", "racing")
+    parser.add_argument("--tuners", type=lambda text: text.split(","), default=tuners, help="vanilla takes minutes with nothing compiled")
+    parser.add_argument("--cold-repeats", type=int, default=3, help="runs of dist_tune with nothing compiled")
     parser.add_argument("--disk-repeats", type=int, default=3, help="runs of dist_tune with everything compiled but not loaded")
+    parser.add_argument("--repeats", type=int, default=20, help="runs of dist_tune with everything in memory")
     parser.add_argument("--rounds", type=int, default=40, help="times that each winner's step is timed to find its regret")
-    parser.add_argument("--vanilla", action=argparse.BooleanOptionalAction, default=True, help="also run triton.autotune")
-    parser.add_argument("--vanilla-cold", action="store_true", help="also with nothing compiled: takes minutes")
     parser.add_argument("--json", type=Path, help="where to write all runs, and the exhaustive search's table")
     options = parser.parse_args()
+    if set(options.tuners) - set(tuners):
+        parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")
     if "LOCAL_RANK" not in os.environ:
         parser.error("needs ranks: launch/launch.sh launch/bench_tuning.py ...")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")

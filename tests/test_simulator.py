@@ -103,10 +103,10 @@ def test_the_closure_decides_what_the_kernel_does_not_see():
 
 
 def test_a_site_below_the_noise_is_settled_by_its_kernel():
-    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in 18 of 20 runs at least."""
+    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in 16 of 20 runs at least."""
     kernel = spaced(8, by=0.04)
     winners = Counter(play(World({"s": kernel}, other_ms=50.0), seed=seed).winners["s"] for seed in range(N_RUNS))
-    assert winners[kernel.best()] >= 18
+    assert winners[kernel.best()] >= 16
 
 
 def test_one_hiccup_does_not_decide_a_final():

@@ -1,5 +1,5 @@
 # ruff: noqa: D103, T201  # a script that prints
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"  # a kernel, and Triton's library
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """What compiling costs on the host, on the fake H200 driver of the tests.
 
     python logs/compile-cpu/measure.py stages summary sharing

@@ -98,7 +98,7 @@ def test_each_kernel_is_compiled_once_for_a_cache_folder(n: int):
     """The ranks that share a folder share the work out; every rank loads all."""
     got = values(on_fake(n, _shares, True))
     by_rank = [without_first(blocks) for blocks, _, _ in got]
-    assert sorted(sum(by_rank, [])) == [32, 64, 128]
+    assert sorted(block for blocks in by_rank for block in blocks) == [32, 64, 128]
     assert max(map(len, by_rank)) == 4 - n
     assert [loaded for _, loaded, _ in got] == [[64] * 4] * n
     assert [kernels for _, _, kernels in got] == [["CompiledKernel"] * 4] * n
