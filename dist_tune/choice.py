@@ -102,21 +102,21 @@ def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Obj
 def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Verdict:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
 
-    A candidate costs what its launches take and what the rest of the closure takes beside it. Where the rest differs between
-    candidates by no more than repeats of one candidate do, it says nothing, and the launches alone decide: the weight is the
-    positive-part James-Stein factor (1961), one per site.
+    There are two estimates of what a candidate costs: its launches, which are precise but blind to all else, and the closure, which
+    holds the noise of all else. They are averaged with the weights of a best linear estimate. How far the launches are off is seen
+    from how much the rest of the closure differs between candidates, beyond noise: where by nothing, they alone decide.
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in agreed.items()}
     middle_ms = statistics.median(rest_ms.values())
+    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in agreed.values()]) or 0.0
     rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in agreed.values()])
     weight = 0.0
     if objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
-        variance = statistics.variance(rest_ms.values())
         # Twice the error: the variance of a handful of contenders is itself a rough estimate.
-        weight = max(0.0, 1 - (2 * rest_error_ms) ** 2 / variance) if variance > 0 else 0.0
+        bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
+        weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
     cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in agreed.items()}
-    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in agreed.values()])
-    error_ms = sqrt(2) * hypot(launch_error_ms or 0.0, weight * (rest_error_ms or 0.0))
+    error_ms = sqrt(2) * hypot((1 - weight) * launch_error_ms, weight * (rest_error_ms or 0.0))
 
     leader = min(cost_ms, key=lambda i: (cost_ms[i], i))
     tie_ms = tie * agreed[leader].launches_ms

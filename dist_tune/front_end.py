@@ -51,7 +51,8 @@ class Turns:
                 self._turn.release()
 
     def close(self) -> None:
-        """Forget what was made."""
+        """Forget what was made; and if a thread is stuck in its turn, let the others go on, to see that there is nothing left to do."""
+        self.pass_on(self._holder)
         self._made.clear()
         if self._folder is not None:
             self._folder.cleanup()

@@ -165,7 +165,8 @@ class QuietTerminal:
             while rest:
                 rest = rest[os.write(self._terminal, rest) :]
         os.close(self._terminal)
-        self._file.close()
+        with suppress(OSError):  # somebody has cleaned up in the folder of temporary files
+            self._file.close()
         self._file, self._passed = None, []
 
     def _read(self, start: int) -> bytes:

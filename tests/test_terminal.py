@@ -181,6 +181,19 @@ assert state() == before
     run(program, shell=shell)
 
 
+def test_a_file_that_somebody_deletes_meanwhile():
+    """Folders of temporary files are cleaned up now and then."""
+    program = """
+before = state()
+quiet.enter()
+os.unlink(quiet._file.name)
+os.write(2, b"C\\n")
+quiet.leave()
+assert state() == before
+"""
+    assert run(program) == ("", "C\n")
+
+
 def test_no_room_for_a_file():
     """Then compilers are heard on descriptor 2, and nothing is left open."""
     program = """
