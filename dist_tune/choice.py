@@ -31,7 +31,7 @@ class Policy:
     the kernel's time, and one sample of that is none."""
     n_final_rounds: int = 2
     """Between two rounds those leave that are clearly slower."""
-    tie: float = 0.005
+    tie: float = 0.0075
     """Share of the kernel's time below which two candidates are as good as each other."""
 
     def margin(self, rung: int) -> float:

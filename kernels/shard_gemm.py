@@ -186,35 +186,28 @@ def ag_gemm_kernel(
     # 2048 rows of A and about as many of B are read at a time: least traffic, and both stay in L2.
     GROUP_M: tl.constexpr = 2048 // BLOCK_M
 
-    # Twice the same loop: the own shard is read where the caller has it, with no copy and no wait.
-    for phase in tl.static_range(2):
-        if phase == 0:
-            first, last = program, tiles_per_shard
-        else:
-            first = program + tl.cdiv(tl.maximum(tiles_per_shard - program, 0), n_programs) * n_programs
-            last = tiles_per_shard * WORLD
-        stored = first - n_programs
-        for tile in tl.range(first, last, n_programs, flatten=FLATTEN):
-            block_row, block_col = _tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
-            a_row = block_row * BLOCK_M
-            if phase == 1:
-                source = (rank + WORLD - tile // tiles_per_shard) % WORLD
-                a_row += source * M_shard + _wait_for(flags + source, epoch, INTERPRETED)
-            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            for k in range(tl.cdiv(K, BLOCK_K)):
-                if phase == 0:
-                    a_block = a_own.load([a_row, k * BLOCK_K])
-                else:
-                    a_block = a_gathered.load([a_row, k * BLOCK_K])
-                b_block = b.load([block_col * BLOCK_N, k * BLOCK_K])
-                if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
-                    a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
-                acc = tl.dot(a_block, b_block.T, acc)
-            # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
-            stored += n_programs
-            block_row, block_col = _tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
-            shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
-            _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
+    # Tiles of the own shard come first; they are read where the caller has it, with no copy and no wait.
+    stored = program - n_programs
+    for tile in tl.range(program, tiles_per_shard * WORLD, n_programs, flatten=FLATTEN):
+        block_row, block_col = _tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        a_row = block_row * BLOCK_M
+        a = a_own
+        if tile >= tiles_per_shard:
+            source = (rank + WORLD - tile // tiles_per_shard) % WORLD
+            a_row += source * M_shard + _wait_for(flags + source, epoch, INTERPRETED)
+            a = a_gathered
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK_K)):
+            a_block = a.load([a_row, k * BLOCK_K])
+            b_block = b.load([block_col * BLOCK_N, k * BLOCK_K])
+            if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
+                a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
+            acc = tl.dot(a_block, b_block.T, acc)
+        # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
+        stored += n_programs
+        block_row, block_col = _tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
+        _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
 
 
 def multiply_shards(
