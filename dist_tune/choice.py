@@ -29,7 +29,7 @@ class Policy:
     min_rungs: int = 4
     """Before the finals every finalist has run in so many rungs, also where there are few candidates: finals may have to fall back on
     the kernel's time, and one sample of that is none."""
-    n_final_rounds: int = 2
+    n_final_rounds: int = 3
     """Between two rounds those leave that are clearly slower."""
     tie: float = 0.0075
     """Share of the kernel's time below which two candidates are as good as each other."""

@@ -23,6 +23,8 @@ _SECONDARY = re.compile(r"/gloo/|NCCL error|\bnccl\w+Error\b|watchdog|connection
 _CHECK_EVERY_S = 0.25
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
+_POLLS_PER_S = 2000.0
+"""Of all ranks together, when they have waited for long: what a small group need not save costs it time."""
 _NEVER_MET = "nothing yet"
 _FAILED = "failed: "
 """How the topic of a rank begins that comes to a meeting with an error which is only a consequence."""
@@ -156,18 +158,17 @@ class Meetings:
         """Bring a part, take the verdict away. The last to come writes it."""
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
-            self._agree(reduce)
+            return self._passed(self._agree(reduce))
         self._await_verdict(topic, reduce, is_optional)
         return self._read_verdict()
 
-    def _agree(self, reduce: Reduce) -> None:
+    def _agree(self, reduce: Reduce) -> bytes:
         texts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
         closures, topics, parts = zip(*map(json.loads, texts), strict=True)
         steps = list(zip(closures, topics, strict=True))
         if len(set(steps)) > 1 or topics[0].startswith(_FAILED):
-            self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
-        else:
-            self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
+            return self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
+        return self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
 
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
@@ -179,12 +180,16 @@ class Meetings:
                 f"torchrun's agent) has exited. The first error in its log is the cause."
             ) from error
 
-    def _decide(self, verdict: dict[str, Any]) -> None:
-        # Only the first verdict of an epoch counts.
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call}))
+    def _decide(self, verdict: dict[str, Any]) -> bytes:
+        """Only the first verdict of an epoch counts: returns that one."""
+        first: bytes = self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call}))
+        return first
 
     def _read_verdict(self) -> dict[str, Any]:
-        verdict: dict[str, Any] = json.loads(self._store.get(f"{self._epoch}/verdict"))
+        return self._passed(self._store.get(f"{self._epoch}/verdict"))
+
+    def _passed(self, text: bytes) -> dict[str, Any]:
+        verdict: dict[str, Any] = json.loads(text)
         self._epoch += 1
         return verdict
 
@@ -196,7 +201,7 @@ class Meetings:
         while not self._store.check([f"{self._epoch}/verdict"]):
             now = time.monotonic()
             if now - looked < self.deadline_s / 4:
-                time.sleep(min(max((now - began) / 20, _POLL_S[0]), _POLL_S[1]))
+                time.sleep(min(max((now - began) / 20, _POLL_S[0]), min(_POLL_S[1], len(self.members) / _POLLS_PER_S)))
                 continue
             looked = now
             beats = {rank: self._beat_of(rank) for rank in self._missing()}

@@ -25,7 +25,7 @@ def timed(world: World, site: str = "s") -> list[int]:
 
 def near(rank: int, site: str, candidate: int, replay: int) -> float:
     """One per cent between neighbours, the last one the fastest."""
-    return 2.0 - candidate / 100
+    return 2.0 - candidate / 50
 
 
 @pytest.mark.parametrize("n_warmup", [0, 3])
