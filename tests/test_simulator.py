@@ -33,7 +33,7 @@ def spaced(n: int, by: float = 0.03, n_ranks: int = 4, unseen_ms: list[float] | 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_recorded_sites_are_tuned_well(name: str):
-    """At most 1 % slower than the best in all runs, one winner in 18 of 20, and a quarter of the seed's replays."""
+    """At most 1 % slower than the best in all runs, one winner in 18 of 20, and three tenths of the seed's replays."""
     runs = runs_of(name)
     exhaustive = len(TABLES[name].rows) * (Plan().n_warmup + Plan().n_repeat)
     assert max(run.regret for run in runs) <= 0.01
