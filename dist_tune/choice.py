@@ -62,6 +62,8 @@ class Agreed(NamedTuple):
     """Replays in which launches were timed, on the rank with the fewest."""
     n_owners: int = 1
     """Ranks that measured it."""
+    typical_ms: float | None = None
+    """One launch on the middle rank; None where that is not told."""
     rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and nobody writes to it
     """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
 
@@ -88,7 +90,10 @@ def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Obj
     """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless."""
     if not agreed:
         return []
-    launches_ms = {i: each.launches_ms for i, each in agreed.items()}
+    # Of one sample the slowest rank is as likely as not the one that had a hiccup. It decides where there are more.
+    launches_ms = {
+        i: (each.typical_ms or each.kernel_ms if each.n_timed == 1 else each.kernel_ms) * each.n_launches for i, each in agreed.items()
+    }
     # With one clock both orders are the same, and so are both tests.
     closure_ms = {i: each.closure_ms for i, each in agreed.items()} if objective == "closure" else launches_ms
     allowed_ms = margin * min(launches_ms.values())

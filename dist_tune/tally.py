@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from dist_tune.choice import Agreed
 from dist_tune.plan import Tally
+from dist_tune.timing import median
 
 MAX_RANKS_LISTED = 16
 """In larger groups only the slowest and the fastest rank of a candidate are told apart, so that messages do not grow with the group."""
@@ -93,6 +94,7 @@ def _agree(by_rank: Mapping[int, Measured]) -> Agreed:
     if len(latencies_ms) > MAX_RANKS_LISTED:
         latencies_ms = {rank: latencies_ms[rank] for rank in {slowest, min(latencies_ms, key=latencies_ms.__getitem__)}}
     last = max(by_rank.values(), key=lambda each: each.closure_ms)
+    typical_ms = median([each.kernel_ms for each in by_rank.values()])
     return Agreed(
         kernel_ms=by_rank[slowest].kernel_ms,
         closure_ms=last.closure_ms,
@@ -102,5 +104,6 @@ def _agree(by_rank: Mapping[int, Measured]) -> Agreed:
         n_launches=by_rank[slowest].n_launches,
         n_timed=min(each.n_timed for each in by_rank.values()),
         n_owners=len(by_rank),
+        typical_ms=typical_ms,
         rank_latencies_ms=latencies_ms,
     )

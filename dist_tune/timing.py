@@ -142,8 +142,8 @@ def is_capturing() -> bool:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Middle sample: one hiccup does not move it."""
-    return statistics.median(samples)
+    """Middle sample, the lower one of two: one hiccup does not move it, and hiccups only ever add time."""
+    return statistics.median_low(samples)
 
 
 def without_outliers(samples: Sequence[float]) -> Sequence[float]:

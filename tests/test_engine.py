@@ -132,7 +132,7 @@ def test_slowest_rank_decides():
     search = told([[1.0, 4.0], [6.0, 4.0]])
     assert search.best("s") == 1
     assert latencies_ms(search) == [6.0, 4.0]
-    assert search.standings("s")[0].agreed == Agreed(6.0, 1.0, n_owners=2, rank_latencies_ms={0: 1.0, 1: 6.0})
+    assert search.standings("s")[0].agreed == Agreed(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
 
 
 def test_a_tie_goes_to_the_lower_index():

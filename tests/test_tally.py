@@ -34,7 +34,7 @@ def agreed(*rows: dict[int, Measured]) -> dict[int, Agreed]:
 def test_slowest_rank_decides():
     """Kernel and closure are each the MAX, whichever rank that is; spreads are those of that rank, repeats the fewest."""
     told = agreed({0: Measured(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: Measured(2.0, 3.0, 0.1, 0.3, 5, 2)})
-    assert told == {0: Agreed(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, {0: 1.0, 1: 2.0})}
+    assert told == {0: Agreed(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
     assert told[0].launches_ms == 4.0
 
 

@@ -16,15 +16,16 @@ def test_one_hiccup_moves_neither_median_nor_spread():
     assert (median(samples), spread(samples)) == (2.0, 1.0)
 
 
-def test_an_even_number_of_samples_has_a_middle():
-    assert (median([1.0, 2.0, 4.0, 100.0]), spread([1.0, 2.0, 4.0, 100.0])) == (3.0, 1.5)
+def test_of_an_even_number_of_samples_the_lower_middle_one_counts():
+    """Hiccups only ever add time. The spread has no such bias."""
+    assert (median([1.0, 2.0, 4.0, 100.0]), spread([1.0, 2.0, 4.0, 100.0])) == (2.0, 1.5)
     assert (median([5.0]), spread([5.0])) == (5.0, 0.0)
 
 
 @given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
 def test_spread_is_the_median_distance(samples: list[float]):
     """Never negative, zero for equal samples, and no larger than the range."""
-    assert spread(samples) == statistics.median(abs(each - median(samples)) for each in samples)
+    assert spread(samples) == statistics.median(abs(each - statistics.median(samples)) for each in samples)
     assert 0.0 <= spread(samples) <= max(samples) - min(samples)
     assert spread(samples[:1] * 3) == 0.0
 
