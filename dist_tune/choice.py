@@ -104,19 +104,22 @@ def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Obj
     return sorted([i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota])
 
 
-def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float) -> Verdict:
+def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float, *, is_alone: bool = False) -> Verdict:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
 
     There are two estimates of what a candidate costs: its launches, which are precise but blind to all else, and the closure, which
     holds the noise of all else. They are averaged with the weights of a best linear estimate. How far the launches are off is seen
-    from how much the rest of the closure differs between candidates, beyond noise: where by nothing, they alone decide.
+    from how much the rest of the closure differs between candidates, beyond noise: where by nothing, they alone decide. Where nothing
+    was repeated, the closure is taken at its word if the site ``is_alone`` in it.
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in agreed.items()}
     middle_ms = statistics.median(rest_ms.values())
     launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in agreed.values()]) or 0.0
     rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in agreed.values()])
     weight = 0.0
-    if objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
+    if objective == "closure" and rest_error_ms is None:
+        weight = 1.0 if is_alone else 0.0
+    elif objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
         # Twice the error: the variance of a handful of contenders is itself a rough estimate.
         bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0

@@ -1,6 +1,6 @@
 """One candidate on its way from source to device, in steps that other threads and other ranks can take part in.
 
-The only user of what Triton's compiler is made of; knows a ``Launch``, and nothing of ranks or search. A launch is asked once
+Knows a ``Launch`` and what Triton's compiler makes of it, and nothing of ranks or search. A launch is asked once
 for each candidate what Triton would compile for it: that gives the key of the result in Triton's disk cache, and a function
 that compiles, touches no device and may run in any thread. What that function needs of the arguments is kept, not the
 tensors. Loading checks registers and threads without a launch, on the main thread, and must not happen later: CUDA may wait

@@ -45,8 +45,9 @@ def host_of_cache() -> str:
 
 
 def n_compile_threads(n_ranks_of_host: int) -> int:
-    """This process's part of the cores that it may run on."""
-    return max(1, len(os.sched_getaffinity(0)) // n_ranks_of_host)
+    """This process's part of the cores that it may run on: ranks that do not tune with it compile, too."""
+    n_ranks = max(n_ranks_of_host, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, len(os.sched_getaffinity(0)) // n_ranks)
 
 
 class Compiler:

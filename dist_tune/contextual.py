@@ -79,7 +79,8 @@ def contextual_autotune(
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays.
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
-        max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes.
+        max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
+            race and one round of finals, and up to three times that if kernels are not met in every replay.
 
     Raises:
         TypeError: a number of replays is not an int, or what is decorated is not an ordinary function.

@@ -42,7 +42,15 @@ class _Site:
         self._wanted: dict[int, int] = {}
         """Candidate -> timed replays it shall have at the end of the queue."""
         alive = self.alive()
+        self.is_alone = True
+        """Whether no other site has a choice to make, so that a replay's time is nobody else's doing."""
+        self._n_finalists = min(policy.max_finalists, len(alive))
+        self._finals_heard: set[int] = set()
         self.n_nominal = len(alive) * (plan.n_warmup + plan.n_repeat)
+        if plan.search == "racing" and plan.n_repeat > 1:
+            # Where there are few candidates, enough for a race and a round of finals.
+            n_race = plan.n_warmup + len(alive) + (min(policy.min_rungs, plan.n_repeat) - 1) * self._n_finalists
+            self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
         self.n_run = 0
         if len(alive) < 2:
             return
@@ -76,6 +84,8 @@ class _Site:
     def hear(self, agreed: Mapping[int, Agreed]) -> None:
         """Take in agreed times: totals that replace older ones."""
         self.agreed.update(agreed)
+        if self.stage == "finals":
+            self._finals_heard |= agreed.keys()
         # A rank that came to the site late may be the slowest: what was agreed without it does not count.
         n_owners = max((each.n_owners for each in self.agreed.values()), default=0)
         self.agreed = {i: each for i, each in self.agreed.items() if each.n_owners == n_owners}
@@ -90,7 +100,7 @@ class _Site:
             return
         short = {i: n - self._n_timed(i) for i, n in self._wanted.items() if i in alive and self._n_timed(i) < n}
         n_overtime = min(n_left, MAX_OVERTIME * self.n_nominal - self.n_run)
-        if short and any(self.agreed.values()) and n_overtime > 0:
+        if short and self.agreed and n_overtime > 0:
             again = [Trial(i, is_timed=True) for k in range(max(short.values())) for i in alive if k < short.get(i, 0)]
             self.queue = again[:n_overtime]
             return
@@ -116,9 +126,8 @@ class _Site:
 
         So finals do not grow with the number of sites, of which one or the other would always ask for more.
         """
-        n_replays = self._policy.max_finalists * self.plan.n_repeat
-        n_replays = min(n_replays, self._n_allowed(n_left))
-        return n_replays if n_replays >= len(self.alive()) else 0
+        n_replays = min(self._n_finalists * self.plan.n_repeat, self._n_allowed(n_left))
+        return n_replays if n_replays >= 2 * len(self.alive()) else 0  # without repeats nobody knows the noise
 
     def _end_rung(self, n_left: int) -> None:
         alive = self.alive()
@@ -160,7 +169,10 @@ class _Site:
         if not contenders:  # never met: the first that runs
             contenders = {i: Agreed(1.0, 1.0) for i in self.alive()[:1] or [0]}
         near = kept(contenders, self._policy.max_finalists, self._policy.margins[-1], self.plan.objective)
-        self.verdict = judge({i: contenders[i] for i in near}, self.plan.objective, self._policy.tie)
+        # Closures of the race and of the finals are timed under different conditions and cannot be compared.
+        is_mixed = bool(self._finals_heard) and not self._finals_heard >= set(near)
+        objective = "kernel" if is_mixed else self.plan.objective
+        self.verdict = judge({i: contenders[i] for i in near}, objective, self._policy.tie, is_alone=self.is_alone)
         return self.verdict
 
     def _n_timed(self, candidate: int) -> int:
@@ -189,6 +201,9 @@ class Search:
     def add(self, site: str, n_candidates: int, failures: Mapping[int, str]) -> None:
         """Enter a site after the vote: ``failures`` says which candidates cannot run, and on which rank why."""
         self._sites[site] = _Site(site, self._plan, self._policy, n_candidates, failures)
+        n_open = sum(each.n_nominal > 0 for each in self._sites.values())
+        for each in self._sites.values():
+            each.is_alone = n_open < 2
 
     def __contains__(self, site: str) -> bool:
         """Whether the site was entered."""
@@ -201,7 +216,7 @@ class Search:
 
     @property
     def bound(self) -> int:
-        """Replays at most, if every site is met in every replay."""
+        """Replays at most, if every site is met in every replay; ``MAX_OVERTIME`` times that otherwise."""
         nominal = max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
         return nominal if self._plan.max_replays is None else self._plan.max_replays
 
@@ -261,7 +276,7 @@ class Search:
         finals = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
         n_replays = max((site.round_length(self._n_left) for site in finals), default=0)
         for site in finals:
-            site.begin_round(n_replays)
+            site.begin_round(n_replays if site.round_length(self._n_left) else 0)
 
 
 def _trial(site: _Site, k: int) -> Trial | None:

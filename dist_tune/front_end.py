@@ -1,9 +1,9 @@
 """Takes threads that compile through Triton's front end in turn, and uses again what it has made.
 
-With compile.py one of the users of Triton's compiler. From Python to TTIR the compiler is Python and holds the interpreter's lock; all that
-comes after it runs beside other threads. If all threads share the lock, all of them leave the front end late. In turn, those
-that came first, which are to take longest, go on. And candidates that differ only in what the front end does not look at, as
-warps and stages, have the same TTIR. Which options it looks at is not assumed but watched.
+With shared_memory.py, compile.py and compiler.py the users of Triton's compiler. From Python to TTIR the compiler is Python and
+holds the interpreter's lock; all that comes after it runs beside other threads. If all threads share the lock, all of them
+leave the front end late. In turn, those that came first, which are to take longest, go on. And candidates that differ only in
+what the front end does not look at, as warps and stages, have the same TTIR. Which options it looks at is not assumed but watched.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ class Turns:
         return None
 
     def keep(self, source: tuple[Any, ...], seen: dict[str, Any], text: str) -> None:
-        """Keep TTIR for candidates to come."""
+        """Keep TTIR for candidates to come, if it is still this thread's turn: one that was stuck may come back after all."""
+        if self._holder != threading.get_ident():
+            return
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="dist_tune-")
-        path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}.ttir"
+        path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
         path.write_text(text)
         self._made.setdefault(source, []).append((seen, path))
 

@@ -69,7 +69,8 @@ class Ledger:
         measured: dict[str, dict[int, Measured]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         batch = list(batch)
-        for site, candidates in self._runs.items():
+        for site in self._launches:  # also those not met of late: this rank still owns them
+            candidates = self._runs[site]
             asked = {replay[site].candidate for replay in batch if site in replay and replay[site].is_timed}
             measured[site] = {}
             for candidate in sorted(i for i in asked if candidates.get(i)):

@@ -26,7 +26,7 @@ class Plan:
     objective: Objective = "closure"
     """Whether the whole closure's time decides, or the kernel's alone."""
     max_replays: int | None = None
-    """Replays of the search at most; None: those of an exhaustive search."""
+    """Replays of the search at most; None: those of an exhaustive search, or of a race and one round of finals."""
 
     def __post_init__(self) -> None:
         bounds = (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1), ("max_replays", self.max_replays, 1))

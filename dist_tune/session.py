@@ -276,6 +276,8 @@ class Session:
 
     def _end(self, error: BaseException) -> None:
         self._log.error(f"closure={self._name} ended by {type(error).__name__}: {error}")
+        with suppress(RuntimeError):  # of a device that is lost
+            self.sites.end_replay()
         self._ranks.abort(error)
 
     @contextmanager

@@ -1,6 +1,6 @@
 """Ends a compilation as soon as it is known to need more shared memory than the device has, and remembers the need on disk.
 
-With compile.py the only user of Triton's compiler. Triton knows the need when it has made LLVM IR, and checks it when the
+Triton knows the need when it has made LLVM IR, and checks it when the
 finished kernel is loaded; assembling such a kernel takes longer than all before (logs/compile-cpu), for nothing.
 """
 

@@ -21,6 +21,7 @@ from dist_tune.ledger import Ledger
 from dist_tune.plan import Replay, Trial
 from dist_tune.shares import Bench
 from dist_tune.space import describe
+from dist_tune.terminal import quiet_terminal
 from dist_tune.timing import Clock, Span, is_capturing
 
 if TYPE_CHECKING:
@@ -141,8 +142,11 @@ class Sites:
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
                 self.ledger.disturb(self._replay)
-            if site.is_new and not self.load(site, index):
-                continue
+            if site.is_new:
+                if self._schedule:  # compiled and loaded in the middle of what is timed at other sites
+                    self.ledger.disturb(self._replay)
+                if not self.load(site, index):
+                    continue
             is_trial = trial.is_timed and index == trial.candidate
             span = self._clock.span() if is_trial and self._times_launches else None
             try:
@@ -236,6 +240,7 @@ class Sites:
                 positions = deal_configs(configs, self._bench.n_ranks)
                 first = [i for i, position in enumerate(positions) if position == self._bench.position]
                 self._compiler.begin(label, launch, configs, first)
+                self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
         site.holders[id(launch.kernel)] = (launch.kernel, launch.key)
         return site
 

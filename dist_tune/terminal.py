@@ -65,6 +65,11 @@ class QuietTerminal:
         self._taken: list[tuple[int, int]] = []
         self._passed: list[tuple[Any, Any]] = []
 
+    @property
+    def kept_at(self) -> str:
+        """Where descriptor 2 leads meanwhile; if the process is aborted, its last words are there. Empty if nowhere else."""
+        return str(getattr(self._file, "name", ""))
+
     def enter(self) -> None:
         """From here on compilers are not heard."""
         with self._lock:

@@ -12,8 +12,10 @@ the best of them. Seconds are MAX over ranks; those of each meeting the MIN, sin
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -39,7 +41,7 @@ from dist_tune import contextual_autotune
 from dist_tune.records import TuningRecord
 
 PHASES = ("discover", "compile", "race", "finals", "settle")
-N_BEST = 8
+N_BEST = 24
 """So many of the exhaustive search's best are timed again, beside the winners."""
 
 
@@ -143,6 +145,7 @@ class Bench:
         if cache == "cold":
             # One folder for all ranks, or, where nothing shall be shared, one for each.
             folder: list[Any] = [tempfile.mkdtemp(prefix="triton-")]
+            atexit.register(shutil.rmtree, folder[0], ignore_errors=True)
             if is_shared:
                 dist.broadcast_object_list(folder)
             triton.knobs.cache.dir = folder[0]
@@ -173,9 +176,9 @@ def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.devic
         for cache in ("cold", "memory"):
             bench.run("dist_tune exhaustive, own caches", cache, {"search": "exhaustive"}, is_shared=False)
         oracle = bench.last_record
-    for cache, n_runs in (("cold", options.cold_repeats), ("disk", options.disk_repeats), ("memory", options.repeats)):
-        for _ in range(n_runs):
-            bench.run("dist_tune", cache, {})
+    repeats = (("cold", options.cold_repeats), ("disk", options.disk_repeats), ("memory", options.repeats))
+    for cache in [cache for cache, n_runs in repeats for _ in range(n_runs)] if "racing" in options.tuners else []:
+        bench.run("dist_tune", cache, {})
     example = bench.last_record.model_dump(mode="json") if bench.last_record is not None else None
     closure_ms = bench.judge(oracle, options.rounds)
     console.print(table(shape, bench.runs))

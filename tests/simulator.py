@@ -229,7 +229,7 @@ POLICIES: dict[str, Policy] = {
     "6 finalists": Policy(max_finalists=6),
     "8 finalists": Policy(max_finalists=8),
     "1 final round": Policy(n_final_rounds=1),
-    "3 final rounds": Policy(n_final_rounds=3),
+    "2 final rounds": Policy(n_final_rounds=2),
     "tie 0.25 %": Policy(tie=0.0025),
     "tie 1 %": Policy(tie=0.01),
 }

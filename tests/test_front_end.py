@@ -26,6 +26,9 @@ def test_only_options_that_were_looked_at_tell_ttir_apart():
     turns = Turns()
     watched = _Watched(Options(debug=False, num_warps=8))
     assert watched.debug is False
+    turns.keep(("source",), watched._seen, "module of a thread whose turn was over")
+    assert turns.find(("source",), Options(debug=False)) is None
+    turns.take()
     turns.keep(("source",), watched._seen, "module {}")
     found = turns.find(("source",), Options(debug=False, num_warps=4))
     assert found is not None

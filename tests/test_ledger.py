@@ -123,7 +123,7 @@ def test_a_restarted_ledger_has_launches_and_no_replays():
     ledger = ledger_of(("a", 0, 1, 1.0), replays={1: 10.0})
     ledger.disturb(1)
     ledger.restart()
-    assert ledger.report({}, batch_of(a=[0]), {}) == Report(disturbed=[1])
+    assert ledger.report({}, batch_of(a=[0]), {}) == Report({"a": {}}, disturbed=[1])
     ledger.add_run("a", 0, 2)
     ledger.add_replay(2, 30.0, {})
     assert ledger.report({}, batch_of(a=[0]), {}).measured == {"a": {0: Measured(1.0, 30.0)}}

@@ -86,7 +86,7 @@ def test_finals_give_every_finalist_its_share():
 
 
 def test_twenty_sites_take_no_more_replays_than_one_and_its_finals():
-    """All race in the same replays, and finals are as long for all as for one; at most two rounds of five replays a finalist."""
+    """All race in the same replays, and finals are as long for all as for one; at most three rounds of five replays a finalist."""
     one = World(searching(Plan(), {"s0": 8}), 2, near).finish()
     twenty = World(searching(Plan(), {f"s{i}": 8 for i in range(20)}), 2, near).finish()
     assert len(twenty.replays) <= len(one.replays) + Policy().n_final_rounds * FINALISTS * Plan().n_repeat

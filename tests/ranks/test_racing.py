@@ -52,11 +52,11 @@ def _slow(ms: float) -> Any:
     return hook
 
 
-def _hooked(rank: int, objective: Objective) -> Any:
+def _hooked(rank: int, objective: Objective, n_repeat: int = 5, n_warmup: int = 3) -> Any:
     configs = [triton.Config({"BLOCK": 64}, pre_hook=_slow(30.0)), *(triton.Config({"BLOCK": block}) for block in (8, 16, 4))]
     kernel = autotuned(configs=configs)
 
-    @contextual_autotune(is_dist=True, objective=objective)
+    @contextual_autotune(is_dist=True, n_repeat=n_repeat, n_warmup=n_warmup, objective=objective)
     def step(x: torch.Tensor) -> torch.Tensor:
         y = launch(kernel, x)
         dist.all_reduce(y)
@@ -74,6 +74,36 @@ def test_the_closure_decides_unless_the_kernel_is_asked_for(objective: Objective
     assert got[0] == got[1]
     assert got[0][0] == block
     assert (got[0][1] > 0.5) == (objective == "closure")
+
+
+@pytest.mark.parametrize(("n_repeat", "n_warmup"), [(5, 0), (2, 1), (1, 0)])
+def test_the_closure_decides_also_in_short_searches(n_repeat: int, n_warmup: int):
+    """As above with few replays, down to one of each candidate."""
+    got = values(on_ranks(2, _hooked, "closure", n_repeat, n_warmup))
+    assert [block for block, _ in got] == [16, 16]
+
+
+def _leaves(rank: int) -> Any:
+    kernel = autotuned(blocks=BLOCKS)
+    runs = []
+
+    @contextual_autotune(is_dist=True)
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        if rank == 0 or len(runs) < 25:
+            launch(kernel, x)
+
+    step(torch.zeros(256))
+    record = step.records[0]
+    return record.winner, record.best.latency_ms is not None
+
+
+def test_a_rank_that_stops_meeting_a_site_leaves_it_its_times():
+    """In the finals only one rank meets the kernel: what both have measured in the race decides."""
+    got = values(on_ranks(2, _leaves))
+    assert got[0] == got[1]
+    assert got[0][0] > 3
+    assert got[0][1]
 
 
 def _bounded(rank: int, max_replays: int) -> Any:
