@@ -79,23 +79,25 @@ class Verdict:
 
     winner: int
     worse: frozenset[int]
-    """Slower than the winner beyond a tie and noise."""
+    """Slower than the winner beyond a tie and noise, and no faster by the kernel's clock."""
     is_clear: bool
     """Whether more replays would change nothing: each other contender is as good or worse, beyond noise."""
     closure_weight: float
     """How far the closure's time was believed where it differs from the kernel's, from 0 (noise) to 1."""
 
 
-def kept(agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective, n_least: int = 1) -> list[int]:
-    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless."""
+def kept(
+    agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
+) -> list[int]:
+    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless.
+
+    ``by_typical``: by the middle rank's kernel. Of one sample the slowest rank's is as likely as not a hiccup.
+    """
     if not agreed:
         return []
-    # Of one sample the slowest rank is as likely as not the one that had a hiccup. It decides where there are more.
-    launches_ms = {
-        i: (each.typical_ms or each.kernel_ms if each.n_timed == 1 else each.kernel_ms) * each.n_launches for i, each in agreed.items()
-    }
-    # With one clock both orders are the same, and so are both tests.
-    closure_ms = {i: each.closure_ms for i, each in agreed.items()} if objective == "closure" else launches_ms
+    launches_ms = {i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches for i, each in agreed.items()}
+    # With one clock both orders are the same, and so are both tests; but for the slowest rank's kernel beside the middle one's.
+    closure_ms = {i: each.closure_ms if objective == "closure" else each.launches_ms for i, each in agreed.items()}
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
     hopeful = {i for i in agreed if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
@@ -132,7 +134,10 @@ def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float, *, is_
     tied = [leader, *(i for i, ms in behind_ms.items() if ms <= max(tie_ms, error_ms))]
     fastest_ms = min(agreed[i].launches_ms for i in tied)
     winner = min(i for i in tied if agreed[i].launches_ms <= fastest_ms + tie_ms)
-    worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms)
+    # By both clocks: where they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
+    worse = frozenset(
+        i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and agreed[i].launches_ms >= agreed[leader].launches_ms
+    )
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
     return Verdict(winner, worse - {winner}, is_clear, weight)
 

@@ -135,7 +135,7 @@ class _Site:
         margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
         n_finalists = self._policy.max_finalists
         # The best few always come as far as the finals: one hiccup of the leader's rivals shall not end the race.
-        self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least=n_finalists) or alive[:1])
+        self._leave(alive, kept(measured, quota, margin, self.plan.objective, n_least=n_finalists, by_typical=self._rung == 0) or alive[:1])
         staying = self.alive()
         n_allowed = self._n_allowed(n_left)
         is_down = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= self._policy.min_rungs)

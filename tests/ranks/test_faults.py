@@ -78,7 +78,7 @@ def _fails_to_compile(rank: int) -> Any:
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
     kernel = autotuned(_rank_kernel, blocks=(16, 32, 64))
     x = torch.zeros(64)
-    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)(lambda: kernel[(1,)](x, x, 64, rank))
+    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive")(lambda: kernel[(1,)](x, x, 64, rank))
     step()
     return best(kernel), [c.failure for c in step.records[0].candidates], step.records[0].n_replays
 
