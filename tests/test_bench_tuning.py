@@ -1,0 +1,34 @@
+"""The benchmark of tuners, on two ranks under the interpreter: that it runs, and what it writes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_bench_tuning_times_all_tuners_and_judges_their_winners(tmp_path: Path):
+    """One run of each; every one has a winner on both ranks, and a regret that is zero for the best."""
+    command = [
+        ROOT / "launch" / "launch.sh",
+        ROOT / "launch" / "bench_tuning.py",
+        "--shape",
+        "128,128,64",
+        "--json",
+        tmp_path / "bench.json",
+    ]
+    counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2"]
+    environment = {**os.environ, "DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    done = subprocess.run([*command, *counts], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads((tmp_path / "bench.json").read_text())
+    runs = told["runs"]
+    assert [(run["tuner"].split(",")[0], run["cache"]) for run in runs] == [
+        ("vanilla triton.autotune", "cold"), ("vanilla triton.autotune", "memory"),
+        ("dist_tune exhaustive", "cold"), ("dist_tune exhaustive", "memory"),
+        ("dist_tune", "cold"), ("dist_tune", "memory"),
+    ]  # fmt: skip
+    assert all(len(run["winners"]) == 2 and run["seconds"] > 0 and run["regret"] >= 0 for run in runs)
+    assert all(len(set(run["winners"])) == 1 and sum(run["spent"].values()) <= run["seconds"] * 1.1 for run in runs[2:])
+    assert len(told["exhaustive"]["candidates"]) == 8
