@@ -10,14 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_bench_tuning_times_all_tuners_and_judges_their_winners(tmp_path: Path):
     """One run of each; every one has a winner on both ranks, and a regret that is zero for the best."""
-    command = [
-        ROOT / "launch" / "launch.sh",
-        ROOT / "launch" / "bench_tuning.py",
-        "--shape",
-        "128,128,64",
-        "--json",
-        tmp_path / "bench.json",
-    ]
+    command = [f"{ROOT}/launch/launch.sh", f"{ROOT}/launch/bench_tuning.py", "--shape", "128,128,64", "--json", f"{tmp_path}/bench.json"]
     counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2"]
     environment = {**os.environ, "DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     done = subprocess.run([*command, *counts], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
