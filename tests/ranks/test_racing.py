@@ -67,20 +67,21 @@ def _hooked(rank: int, objective: Objective, n_repeat: int = 5, n_warmup: int = 
     return record.best.fields["BLOCK"], record.closure_weight
 
 
-@pytest.mark.parametrize(("objective", "block"), [("closure", 16), ("kernel", 64)])
-def test_the_closure_decides_unless_the_kernel_is_asked_for(objective: Objective, block: int):
+@pytest.mark.parametrize("objective", ["closure", "kernel"])
+def test_the_closure_decides_unless_the_kernel_is_asked_for(objective: Objective):
     """The kernel with the largest block is fastest by far, and its config's hook makes the step slowest."""
     got = values(on_ranks(2, _hooked, objective))
     assert got[0] == got[1]
-    assert got[0][0] == block
+    assert (got[0][0] == 64) == (objective == "kernel")
     assert (got[0][1] > 0.5) == (objective == "closure")
 
 
 @pytest.mark.parametrize(("n_repeat", "n_warmup"), [(5, 0), (2, 1), (1, 0)])
 def test_the_closure_decides_also_in_short_searches(n_repeat: int, n_warmup: int):
-    """As above with few replays, down to one of each candidate."""
+    """As above with few replays, down to one of each candidate: too few to tell the others apart, enough to see the hook."""
     got = values(on_ranks(2, _hooked, "closure", n_repeat, n_warmup))
-    assert [block for block, _ in got] == [16, 16]
+    assert got[0] == got[1]
+    assert got[0][0] != 64
 
 
 def _leaves(rank: int) -> Any:
