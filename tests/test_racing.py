@@ -195,7 +195,7 @@ def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
     """Sites that are met now and then, differently on each rank, get overtime, and not for ever."""
     plan, sites, failures, n_ranks, take = race
     search = searching(plan, sites, failures)
-    World(search, n_ranks, take).finish(at_most=MAX_OVERTIME * sum(sites.values()) * (plan.n_warmup + plan.n_repeat))
+    World(search, n_ranks, take).finish(at_most=MAX_OVERTIME * len(sites) * search.bound)
     assert all((search.best(site) is None) == all(s.failure for s in search.standings(site)) for site in sites)
 
 
