@@ -121,7 +121,7 @@ def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float, *, is_
     weight = 0.0
     if objective == "closure" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
-    elif objective == "closure" and len(agreed) > 1 and rest_error_ms is not None:
+    elif objective == "closure" and rest_error_ms is not None and len(agreed) > 1:
         # Twice the error: the variance of a handful of contenders is itself a rough estimate.
         bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0

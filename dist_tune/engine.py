@@ -46,14 +46,14 @@ class _Site:
         """Whether no other site has a choice to make, so that a replay's time is nobody else's doing."""
         self._n_finalists = min(policy.max_finalists, len(alive))
         self._finals_heard: set[int] = set()
+        self.n_run = self.n_nominal = 0
+        if len(alive) < 2:  # no choice to make
+            return
         self.n_nominal = len(alive) * (plan.n_warmup + plan.n_repeat)
         if plan.search == "racing" and plan.n_repeat > 1:
             # Where there are few candidates, enough for a race and a round of finals.
             n_race = plan.n_warmup + len(alive) + (min(policy.min_rungs, plan.n_repeat) - 1) * self._n_finalists
             self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
-        self.n_run = 0
-        if len(alive) < 2:
-            return
         if plan.search == "exhaustive":
             self.stage = "table"
             self._wanted = dict.fromkeys(alive, plan.n_repeat)
@@ -167,7 +167,8 @@ class _Site:
         self.stage = "done"
         contenders = {i: self.agreed[i] for i in self.alive() if i in self.agreed}
         if not contenders:  # never met: the first that runs
-            contenders = {i: Agreed(1.0, 1.0) for i in self.alive()[:1] or [0]}
+            self.verdict = Verdict(next(iter(self.alive()), 0), frozenset(), is_clear=True, closure_weight=0.0)
+            return self.verdict
         near = kept(contenders, self._policy.max_finalists, self._policy.margins[-1], self.plan.objective)
         # Closures of the race and of the finals are timed under different conditions and cannot be compared.
         is_mixed = bool(self._finals_heard) and not self._finals_heard >= set(near)

@@ -1,7 +1,7 @@
 """Ends a compilation as soon as it is known to need more shared memory than the device has, and remembers the need on disk.
 
-Triton knows the need when it has made LLVM IR, and checks it when the
-finished kernel is loaded; assembling such a kernel takes longer than all before (logs/compile-cpu), for nothing.
+Triton knows the need when it has made LLVM IR, and checks it when the finished kernel is loaded; assembling such a kernel takes
+longer than all before (logs/compile-cpu), for nothing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Report:
     failures: dict[str, dict[int, str]] = field(default_factory=dict)
     """Site -> candidate -> why it cannot run here; only what was not told before."""
     disturbed: list[int] = field(default_factory=list)
-    """Replays in which another config stood in for one that failed."""
+    """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
     has_new_sites: bool = False
     """Whether this rank met sites that the others have not heard of."""
 

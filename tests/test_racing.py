@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.choice import Policy
+from dist_tune.choice import Agreed, Policy
 from dist_tune.engine import MAX_OVERTIME, Search
 from dist_tune.plan import Plan, Tally, Trial
 from tests.test_engine import Take, World, by_index, searching
@@ -235,3 +235,13 @@ def test_a_new_site_in_the_finals_is_raced_beside_them():
     assert set(timed(world, "late")) == set(range(6))
     assert (search.best("early"), search.best("late")) == (0, 0)
     assert set(world.trials("early")[n_before:]) == {Trial(0, is_timed=False)}
+
+
+def test_a_site_without_a_choice_is_no_company():
+    """Beside a site of one candidate the closure is believed after one replay each; beside a site of two it is not."""
+    for n_other, winner in ((1, 1), (2, 0)):
+        search = searching(Plan(0, 1), {"s": 2, "other": n_other})
+        times = {0: Agreed(1.0, 3.0), 1: Agreed(1.1, 2.0)}
+        search.tell(len(search.batch()), Tally({"s": times, "other": {i: Agreed(1.0, 3.0) for i in range(n_other)}}))
+        assert search.batch() == []
+        assert search.best("s") == winner
