@@ -20,6 +20,8 @@ from typing import Any
 from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
+from dist_tune.patches import OnceForAll, replaced
+
 _SWITCH_INTERVAL_S = 1e-3
 """How long a thread keeps the interpreter's lock while others wait; Python's own 5 ms add up where compilers ask for it often."""
 
@@ -110,37 +112,26 @@ def _make_ir(own: Any, source: Any, target: Any, options: Any, codegen_fns: Any,
     return module
 
 
-_lock = threading.Lock()
-_n_users = 0
-_undo: list[Any] = []
+def _wrapped(own: Any) -> Any:
+    @functools.wraps(own)
+    def make_ir(source: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_thread, "turns", None) is None:
+            return own(source, *args, **kwargs)
+        return _make_ir(own, source, *args, **kwargs)
+
+    return make_ir
 
 
 @contextmanager
-def in_turn() -> Iterator[None]:
-    """Meanwhile threads that have taken a turn go through the front end as described. The last of several users restores Triton."""
-    global _n_users
-    with _lock:
-        _n_users += 1
-        if _n_users == 1:
-            own, interval_s = ASTSource.make_ir, sys.getswitchinterval()
-
-            @functools.wraps(own)
-            def make_ir(source: Any, *args: Any, **kwargs: Any) -> Any:
-                if getattr(_thread, "turns", None) is None:
-                    return own(source, *args, **kwargs)
-                return _make_ir(own, source, *args, **kwargs)
-
-            ASTSource.make_ir = make_ir
-            sys.setswitchinterval(min(interval_s, _SWITCH_INTERVAL_S))
-            _undo[:] = [own, make_ir, interval_s]
+def _changed() -> Iterator[None]:
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval_s, _SWITCH_INTERVAL_S))
     try:
-        yield
+        with replaced(ASTSource, "make_ir", _wrapped):
+            yield
     finally:
-        with _lock:
-            _n_users -= 1
-            if _n_users == 0:
-                own, ours, interval_s = _undo
-                if ASTSource.make_ir is ours:  # and not a wrapper that somebody has put around it since
-                    ASTSource.make_ir = own
-                sys.setswitchinterval(interval_s)
-                _undo.clear()
+        sys.setswitchinterval(interval_s)
+
+
+in_turn = OnceForAll(_changed)
+"""Meanwhile threads that have taken a turn go through the front end as described."""

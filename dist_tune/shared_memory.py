@@ -10,39 +10,20 @@ import functools
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import triton
 from triton.runtime.cache import FileCacheManager, get_cache_manager
 
+from dist_tune.patches import OnceForAll, replaced
+
 _NEED_FILE = "dist_tune.json"
 """In a kernel's folder of Triton's disk cache: that it needs more shared memory than some device has, for all who need it later."""
 
-_lock = threading.Lock()
-_n_users = 0
-_patched: list[tuple[Any, Any, Any]] = []
-"""Triton's backend, its own method, and ours in its place."""
 _thread = threading.local()
 """``limit_bytes`` of a thread that has one; others compile as always."""
-
-
-@contextmanager
-def early_check() -> Iterator[None]:
-    """Meanwhile Triton looks at the thread's limit before it makes PTX. The last of several users to leave restores Triton."""
-    global _n_users
-    with _lock:
-        if _n_users == 0:
-            _patch()
-        _n_users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_users -= 1
-            if _n_users == 0:
-                _restore()
 
 
 @contextmanager
@@ -77,13 +58,7 @@ def _is_on_disk() -> bool:
     return triton.knobs.cache.manager_class in (None, FileCacheManager) and triton.knobs.runtime.add_stages_inspection_hook is None
 
 
-def _patch() -> None:
-    try:
-        from triton.backends.nvidia.compiler import CUDABackend
-    except ImportError:  # a Triton without that backend: its kernels are checked when they are loaded
-        return
-    own = CUDABackend.make_ptx
-
+def _wrapped(own: Any) -> Any:
     @functools.wraps(own)
     def make_ptx(self: Any, src: Any, metadata: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         limit, needed = getattr(_thread, "limit_bytes", None), metadata.get("shared")
@@ -91,12 +66,18 @@ def _patch() -> None:
             raise triton.OutOfResources(needed, limit, "shared memory")
         return own(self, src, metadata, *args, **kwargs)
 
-    CUDABackend.make_ptx = make_ptx
-    _patched.append((CUDABackend, own, make_ptx))
+    return make_ptx
 
 
-def _restore() -> None:
-    while _patched:
-        backend, own, ours = _patched.pop()
-        if backend.make_ptx is ours:  # and not a wrapper that somebody has put around it since
-            backend.make_ptx = own
+@contextmanager
+def _changed() -> Iterator[None]:
+    with ExitStack() as stack:
+        with suppress(ImportError):  # a Triton without that backend: its kernels are checked when they are loaded
+            from triton.backends.nvidia.compiler import CUDABackend
+
+            stack.enter_context(replaced(CUDABackend, "make_ptx", _wrapped))
+        yield
+
+
+early_check = OnceForAll(_changed)
+"""Meanwhile Triton looks at the thread's limit before it makes PTX."""

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "dist_tune"
 # A module imports only modules that stand before it.
 LAYERS = (
     "errors", "settings", "space", "timing", "rng", "meetings", "ranks", "choice", "plan", "tally", "engine", "ledger", "shares",
-    "ballots", "launch", "intercept", "terminal", "shared_memory", "front_end", "efforts", "compile", "compiler", "records", "log",
-    "sites", "outcome", "agreement", "loading", "replayer", "session", "contextual",
+    "ballots", "launch", "intercept", "terminal", "patches", "shared_memory", "front_end", "efforts", "compile", "compiler",
+    "records", "log", "sites", "outcome", "agreement", "loading", "replayer", "session", "contextual",
 )  # fmt: skip
 ONLY_USERS = {
     "triton": {"space", "launch", "intercept", "shared_memory", "front_end", "compile", "compiler"},
