@@ -235,12 +235,15 @@ def _exits(rank: int, is_stuck: bool) -> Any:
         os.close(2)  # nanobind complains about what a stuck thread holds
         dist_tune.compiler._EXIT_WAIT_S = 1.0 if is_stuck else 20.0
         compiler = Compiler(2, 60)
+        stuck: list[int] = []
         if is_stuck:
-            triton.knobs.compilation.listener = lambda **facts: time.sleep(1e6)
+            triton.knobs.compilation.listener = lambda **facts: stuck.append(1) or time.sleep(1e6)  # type: ignore[func-returns-value]
         candidates = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4) for s in (1, 2)]
         args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
         compiler.begin("site", Launch(autotuned(_dot_kernel), args, {"grid": (1,), "warmup": False}), candidates, range(6))
-        time.sleep(2.0 if is_stuck else 0.1)
+        time.sleep(0.1)
+        while is_stuck and len(stuck) < 2 and time.monotonic() - began < 15:  # until no thread is in the compiler's C++
+            time.sleep(0.01)
         ctypes.pythonapi.Py_Exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic() - began
 
