@@ -1,8 +1,10 @@
 """Tune Triton kernels inside the distributed step they belong to, on all ranks at once."""
 
+from dist_tune.checks import matches
 from dist_tune.contextual import TunedClosure, contextual_autotune
 from dist_tune.errors import (
     AbsentRanksError,
+    CacheMissError,
     CaptureError,
     DistTuneError,
     NestedTuningError,
@@ -12,10 +14,14 @@ from dist_tune.errors import (
     StoreGoneError,
     StuckDeviceError,
 )
+from dist_tune.function_level import TunedFunction, autotune
+from dist_tune.keys import power_of_two, size_classes, to_hashable
+from dist_tune.prune import prune_by_group_size_m, prune_by_shared_memory
 from dist_tune.records import CandidateRecord, Environment, TuningRecord
 
 __all__ = [
     "AbsentRanksError",
+    "CacheMissError",
     "CandidateRecord",
     "CaptureError",
     "DistTuneError",
@@ -27,6 +33,14 @@ __all__ = [
     "StoreGoneError",
     "StuckDeviceError",
     "TunedClosure",
+    "TunedFunction",
     "TuningRecord",
+    "autotune",
     "contextual_autotune",
+    "matches",
+    "power_of_two",
+    "prune_by_group_size_m",
+    "prune_by_shared_memory",
+    "size_classes",
+    "to_hashable",
 ]

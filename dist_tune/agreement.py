@@ -25,6 +25,7 @@ Failures = dict[str, dict[int, str]]
 """Site -> candidate -> why it cannot run."""
 
 _ROLL_CALL, _ROLL = TypeAdapter(RollCall), TypeAdapter(Roll)
+_TEXTS = TypeAdapter(dict[str, str])
 _REPORT, _ACCOUNT = TypeAdapter(Report), TypeAdapter(Account)
 
 
@@ -45,6 +46,12 @@ class Agreement:
         """Candidates that cannot run on some rank, each with the first such rank and its reason."""
         told = self._meet(topic, Report(failures=failures), account, _REPORT, _ACCOUNT)
         return told.tally.failures
+
+    def records(self, records: dict[str, str]) -> dict[str, str]:
+        """Site -> record as JSON, of all sites that any rank brings one of."""
+        return self._meet(
+            "records", records, lambda parts: {label: text for each in parts.values() for label, text in each.items()}, _TEXTS, _TEXTS
+        )
 
     def report(self, report: Report) -> Account:
         """What a batch of replays took on the slowest rank."""

@@ -5,9 +5,11 @@ Pure: a ballot is plain values and travels as JSON. What follows is computed onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dist_tune.plan import Known
+from dist_tune.recall import Ticket
 from dist_tune.shares import Bench, Keyset
 from dist_tune.space import digest
 
@@ -27,6 +29,26 @@ class RollCall:
     """Sites that Triton already has a config for on this rank -> that config."""
     is_watched: bool = True
     """Whether the launches of the run before were heard from its beginning, so that ``hits`` is all there is."""
+    folder: str = ""
+    """Where this rank's cache lies; empty without one."""
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    """Site -> what this rank's cache has of it; of all of ``sites``."""
+    known: dict[str, Known] = field(default_factory=dict)
+    """What earlier tunings found. The first rank brings it."""
+    rehearsed: dict[str, int] = field(default_factory=dict)
+    """Sites whose candidates cannot be compiled ahead -> how often each is to run untimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A site that all ranks take from the cache."""
+
+    winner: str
+    """Described."""
+    provider: int
+    """The rank whose record is used."""
+    lacking: list[int]
+    """Ranks that have no such record, or one of another config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +66,17 @@ class Roll:
     disputed: list[str]
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
+    """Whether the hits of all ranks are known. Where all have missed the same sites in the midst of a call, they do not matter."""
     keysets: dict[str, list[Keyset]]
+    recalled: dict[str, Recalled] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    """Sites that some rank has a record of which not all can use."""
+    missed: str = ""
+    """Why there is no record of a site that must have one; empty if all is well."""
+    keepers: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> ranks that keep its record: one for each place and key."""
+    known: dict[str, Known] = field(default_factory=dict)
+    rehearsed: dict[str, int] = field(default_factory=dict)
 
 
 def roll(calls: Mapping[int, RollCall]) -> Roll:
@@ -67,15 +99,55 @@ def roll(calls: Mapping[int, RollCall]) -> Roll:
             found.ranks.append(rank)
             found.positions.append(bench.position)
     sites = sorted({label for call in calls.values() for label in call.sites})
+    recalled, refused = _recall(sites, calls)
+    missed = [
+        f"site {label}, rank {rank}: {ticket.miss}"
+        for label in sites
+        for rank, call in calls.items()
+        if label not in recalled and (ticket := call.tickets.get(label)) is not None and ticket.miss
+    ]
+    is_equal = bool(sites) and all(len(call.sites) == len(sites) and not call.is_watched for call in calls.values())
     return Roll(
         sites,
         {label: texts for label, texts in lists.items() if any(label not in call.sites for call in calls.values())},
         sorted(unlisted),
         mismatch,
         sorted(_contested(calls)),
-        all(call.is_watched for call in calls.values()),
+        is_equal or all(call.is_watched for call in calls.values()),
         {label: _short(list(each.values())) for label, each in keysets.items()},
+        recalled,
+        refused,
+        next(iter(missed), ""),
+        {label: _keepers(label, calls) for label in sites},
+        {label: each for call in reversed(list(calls.values())) for label, each in call.known.items()},
+        {label: n_runs for call in calls.values() for label, n_runs in call.rehearsed.items() if label not in recalled},
     )
+
+
+def _recall(sites: Sequence[str], calls: Mapping[int, RollCall]) -> tuple[dict[str, Recalled], list[str]]:
+    """Hit on all ranks or on none: the record of the first rank that has one, if all can use it."""
+    recalled, refused = {}, []
+    for label in sites:
+        tickets = {rank: call.tickets[label] for rank, call in calls.items() if label in call.tickets}
+        having = [rank for rank, ticket in tickets.items() if ticket.winner]
+        if not having:
+            continue
+        first = tickets[having[0]]
+        # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
+        if all(ticket.is_open and (ticket.winner == first.winner or ticket.key == first.key) for ticket in tickets.values()):
+            lacking = [rank for rank in calls if rank not in tickets or tickets[rank].winner != first.winner]
+            recalled[label] = Recalled(first.winner, having[0], lacking)
+        else:
+            refused.append(label)
+    return recalled, refused
+
+
+def _keepers(label: str, calls: Mapping[int, RollCall]) -> list[int]:
+    first: dict[tuple[str, str], int] = {}
+    for rank, call in calls.items():
+        if label in call.tickets and call.folder:
+            first.setdefault((call.folder, call.tickets[label].key), rank)
+    return sorted(first.values())
 
 
 def _short(keysets: list[Keyset]) -> list[Keyset]:

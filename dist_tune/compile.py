@@ -1,6 +1,6 @@
 """One candidate on its way from source to device, in steps that other threads and other ranks can take part in.
 
-Knows a ``Launch`` and what Triton's compiler makes of it, and nothing of ranks or search. A launch is asked once
+Knows a ``Compilable`` and what Triton's compiler makes of it, and nothing of ranks or search. A launch is asked once
 for each candidate what Triton would compile for it: that gives the key of the result in Triton's disk cache, and a function
 that compiles, touches no device and may run in any thread. What that function needs of the arguments is kept, not the
 tensors. Loading checks registers and threads without a launch, on the main thread, and must not happen later: CUDA may wait
@@ -20,9 +20,9 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.errors import PTXASError
 
-from dist_tune.launch import Launch
 from dist_tune.shared_memory import known_need, remember_need, shared_limit
 from dist_tune.terminal import Heard, quiet_terminal
+from dist_tune.tunable import Compilable
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _AskOnly:
 class Candidate:
     """A config of a launch: what is compiled for it, and its kernel on the device. On the thread that made it."""
 
-    def __init__(self, launch: Launch, config: triton.Config) -> None:
+    def __init__(self, launch: Compilable, config: triton.Config) -> None:
         self._finalize: Callable[[Any], None] | None = None
         self._loaded: Resources | Failure | None = None
         self.compilation = self._ask(launch, config)
@@ -157,7 +157,7 @@ class Candidate:
             self._loaded = compiled if isinstance(compiled, Failure) or compiled is None else self._load(compiled)
         return self._loaded
 
-    def _ask(self, launch: Launch, config: triton.Config) -> Compilation:
+    def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         token = _async_compile.active_mode.set(_AskOnly())
         try:
             with quiet_terminal.listen() as heard:

@@ -23,10 +23,10 @@ from triton.compiler.compiler import max_shared_mem
 from dist_tune.compile import Candidate, Compilation, Failure, Resources
 from dist_tune.efforts import order
 from dist_tune.front_end import Turns, in_turn
-from dist_tune.launch import Launch
 from dist_tune.shared_memory import early_check, known_need
 from dist_tune.shares import KEY_CHARS
 from dist_tune.terminal import quiet_terminal
+from dist_tune.tunable import Compilable
 
 _EXIT_WAIT_S = 10.0
 """How long the end of the process waits for threads in the compiler."""
@@ -70,7 +70,7 @@ class Compiler:
         self._surroundings = ExitStack()
         self._is_open = False
 
-    def begin(self, label: str, launch: Launch, configs: list[triton.Config], first: Collection[int]) -> None:
+    def begin(self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int]) -> None:
         """Take up a site, and begin with candidate 0 and those of ``first``."""
         if not self._is_open:
             self._open()
@@ -142,7 +142,7 @@ class Compiler:
         self._surroundings.callback(quiet_terminal.leave)
         self._is_open = True
 
-    def _candidate(self, launch: Launch, config: triton.Config) -> Candidate:
+    def _candidate(self, launch: Compilable, config: triton.Config) -> Candidate:
         candidate = Candidate(launch, config)
         if candidate.compilation.key and not candidate.compilation.done.is_set():
             candidate.compilation = self._by_key.setdefault(candidate.compilation.key, candidate.compilation)

@@ -17,14 +17,14 @@ import torch
 from dist_tune import intercept
 from dist_tune.choice import Objective
 from dist_tune.errors import NestedTuningError
-from dist_tune.launch import Launch
 from dist_tune.plan import Plan, SearchName
 from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
 from dist_tune.records import TuningRecord
 from dist_tune.session import Session
 from dist_tune.settings import Settings
-from dist_tune.sites import check_not_capturing
+from dist_tune.site import check_not_capturing
 from dist_tune.timing import is_capturing
+from dist_tune.tunable import Tunable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,6 +60,7 @@ def contextual_autotune(
     search: SearchName = "racing",
     objective: Objective = "closure",
     max_replays: int | None = None,
+    cache: bool = True,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
     """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
 
@@ -81,6 +82,7 @@ def contextual_autotune(
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
         max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
             race and one round of finals, and up to three times that if kernels are not met in every replay.
+        cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
 
     Raises:
         TypeError: a number of replays is not an int, or what is decorated is not an ordinary function.
@@ -102,7 +104,7 @@ def contextual_autotune(
             raise TypeError(f"put @{type(function).__name__} above @contextual_autotune(...), not below it")
         if not callable(function) or is_deferred:
             raise TypeError(f"contextual_autotune decorates ordinary functions, which have run when they return; got {function!r}")
-        return _Tuner(function, is_dist, plan, group, reset).tuned()
+        return _Tuner(function, is_dist, plan, group, reset, cache).tuned()
 
     return decorate
 
@@ -113,7 +115,13 @@ class _Tuner(Generic[P, R]):
     is_watching = False
 
     def __init__(
-        self, function: Callable[P, R], is_dist: bool, plan: Plan, group: ProcessGroup | None, reset: Callable[[], object] | None
+        self,
+        function: Callable[P, R],
+        is_dist: bool,
+        plan: Plan,
+        group: ProcessGroup | None,
+        reset: Callable[[], object] | None,
+        uses_cache: bool,
     ) -> None:
         self.function = function
         self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -121,6 +129,7 @@ class _Tuner(Generic[P, R]):
         self.plan = plan
         self.group = group
         self.reset = reset
+        self.uses_cache = uses_cache
         self.records: list[TuningRecord] = []
         self.n_calls = 0
         """Calls so far, by which ranks tell one call from another."""
@@ -196,12 +205,17 @@ class _Tuner(Generic[P, R]):
         """A session for the call that begins."""
         settings = Settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
-        return Session(self.name, self.n_calls, ranks, self.plan, self.reset, settings)
+        return Session(self.name, self.n_calls, ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache)
 
-    def launching(self, launch: Launch) -> None:
+    @property
+    def members(self) -> frozenset[int]:
+        """Global ranks that decide together."""
+        return member_ranks(self.group) if self.is_dist else frozenset()
+
+    def launching(self, launch: Tunable) -> None:
         """Not asked for."""
 
-    def missed(self, launch: Launch) -> Any:
+    def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
         session = self.open()
@@ -213,11 +227,7 @@ class _Tuner(Generic[P, R]):
         if not self.is_dist:
             return
         outer = intercept.listener_here()
-        asked: frozenset[int] = frozenset()
-        if isinstance(outer, Session):
-            asked = outer.members
-        elif isinstance(outer, _Tuner) and outer.is_dist:
-            asked = member_ranks(outer.group)
+        asked = outer.members if outer is not None else frozenset()
         missing = member_ranks(self.group) - asked
         if missing:
             raise NestedTuningError(

@@ -19,6 +19,10 @@ class RankMismatchError(DistTuneError):
     """Ranks came to a meeting with things that must be equal and are not: candidate lists, closures, steps."""
 
 
+class CacheMissError(DistTuneError):
+    """``DIST_TUNE_REQUIRE_CACHE`` is set and no record fits. The message says which field of the key differs from the nearest one."""
+
+
 class PeerFailedError(DistTuneError):
     """Another rank ended the tuning. The message names that rank and its exception.
 
@@ -63,5 +67,6 @@ class NestedTuningError(DistTuneError):
 
 # What another rank may be told to raise as its own: these say the same on every rank.
 SHARED_ERRORS: dict[str, type[DistTuneError]] = {
-    error.__name__: error for error in (NoValidConfigError, RankMismatchError, CaptureError, NestedTuningError, StuckDeviceError)
+    error.__name__: error
+    for error in (NoValidConfigError, RankMismatchError, CacheMissError, CaptureError, NestedTuningError, StuckDeviceError)
 }

@@ -30,6 +30,7 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune.errors import DistTuneError
 from dist_tune.launch import Launch, tuning_key
+from dist_tune.tunable import Tunable
 
 
 class Listener(Protocol):
@@ -39,11 +40,15 @@ class Listener(Protocol):
     def is_watching(self) -> bool:
         """Whether to call ``launching``; reading the key of every launch costs some microseconds."""
 
-    def launching(self, launch: Launch) -> None:
-        """Before any launch of an autotuned kernel, hit or miss."""
+    @property
+    def members(self) -> frozenset[int]:
+        """Global ranks that decide together; empty for a process that asks nobody."""
 
-    def missed(self, launch: Launch) -> Any:
-        """Instead of the launch, when Triton has no config for its key. Returns what the launch returns."""
+    def launching(self, launch: Tunable) -> None:
+        """Before any launch of an autotuned kernel or function, hit or miss."""
+
+    def missed(self, launch: Tunable) -> Any:
+        """Instead of the launch, when there is no config for its key. Returns what the launch returns."""
 
 
 class _Miss(BaseException):

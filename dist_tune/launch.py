@@ -6,42 +6,44 @@ Knows nothing of ranks, times or search, and does not patch anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
 
+from dist_tune.source import fingerprint
 from dist_tune.space import describe, digest, stable_repr, unique
 from dist_tune.timing import Span
+from dist_tune.tunable import Undo, put_back
+
+_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-class Undo:
-    """Tensors to put back as they were: Triton's ``restore_value``, at the end of a replay and not of a launch.
+class KernelSlot:
+    """Where Triton keeps the config of a kernel for a key."""
 
-    Kernels later in the closure must read what the launch wrote, so values go back when the closure is through.
-    """
+    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
+        self._kernel = kernel
+        self._key = key
 
-    def __init__(self) -> None:
-        self._saved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+    def fill(self, config: triton.Config, timings_ms: Sequence[tuple[triton.Config, float]]) -> None:
+        """Make ``config`` what Triton launches, and leave on the kernel what vanilla tuning would."""
+        self._kernel.cache[self._key] = config
+        self._kernel.best_config = config
+        self._kernel.configs_timings = {each: [ms, ms, ms] for each, ms in timings_ms}
 
-    def keep(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """Remember what ``tensor`` held; the first copy of a replay is the one that counts."""
-        self._saved.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()), (tensor, copy))
-
-    def restore(self) -> None:
-        """Put all back and forget them."""
-        _put_back(list(self._saved.values()))
-        self._saved.clear()
-
-
-def _put_back(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, copy in reversed(copies):
-            tensor.copy_(copy)
+    def clear(self) -> None:
+        """Make the next launch a miss."""
+        self._kernel.cache.pop(self._key, None)
 
 
 class Launch:
-    """One call of an autotuned kernel, with the arguments of this call."""
+    """One call of an autotuned kernel, with the arguments of this call. A ``Tunable``."""
+
+    is_compiled = True
+    is_whole = False
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.kernel = kernel
@@ -71,6 +73,34 @@ class Launch:
         return function.__code__, captured, tuple(heuristics), tuple(self.kernel.reset_to_zero), tuple(self.kernel.restore_value)
 
     @property
+    def owner(self) -> Any:
+        """The decorated kernel."""
+        return self.kernel
+
+    @property
+    def slot(self) -> KernelSlot:
+        """The kernel's cache, at this key."""
+        return KernelSlot(self.kernel, self.key)
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As the kernel is called, with the grid."""
+        return self._args, self._kwargs
+
+    def source(self) -> str:
+        """Digest of the kernel's code, and of all it calls; made once for each kernel object."""
+        if self.kernel not in _sources:
+            _sources[self.kernel] = fingerprint(self.kernel)
+        return _sources[self.kernel]
+
+    def n_collectives(self) -> int:
+        """None in a kernel."""
+        return 0
+
+    def checker(self) -> None:
+        """A kernel's result is not known here."""
+
+    @property
     def key_text(self) -> str:
         """The key, the same on all ranks for equal keys."""
         return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in self.key) + "]"
@@ -92,8 +122,14 @@ class Launch:
         finally:
             self.kernel.nargs = None
 
-    def run(self, config: triton.Config, undo: Undo, span: Span | None = None) -> Any:
+    def describe(self, config: triton.Config) -> str:
+        """A candidate on one line."""
+        return describe(config)
+
+    def run(self, config: triton.Config, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; if the launch fails, nothing it wrote stays.
+
+        Without ``is_trial`` as Triton does where it has a config: no zeroing, none of the kernel's own hooks.
 
         Raises:
             Exception: whatever a hook or the launch raises.
@@ -103,13 +139,14 @@ class Launch:
         if config.pre_hook is not None:
             config.pre_hook(full)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if kernel.user_defined_pre_hook:
-            kernel.pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
-        else:
+        if not kernel.user_defined_pre_hook:
             copies = [(full[name], full[name].clone()) for name in kernel.restore_value if full[name] is not None]
             for tensor, copy in copies:
                 undo.keep(tensor, copy)
-            self._zero(full)
+            if is_trial:
+                self._zero(full)
+        elif is_trial:
+            kernel.pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
         try:
             if span is not None:
                 span.begin()
@@ -117,11 +154,11 @@ class Launch:
             if span is not None:
                 span.end()
         except Exception as error:
-            _put_back(copies)
-            if kernel.user_defined_post_hook:
+            put_back(copies)
+            if kernel.user_defined_post_hook and is_trial:
                 kernel.post_hook(full, exception=error)
             raise
-        if kernel.user_defined_post_hook:
+        if kernel.user_defined_post_hook and is_trial:
             kernel.post_hook(full, exception=None)
         return result
 
@@ -180,15 +217,3 @@ _dtype_texts = _DtypeTexts()
 def is_interpreted() -> bool:
     """Whether kernels run under Triton's interpreter, on the host, also on a machine with a GPU."""
     return bool(triton.knobs.runtime.interpret)
-
-
-def adopt(kernel: Any, key: tuple[Any, ...], config: triton.Config, timings_ms: dict[triton.Config, float]) -> None:
-    """Make ``config`` what Triton launches for ``key``, and leave on the kernel what vanilla tuning would."""
-    kernel.cache[key] = config
-    kernel.best_config = config
-    kernel.configs_timings = {each: [ms, ms, ms] for each, ms in timings_ms.items()}
-
-
-def evict(kernel: Any, key: tuple[Any, ...]) -> None:
-    """Make the next launch for ``key`` a miss."""
-    kernel.cache.pop(key, None)

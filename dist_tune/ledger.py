@@ -26,6 +26,8 @@ class Ledger:
         """Site -> candidate -> replays that time it."""
         self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
+        self._inner: dict[str, set[str]] = defaultdict(set)
+        """Function -> sites that are launched inside it."""
         self._schedules: dict[int, Replay] = {}
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
@@ -33,6 +35,10 @@ class Ledger:
     def add_run(self, site: str, candidate: int, replay: int) -> None:
         """A replay in which a site ran the candidate that it was to be timed with."""
         self._runs[site][candidate].add(replay)
+
+    def nest(self, function: str, site: str) -> None:
+        """Launches of a site are a part of a function's."""
+        self._inner[function].add(site)
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """One timed launch; a site may be launched several times in a replay."""
@@ -84,7 +90,8 @@ class Ledger:
         return Report(measured, all_failures, sorted(self._disturbed), has_new_sites)
 
     def _measured(self, site: str, candidate: int, agreed_ms: Times) -> Measured:
-        by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
+        launched = self._launches[site][candidate]
+        by_replay = {replay: self._own_ms(site, replay, each, agreed_ms) for replay, each in launched.items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
         replays = sorted(self._runs[site][candidate])
         closures = [self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in replays]
@@ -100,13 +107,28 @@ class Ledger:
             n_timed=len(by_replay),
         )
 
-    def _others_ms(self, site: str, replay: int, agreed_ms: Times) -> float:
-        """What other sites' candidates added to a replay, by the agreed times: more or less than the fastest of theirs."""
+    def _own_ms(self, site: str, replay: int, launches_ms: list[float], agreed_ms: Times) -> list[float]:
+        """Launches of one replay, less what candidates of sites inside them added: by this rank's times until there are agreed ones."""
+        inner = self._inner.get(site)
+        if not inner:
+            return launches_ms
+        known_ms = {each: agreed_ms.get(each) or self._launched_ms(each) for each in inner}
+        added_ms = self._others_ms(site, replay, known_ms) / len(launches_ms)
+        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # never nothing: times are positive
+
+    def _launched_ms(self, site: str) -> dict[int, float]:
+        """Candidate -> its launches in a replay on this rank."""
+        launched = self._launches.get(site, {}).items()
+        by_candidate = {candidate: [sum(each) for each in replays.values() if each] for candidate, replays in launched}
+        return {candidate: median(each) for candidate, each in by_candidate.items() if each}
+
+    def _others_ms(self, site: str, replay: int, known_ms: Times) -> float:
+        """What other sites' candidates added to a replay, by what is known of them: more or less than the fastest of theirs."""
         added_ms = 0.0
         for other, trial in self._schedules[replay].items():
-            known_ms = agreed_ms.get(other, {})
-            if other != site and trial.candidate in known_ms:
-                added_ms += known_ms[trial.candidate] - min(known_ms.values())
+            times_ms = known_ms.get(other, {})
+            if other != site and trial.candidate in times_ms:
+                added_ms += times_ms[trial.candidate] - min(times_ms.values())
         return added_ms
 
 

@@ -1,7 +1,8 @@
 """The account of a tuning: one file per rank that explains the choice alone, and a few lines on rank 0's terminal.
 
 Loguru does the writing, through a logger of its own: sinks that the user's program adds to loguru's global logger do not
-receive our lines, and ours do not receive the program's.
+receive our lines, and ours do not receive the program's. It is one logger for all tunings of the process, because adding a
+sink takes loguru 3 ms, as much as all else that a call with a known config does the first time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from functools import cache
+from typing import TYPE_CHECKING, TextIO, cast
 
 from loguru._logger import Core, Logger  # the public logger is one for the whole process
 
@@ -20,32 +22,68 @@ if TYPE_CHECKING:
     import loguru
 
 _FILE_FORMAT = "{time:HH:mm:ss.SSS} {level:<7} {message}"
-_PROGRESS_FORMAT = "dist_tune: {message}"
+
+
+class _Story:
+    """Where the lines of one tuning go."""
+
+    def __init__(self, file: TextIO | None, file_level: int, shown_level: int | None, *, shows_progress: bool) -> None:
+        self._file = file
+        self._file_level = file_level
+        self._shown_level = shown_level
+        self._shows_progress = shows_progress
+
+    def tell(self, line: str, record: loguru.Record) -> None:
+        """Write a line to the file, and show what is worth it."""
+        level = record["level"].no
+        if self._file is not None and level >= self._file_level:
+            self._file.write(line)
+            self._file.flush()  # the last line before a crash is the one that matters
+        is_progress = self._shows_progress and bool(record["extra"].get("progress"))
+        if is_progress or (self._shown_level is not None and level >= self._shown_level):
+            sys.stderr.write(f"dist_tune: {record['message']}\n")
+
+    def end(self) -> None:
+        """What is told later goes nowhere."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._shown_level, self._shows_progress = None, None, False
 
 
 @contextmanager
-def tuning_log(settings: Settings, rank: int, is_first: bool) -> Iterator[loguru.Logger]:
+def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: bool = False) -> Iterator[loguru.Logger]:
     """The logger of one tuning on this rank; its file is open meanwhile. ``is_first``: the rank that also shows progress.
 
-    A directory that cannot be written costs a warning and the log, not the tuning.
+    ``is_verbose``: it shows all that is worth a line in the file from level INFO on. A directory that cannot be written costs a
+    warning and the log, not the tuning.
     """
-    logger = cast("loguru.Logger", Logger(Core(), None, 0, False, False, False, False, True, [], {}))
+    level = settings.log_level.upper()
+    logger = _logger("TRACE" if level == "TRACE" else "DEBUG")
+    file: TextIO | None = None
     try:
+        settings.log_dir.mkdir(parents=True, exist_ok=True)
         # Append: a second tuning, or a second run, adds to the story and does not erase the first.
-        logger.add(settings.log_dir / f"rank-{rank}.log", format=_FILE_FORMAT, level=settings.log_level.upper(), mode="a", catch=True)
+        file = (settings.log_dir / f"rank-{rank}.log").open("a", encoding="utf-8")
     except OSError as error:
         warnings.warn(f"dist_tune keeps no log: {settings.log_dir} cannot be written ({error})", stacklevel=4)
-    if is_first and settings.progress:
-        logger.add(_to_stderr, format=_PROGRESS_FORMAT, level="DEBUG", filter=_is_progress, catch=True)
+    shown_level = logger.level("INFO").no if is_first and is_verbose else None
+    story = _Story(file, logger.level(level).no, shown_level, shows_progress=is_first and settings.progress)
     try:
-        yield logger
+        yield logger.bind(story=story)
     finally:
-        logger.remove()
+        story.end()
 
 
-def _to_stderr(message: str) -> None:
-    sys.stderr.write(message)
+@cache
+def _logger(least_level: str) -> loguru.Logger:
+    """The logger for tunings that write lines from this level on: lines below it cost nothing."""
+    logger = cast("loguru.Logger", Logger(Core(), None, 0, False, False, False, False, True, [], {}))
+    logger.add(_tell, format=_FILE_FORMAT, level=least_level, catch=True)
+    return logger
 
 
-def _is_progress(record: loguru.Record) -> bool:
-    return bool(record["extra"].get("progress"))
+def _tell(message: loguru.Message) -> None:
+    message.record["extra"]["story"].tell(str(message), message.record)
+
+
+_logger("DEBUG")  # at import, where nobody waits for it; it opens nothing

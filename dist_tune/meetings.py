@@ -25,7 +25,8 @@ _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
 _POLLS_PER_S = 2000.0
 """Of all ranks together, when they have waited for long: what a small group need not save costs it time."""
-_NEVER_MET = "nothing yet"
+_NEVER_MET = "- nothing yet"
+"""Instead of a time and what was done then."""
 _FAILED = "failed: "
 """How the topic of a rank begins that comes to a meeting with an error which is only a consequence."""
 
@@ -72,12 +73,13 @@ class Meetings:
                 life = self._root.add(f"lives/{self.rank}", 1)
                 self._store, self._has_begun = dist.PrefixStore(f"{life}", self._root), True
             verdict = None
-            while self._store.check([f"{self._epoch}/verdict"]):
+            # What comes after may be about calls that this rank has yet to make.
+            while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 passed = self._read_verdict()
                 # What ended a call that this rank made without meeting anybody is no business of this one.
                 if passed["state"] != "waived" and passed["call"] == self._call:
                     verdict = passed
-            if verdict is not None and not self._store.check([f"{self._epoch}/count"]):
+            if verdict is not None and not self._is_awaited():
                 raise self._error(verdict)
 
     def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
@@ -153,6 +155,11 @@ class Meetings:
         verdict = self._read_verdict()
         if verdict.get("message") != mine["message"]:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
+
+    def _is_awaited(self) -> bool:
+        """Whether a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
+        parts = [f"{self._epoch}/parts/{rank}" for rank in self.members]
+        return any(json.loads(self._store.get(part))[0] == self._closure for part in parts if self._store.check([part]))
 
     def _attend(self, topic: str, part: str, reduce: Reduce, is_optional: bool = False) -> dict[str, Any]:
         """Bring a part, take the verdict away. The last to come writes it."""

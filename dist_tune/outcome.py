@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dist_tune.choice import Verdict
 from dist_tune.plan import Standing
-from dist_tune.records import CandidateRecord, Seconds, TuningRecord, environment
-from dist_tune.sites import Site
+from dist_tune.records import CandidateRecord, Environment, Seconds, TuningRecord
+from dist_tune.site import Site
 from dist_tune.space import config_fields
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def make_record(
     closure: str, label: str, texts: list[str], site: Site | None, standings: Sequence[Standing], winner: int,
-    *, verdict: Verdict | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], world_size: int,
+    *, verdict: Verdict | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], where: Environment,
 ) -> TuningRecord:  # fmt: skip
     """The record of one site; ``site`` is None on a rank that never met it and knows only what the others told."""
     candidates = []
@@ -48,6 +48,7 @@ def make_record(
         closure=closure,
         kernel=site.kernel if site is not None else label.partition("[")[0],
         key=site.key if site is not None else "[" + label.partition("[")[2],
+        source=site.source if site is not None else "",
         winner=winner,
         candidates=candidates,
         n_replays=n_replays,
@@ -55,7 +56,7 @@ def make_record(
         seconds=seconds.total,
         spent=seconds,
         meeting_seconds=meeting_seconds,
-        environment=environment(world_size),
+        environment=where,
     )
 
 

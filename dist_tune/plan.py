@@ -48,6 +48,8 @@ class Trial:
 
     candidate: int
     is_timed: bool
+    is_checked: bool = False
+    """Whether what it returns is compared with what it should, where that is known."""
 
 
 Replay = Mapping[str, Trial]
@@ -62,6 +64,16 @@ class Tally:
     """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
     failures: dict[str, dict[int, str]] = field(default_factory=dict)
     """Site -> candidate -> "rank r: why"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier tunings of a site found, with other lists of candidates in the same environment. Equal on all ranks."""
+
+    agreed: dict[int, Agreed] = field(default_factory=dict)
+    """Of those that are candidates now as well."""
+    winner: int | None = None
+    """Of the latest one; None if it is no candidate now."""
 
 
 @dataclass(frozen=True, slots=True)

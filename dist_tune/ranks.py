@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -165,7 +165,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
     if group is None:
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group given to contextual_autotune; only its members may call the closure")
+        raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
     with _groups_lock:
         for key, (known, _) in list(_groups.items()):
             if known not in c10d._world.pg_map:  # destroyed since
@@ -175,3 +175,12 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
         ranks = _groups[id(group)][1]
     ranks.deadline_s = deadline_s
     return ranks
+
+
+def n_collectives() -> int:
+    """Collectives that this process has issued on all groups so far, as far as their backends count them."""
+    count = 0
+    for group in c10d._world.pg_map:
+        with suppress(RuntimeError):  # a backend that does not count
+            count += group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # missing in torch's stubs
+    return count

@@ -1,55 +1,89 @@
-"""What is kept of a finished tuning.
+"""What is kept of a finished tuning, and the key under which it is found again.
 
-pydantic models, because records leave the process: into the log today, into the cache and reports built on them. They
-hold plain values only, never a live config, tensor or kernel.
+pydantic models, because records leave the process: into the log, the cache and reports built on them. They hold plain
+values only, never a live config, tensor or kernel, and nothing in them is ever evaluated: a config is found again by its
+description among those of the program that asks.
 """
 
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+import sys
+from datetime import UTC, datetime
+from typing import Annotated, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 2
+from dist_tune.space import digest, triton_version
+
+SCHEMA_VERSION = 3
+Scalar = bool | int | float | str | None
+Milliseconds = Annotated[float, Field(ge=0)]
+# Records come back from files that anybody may have written: no NaN, nothing unknown.
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Environment(BaseModel):
     """Where a tuning ran."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _STRICT
 
     device: str
     """Name of the GPU, or of the processor."""
+    device_count: int
+    """GPUs that a process sees."""
     world_size: int
     """Ranks that decided together."""
+    ranks_per_host: int
+    """How many of them share a machine."""
     python: str
     torch: str
     triton: str
     cuda: str | None
 
 
+HARDWARE = ("device", "device_count", "world_size", "ranks_per_host")
+"""Fields of an ``Environment`` without which times mean nothing."""
+SOFTWARE = ("python", "torch", "triton", "cuda")
+"""Fields that a user may choose to overlook."""
+
+
+class CacheKey(BaseModel):
+    """What must be equal for a record to be used again."""
+
+    model_config = _STRICT
+
+    name: str
+    """Of the kernel or function, with its module."""
+    source: str
+    """Digest of its code and of all it calls."""
+    key: str
+    """Tuning key: sizes, dtypes."""
+    candidates: str
+    """Digest of the described candidates, in order."""
+    environment: Environment
+
+
 class CandidateRecord(BaseModel):
     """What came of one candidate. Times are milliseconds."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _STRICT
 
     index: int
     config: str
     """On one line, as in the log."""
-    fields: dict[str, Any]
+    fields: dict[str, Scalar]
     """The same as values: the kernel's constants, ``num_warps``, ``num_stages``, ..."""
-    latency_ms: float | None = None
+    latency_ms: Milliseconds | None = None
     """Agreed time: MAX over ranks of the median launch. None if it was not measured on all ranks."""
-    spread_ms: float | None = None
+    spread_ms: Milliseconds | None = None
     """Median distance of the slowest rank's launches from their median."""
     closure_ms: float | None = None
     """MAX over ranks of the median replay in which it ran, less what other sites' candidates added to it."""
     n_replays: int = 0
     """Replays it was timed in, on the rank with the fewest."""
-    rank_latencies_ms: dict[int, float] = {}
+    rank_latencies_ms: dict[int, Milliseconds] = {}
     """Global rank -> its median launch; of more than 16 ranks the slowest and the fastest."""
     failure: str | None = None
     """Why it was dropped, and on which rank."""
@@ -62,6 +96,8 @@ class CandidateRecord(BaseModel):
 
 class Seconds(BaseModel):
     """Where the time of a tuning went on this rank."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     total: float = 0.0
     discover: float = 0.0
@@ -80,12 +116,16 @@ class Seconds(BaseModel):
 class TuningRecord(BaseModel):
     """One finished tuning of one site."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _STRICT
 
     schema_version: int = SCHEMA_VERSION
     closure: str
+    """What was replayed: the function that was called."""
     kernel: str
+    """What was tuned: the kernel or function, with its module."""
     key: str
+    source: str
+    """Digest of its code and of all it calls; empty on a rank that never met the site."""
     winner: int
     """Index into ``candidates``."""
     candidates: list[CandidateRecord]
@@ -99,28 +139,53 @@ class TuningRecord(BaseModel):
     meeting_seconds: list[float] = []
     """What each meeting took this rank; on the last rank to come it was for agreement alone, on others for waiting, too."""
     environment: Environment
+    tuned_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    """When the tuning ended."""
+    is_recalled: bool = Field(default=False, exclude=True)
+    """Whether this call found it in the cache. Not kept."""
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"schema {self.schema_version}, this is schema {SCHEMA_VERSION}")
+        if [each.index for each in self.candidates] != list(range(len(self.candidates))):
+            raise ValueError("candidates are not in order")
+        if not 0 <= self.winner < len(self.candidates) or self.best.failure is not None:
+            raise ValueError(f"winner {self.winner} is no candidate that runs")
+        return self
 
     @property
     def best(self) -> CandidateRecord:
         """The winner."""
         return self.candidates[self.winner]
 
+    @property
+    def cache_key(self) -> CacheKey:
+        """Under what it is kept."""
+        described = digest([each.config for each in self.candidates])
+        return CacheKey(name=self.kernel, source=self.source, key=self.key, candidates=described, environment=self.environment)
 
-def environment(world_size: int) -> Environment:
+    @property
+    def n_samples(self) -> int:
+        """Timed replays of all candidates: of two records of one key, the one with more of them is measured better."""
+        return sum(each.n_replays for each in self.candidates)
+
+
+def environment(world_size: int, ranks_per_host: int) -> Environment:
     """The environment of this process."""
-    on_gpu = torch.cuda.is_available()
+    device, device_count = _device()
     return Environment(
-        device=torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        device=device,
+        device_count=device_count,
         world_size=world_size,
-        python=platform.python_version(),
+        ranks_per_host=ranks_per_host,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",  # the digest of a source is of its bytecode
         torch=torch.__version__,
-        triton=_version("triton"),
+        triton=triton_version(),
         cuda=torch.version.cuda,
     )
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a build used from its source tree
-        return "unknown"
+def _device() -> tuple[str, int]:
+    on_gpu = torch.cuda.is_available()
+    return (torch.cuda.get_device_name(), torch.cuda.device_count()) if on_gpu else (platform.machine(), 0)

@@ -45,7 +45,8 @@ class Replayer:
     """The replays of one tuning."""
 
     def __init__(self, ranks: Ranks, sites: Sites, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
-        self.n_replays = 1  # the caller made the first
+        self.n_replays = 0
+        """Runs of the closure so far; the caller says so if it has made the first."""
         self._ranks = ranks
         self._sites = sites
         self._clock = clock
@@ -56,7 +57,7 @@ class Replayer:
 
     def restart(self) -> None:
         """Call the user's ``reset``: before each replay but the first."""
-        if self._reset is not None:
+        if self._reset is not None and self.n_replays > 0:
             self._reset()
 
     def run(

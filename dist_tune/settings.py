@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -25,3 +25,13 @@ class Settings(BaseSettings):
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
     progress: bool = Field(default=True, validation_alias="DIST_TUNE_PROGRESS")
     """Whether rank 0 says on stderr what is being tuned and what won."""
+    cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
+    """Where records of finished tunings are kept."""
+    always_tune: bool = Field(default=False, validation_alias=AliasChoices("DIST_TUNE_ALWAYS_TUNE", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"))
+    """Whether to tune although there is a record; the new one takes its place."""
+    version_check: bool = Field(
+        default=True, validation_alias=AliasChoices("DIST_TUNE_VERSION_CHECK", "TRITON_DIST_AUTOTUNE_VERSION_CHECK")
+    )
+    """Whether a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
+    require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
+    """Whether a miss is an error and not a tuning: for jobs that must not spend time, or not choose."""

@@ -1,18 +1,22 @@
 """Candidates: the configs of a site, without repeats, in an order that is an identity.
 
-Knows ``triton.Config`` as a value and nothing of how Triton tunes. The index of a candidate is what ranks compare and
-reduce over, so two ranks must hold equal lists; ``describe`` is the form in which lists are compared and logged.
+Knows ``triton.Config`` as a value and nothing of how Triton tunes. A config is one of these, or a mapping of any values by
+the names of a function's keyword arguments. The index of a candidate is what ranks compare and reduce over, so two ranks
+must hold equal lists; ``describe`` is the form in which lists are compared, logged and kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import triton
 
+FunctionConfig = dict[str, Any]
+"""Values by the names of a function's keyword arguments."""
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -22,11 +26,17 @@ def stable_repr(value: object) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def config_fields(config: triton.Config) -> dict[str, Any]:
-    """All that tells one config from another, as plain values.
+def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
+    """All that tells one config from another, as plain values; a mapping's as "name.field" where it holds a ``triton.Config``.
 
     ``str(Config)`` leaves out ``pre_hook``, and ``ir_override`` before Triton 3.9.
     """
+    if isinstance(config, Mapping):
+        plain: dict[str, Any] = {}
+        for name, value in config.items():
+            inner = config_fields(value) if isinstance(value, triton.Config) else None
+            plain |= {name: _plain(value)} if inner is None else {f"{name}.{field}": each for field, each in inner.items()}
+        return plain
     fields: dict[str, Any] = {name: _plain(value) for name, value in config.kwargs.items()}
     fields |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
     for name, default in (("num_ctas", 1), ("maxnreg", None), ("ir_override", None)):
@@ -39,8 +49,10 @@ def config_fields(config: triton.Config) -> dict[str, Any]:
     return fields
 
 
-def describe(config: triton.Config) -> str:
+def describe(config: triton.Config | Mapping[str, Any]) -> str:
     """A config on one line, "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3", the same on every rank."""
+    if isinstance(config, Mapping):
+        return " ".join(f"{name}={_describe_value(value)}" for name, value in config.items())
     fields = config_fields(config)
     hook = fields.pop("pre_hook", None)
     return " ".join([f"{name}={value!r}" for name, value in fields.items()] + ([f"pre_hook={hook}"] if hook else []))
@@ -54,9 +66,134 @@ def unique(configs: Iterable[triton.Config]) -> list[triton.Config]:
     return list(seen.values())
 
 
+def triton_version() -> str:
+    """The version of the Triton that is imported."""
+    return str(triton.__version__)
+
+
 def digest(texts: Sequence[str]) -> str:
     """Short identity of a list of described configs."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def as_configs(config_space: Any, function: Callable[..., Any]) -> list[FunctionConfig]:
+    """A config space as mappings: a value that is none goes to the parameter ``config``, or to the one annotated ``triton.Config``.
+
+    Raises:
+        TypeError: a value has no parameter to go to, or a name is no parameter of the function.
+        ValueError: the space is empty.
+    """
+    configs = [dict(each) if isinstance(each, Mapping) else {_config_parameter(function, each): each} for each in config_space]
+    if not configs:
+        raise ValueError("config_space is empty: autotune needs at least one config")
+    parameters = _parameters(function)
+    if parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        keywords = {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        for config in configs:
+            if unknown := [name for name in config if name not in keywords]:
+                raise TypeError(f"{function!r} takes no keyword {unknown[0]!r}; a config in config_space has it: {config}")
+    return configs
+
+
+def distinct(configs: Sequence[FunctionConfig]) -> tuple[list[FunctionConfig], list[str]]:
+    """The configs without repeats, and their descriptions; those that read alike and are not equal are numbered."""
+    alike: dict[str, list[FunctionConfig]] = {}
+    kept, texts = [], []
+    for config in configs:
+        text = describe(config)
+        others = alike.setdefault(text, [])
+        if any(_is_equal(config, other) for other in others):
+            continue
+        others.append(config)
+        kept.append(config)
+        texts.append(text if len(others) == 1 else f"{text} (#{len(others)})")
+    return kept, texts
+
+
+def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
+    """The functions among the values of configs, and the hooks of each ``triton.Config``: without repeats, in their order."""
+    values = [value for config in configs for value in config.values()]
+    hooks = [value.pre_hook for value in values if isinstance(value, triton.Config)]
+    return list({id(each): each for each in [*values, *hooks] if callable(each)}.values())
+
+
+def _is_equal(a: FunctionConfig, b: FunctionConfig) -> bool:
+    try:
+        return all(a[name] is b[name] or _same(a[name], b[name]) for name in a)
+    except Exception:  # noqa: BLE001  # whatever a comparison of the user's values raises: they are not known to be equal
+        return False
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, triton.Config) and isinstance(b, triton.Config):
+        return a.pre_hook is b.pre_hook  # all else is in their description, which is the same
+    return bool(a == b)
+
+
+def _config_parameter(function: Callable[..., Any], value: object) -> str:
+    parameters = _parameters(function)
+    annotated = [name for name, each in parameters.items() if each.annotation in (triton.Config, "triton.Config", "Config")]
+    if "config" in parameters:
+        return "config"
+    if isinstance(value, triton.Config) and len(annotated) == 1:
+        return annotated[0]
+    raise TypeError(
+        f"config_space holds {value!r}, and {function!r} has no parameter named config: write configs as mappings, {{'parameter': value}}"
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin
+        return {}
+
+
+class ConfigView(Mapping[str, Any]):
+    """A function's config as its ``prune_fn`` sees it: by keyword, and by the fields of the ``triton.Config`` in it.
+
+    ``view["gemm_config"]`` is a ``triton.Config`` that can be indexed, too; ``view["BLOCK_SIZE_M"]`` and what else a config has, as
+    ``view.num_stages`` and ``view.kwargs``, are those of the first one.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._values = {name: _indexable(value) if isinstance(value, triton.Config) else value for name, value in config.items()}
+        self._inner = next((value for value in self._values.values() if isinstance(value, triton.Config)), None)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._values or self._inner is None:
+            return self._values[name]
+        return self._inner[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._inner is None:
+            raise AttributeError(f"this config has no {name}; it has {list(self._values)}")
+        return getattr(self._inner, name)
+
+
+class _IndexableConfig(triton.Config):  # type: ignore[misc]  # untyped
+    def __getitem__(self, name: str) -> Any:
+        return self.all_kwargs()[name]
+
+
+def _indexable(config: triton.Config) -> triton.Config:
+    copy = object.__new__(_IndexableConfig)
+    copy.__dict__.update(config.__dict__)
+    return copy
+
+
+def _describe_value(value: object) -> str:
+    if isinstance(value, triton.Config):
+        return f"({describe(value)})"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return stable_repr(value)
 
 
 def _plain(value: object) -> Any:

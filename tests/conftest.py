@@ -1,6 +1,8 @@
 """What every test starts from: no settings left over from the shell, and no silent skip of a distributed test."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
 from importlib.metadata import version
 
@@ -13,6 +15,19 @@ LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MAS
 def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
+    # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
+    os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["DIST_TUNE_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Generator[None]:
+    yield
+    # Triton's knobs write what is set, and put back, into the environment, where the processes of later tests would find it.
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 def pytest_report_header() -> str:

@@ -13,6 +13,7 @@ AG_GEMM = str(ROOT / "kernels/ag_gemm.py")
 
 def run(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment["DIST_TUNE_CACHE_DIR"] = str(cwd / "cache")
     return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
 
 
@@ -20,16 +21,18 @@ def on_two_ranks(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return run(cwd, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str) -> None:
-    """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN."""
-    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype)
+@pytest.mark.parametrize(("dtype", "shapes"), [("bf16", ()), ("fp16", ("--shape", "140,70,45"))])
+def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str, shapes: tuple[str, ...]) -> None:
+    """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN; fixed and tuned, step and function."""
+    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype, *shapes)
     assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = [line for line in done.stdout.splitlines() if "relative error" in line]
-    assert len(verdicts) == 6
-    assert all(" ok " in line for line in verdicts)
+    verdicts = [line.split(" ok ") for line in done.stdout.splitlines() if "relative error" in line]
+    ways = [way.split()[0].strip(",") + (", tuned" if "tuned" in way else "") for _, way in verdicts]
+    assert ways == ["step", "function", "step", "function", "step, tuned", "function, tuned"] * (1 if shapes else 3)
+    assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "sabotage", ["ag.multiply_shards = lambda *args: None", "gather.dist.all_gather_into_tensor = lambda *a, **k: None"]
 )
@@ -39,32 +42,111 @@ def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str
     script.write_text(
         "import os, sys, torch\n"
         "os.environ['TRITON_INTERPRET'] = '1'\n"
-        "import kernels.ag_gemm as ag, kernels.gather as gather\n"
+        "import kernels.ag_gemm as ag, kernels.ag_gemm_cases as cases, kernels.gather as gather\n"
         "gathering = ag.dist.all_gather_into_tensor\n"
         f"{sabotage}\n"
-        "def relative_error(c, a, b, true_error=ag.relative_error):\n"
-        "    ag.dist.all_gather_into_tensor = gathering  # the reference needs it\n"
-        "    return true_error(c, a, b)\n"
-        "ag.relative_error = relative_error\n"
-        "code = ag.main()\n"
+        "def product(a, b, true_product=cases.product):\n"
+        "    sabotaged, ag.dist.all_gather_into_tensor = ag.dist.all_gather_into_tensor, gathering  # the reference needs it\n"
+        "    try: return true_product(a, b)\n"
+        "    finally: ag.dist.all_gather_into_tensor = sabotaged\n"
+        "cases.product = product\n"
+        "code = cases.main()\n"
         "open('exit-' + os.environ['RANK'], 'w').write(str(code))\n"
         "sys.exit(code)\n"
     )
     done = on_two_ranks(tmp_path, str(script), "--case", "check", "--shape", "64,64,64")
     assert done.returncode != 0
-    assert "FAILED, the limit is" in done.stdout
+    # A tuned function is not even left with a wrong config: none was right while it was tuned.
+    assert done.stdout.count("FAILED, the limit is") == 6
+    assert "NoValidConfigError" not in done.stdout
+    assert done.stdout.count("none of its 8 configs runs on all ranks") == 1
+    assert "the result is wrong" in done.stdout
     assert [(tmp_path / f"exit-{rank}").read_text() for rank in range(2)] == ["1", "1"]
 
 
 def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
     """`--case tune` on two CPU ranks shows every config, the winner, and where the logs are."""
-    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "tune", "--shape", "128,128,128")
+    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "tune", "--shape", "64,64,64")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same on all 2 ranks: True" in done.stdout
     assert done.stdout.count("SPLIT_STORE=") >= 8
+    assert "from the cache, " not in done.stdout
     assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == ["rank-0.log", "rank-1.log"]
 
 
+@pytest.mark.once
+def test_a_second_run_takes_the_functions_winner_from_the_cache_and_says_so(tmp_path: Path) -> None:
+    """The same winner, when it was tuned and how to do it again; the function has its module's name also where its file is the program."""
+    arguments = (AG_GEMM, "--case", "tune", "--tuner", "function", "--shape", "2,16,8")
+    first, second = (on_two_ranks(tmp_path, *arguments) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    winners = [line for done in (first, second) for line in done.stdout.splitlines() if line.startswith("winner: gemm_config=(BLOCK_M=")]
+    assert len(winners) == 2
+    assert len(set(winners)) == 1
+    assert "replays, " in first.stdout
+    assert "from the cache, tuned 20" not in first.stdout
+    assert "from the cache, tuned 20" in second.stdout
+    assert "DIST_TUNE_ALWAYS_TUNE=1 tunes anew" in second.stdout
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kernels.ag_gemm.ag_gemm"]
+
+
+@pytest.mark.once
+def test_the_function_gets_its_context_as_it_is_and_a_wrong_result_on_one_rank_drops_the_config(tmp_path: Path) -> None:
+    """Every run has the caller's context and output; the reference gathers on all ranks, though rank 1 alone finds an error."""
+    script = tmp_path / "function.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "import kernels.ag_gemm as ag, kernels.ag_gemm_cases as cases\n"
+        "from dist_tune import autotune, matches\n"
+        "cases.join_ranks()\n"
+        "seen, ctx = [], ag.AllGatherGemm()\n"
+        "def function(a, b, ctx, gemm_config, out=None):\n"
+        "    seen.append((ctx, out))\n"
+        "    c = ag.ag_gemm.__wrapped__(a, b, ctx, gemm_config, out)\n"
+        "    if gemm_config.kwargs['BLOCK_N'] == 64 and dist.get_rank() == 1: c[3, 5] += 1\n"
+        "    return c\n"
+        "tune = autotune(ag.config_space()[:3], ag.key_fn, check=matches(cases.expected), n_warmup=0, n_repeat=1, cache=False)\n"
+        "a, b = ag.random_operands((4, 16, 8), torch.bfloat16, torch.device('cpu'))\n"
+        "tuned, out = tune(function), torch.full((4, 8), float('nan'), dtype=a.dtype)\n"
+        "is_out = tuned(a, b, ctx, out=out) is out and all(each == (ctx, out) for each in seen)\n"
+        "failures = [each.failure for each in tuned.records[0].candidates]\n"
+        "found = [None, None]\n"
+        "dist.all_gather_object(found, (is_out, failures[:2], failures[2][:70], cases.relative_error(out, a, b) < 0.008))\n"
+        "found.append(len(ag.ag_gemm_kernel.cache))  # of configs that were chosen for it, and not given to it\n"
+        "if dist.get_rank() == 0: print(*found, sep='\\n')\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = on_two_ranks(tmp_path, str(script))
+    assert done.returncode == 0, done.stderr
+    _, *found, n_chosen = done.stdout.splitlines()
+    assert (len(set(found)), n_chosen) == (1, "0")
+    assert found[0].startswith("(True, [None, None], 'rank 1: the result is wrong: wrong by ")
+    assert found[0].endswith(", True)")
+
+
+def test_a_change_of_the_kernel_or_of_what_calls_it_makes_another_function(tmp_path: Path) -> None:
+    """Records of the function count only for the step, the kernel and the helpers that they were made with."""
+    script = tmp_path / "changes.py"
+    script.write_text(
+        "import kernels.ag_gemm as ag, kernels.shard_gemm as shard\n"
+        "from dist_tune.source import fingerprint\n"
+        "def another(*args): return args\n"
+        "def changed(owner, name, value=another):\n"
+        "    before = getattr(owner, name)\n"
+        "    setattr(owner, name, value)\n"
+        "    try: return fingerprint(ag.ag_gemm.__wrapped__)\n"
+        "    finally: setattr(owner, name, before)\n"
+        "changes = [(ag.AllGatherGemm, '__call__'), (ag, 'loadable'), (ag, 'multiply_shards'), (shard, 'set_block_shapes')]\n"
+        "changes.append((shard, '_tile_block', shard._wait_for))\n"
+        "print(len({fingerprint(ag.ag_gemm.__wrapped__), *(changed(*change) for change in changes)}) - len(changes))\n"
+        "print(changed(ag, 'parse_shape') == fingerprint(ag.ag_gemm.__wrapped__))\n"
+    )
+    done = run(tmp_path, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1", "True"]
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("--shape", "63,64,64"), "must be multiples of the 2 ranks"), (("--case", "perf"), "needs GPUs")],
@@ -76,6 +158,7 @@ def test_what_cannot_run_says_why(tmp_path: Path, arguments: tuple[str, ...], me
     assert message in done.stderr
 
 
+@pytest.mark.once
 def test_without_torchrun_it_says_how_to_start(tmp_path: Path) -> None:
     """A plain `python kernels/ag_gemm.py` names the two commands that work."""
     done = run(tmp_path, AG_GEMM)
@@ -83,6 +166,7 @@ def test_without_torchrun_it_says_how_to_start(tmp_path: Path) -> None:
     assert "torchrun --nproc_per_node=2 kernels/ag_gemm.py" in done.stderr
 
 
+@pytest.mark.once
 def test_operands_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
     """Mixed dtypes, shapes that do not fit, an output of the wrong shape: a ValueError with what was given."""
     script = tmp_path / "operands.py"
@@ -105,6 +189,9 @@ def test_operands_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
         "odd, shifted, turned = half(3, 5), half(25)[1:].view(3, 8), half(8, 8).T\n"
         "print([(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in map(loadable, (odd, shifted, turned))])\n"
         "print(step(odd, odd).tolist() == [[5.0] * 3] * 3)\n"
+        "import os\n"
+        "dist.get_process_group_ranks, os.environ['LOCAL_WORLD_SIZE'] = (lambda group: [1, 2, 3, 4, 5]), '3'\n"
+        "print(AllGatherGemm().n_ranks, AllGatherGemm().n_local_ranks)  # as on ranks 3 to 5, which share a machine\n"
     )
     done = run(tmp_path, str(script))
     assert done.returncode == 0, done.stderr
@@ -116,6 +203,7 @@ def test_operands_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
         "need out as contiguous [4, 4] torch.bfloat16 on cpu; got [4, 5] torch.bfloat16",
         "[((3, 8), True, 0), ((3, 8), True, 0), ((8, 8), True, 0)]",
         "True",
+        "1 3",
     ]
 
 
@@ -150,6 +238,7 @@ def test_the_kernel_compiles_for_hopper(tmp_path: Path) -> None:
         assert all(what in ptx for what in ("acquire", "fence.proxy.async;", "cp.async.bulk.tensor.2d.shared", "wgmma.mma_async"))
 
 
+@pytest.mark.once
 def test_a_failing_driver_call_names_the_function() -> None:
     """One function of the driver queues words of one value, another copies; either raises with its name and the error's number."""
     script = (

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.ballots import Roll, RollCall, roll
+from dist_tune.ballots import Recalled, Roll, RollCall, roll
+from dist_tune.choice import Agreed
+from dist_tune.plan import Known
+from dist_tune.recall import Ticket
 from dist_tune.shares import KEY_CHARS, Bench, Keyset
 from dist_tune.space import digest
+
+pytestmark = pytest.mark.once
 
 BENCH = Bench("h", 0, 1)
 text = st.text(max_size=8)
 benches = st.builds(Bench, text, st.integers(0, 9), st.integers(1, 9))
 texts = st.dictionaries(text, text, max_size=3)
 lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)
-calls = st.builds(RollCall, benches, texts, lists, texts, texts, st.booleans())
+tickets = st.dictionaries(text, st.builds(Ticket, text, text, text, st.booleans()), max_size=3)
+ms = st.floats(0.0, 1e6)
+agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(lambda ranks_ms: Agreed(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms))
+known = st.builds(Known, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
+calls = st.builds(
+    RollCall,
+    benches,
+    texts,
+    lists,
+    texts,
+    texts,
+    st.booleans(),
+    text,
+    tickets,
+    st.dictionaries(text, known, max_size=2),
+    st.dictionaries(text, st.integers(1, 2), max_size=2),
+)
 
 
+@settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=3))
 def test_roll_calls_travel_as_json(told: list[RollCall]):
     """And so does what follows from them, with ranks as ints."""
@@ -106,3 +128,113 @@ def test_ranks_with_equal_keys_are_one_keyset():
             Keyset("i", "", [2, 3], [0, 1], 2),
         ]
     }
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------------
+
+
+def told(*tickets: Ticket | None, folders: str = "") -> Roll:
+    """Ranks 0, 2, 4, ... of which each says this of site "s"; None: it has not met it. A folder a letter; a blank: no cache."""
+    calls = {}
+    for n, ticket in enumerate(tickets):
+        of_site = {} if ticket is None else {"s": ticket}
+        calls[2 * n] = RollCall(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), tickets=of_site)
+    return roll(calls)
+
+
+HAS_A, HAS_B, LACKS = Ticket("key", "A"), Ticket("key", "B"), Ticket("key")
+OTHER_A, OTHER_B, OTHER_LACKS = Ticket("other", "A"), Ticket("other", "B"), Ticket("other")
+SHALL_TUNE, SWITCHED_OFF, BROKEN = Ticket("key", is_open=False), Ticket("", is_open=False), Ticket("key", "A", is_open=False)
+
+
+@pytest.mark.parametrize(
+    ("tickets", "recalled"),
+    [
+        ([HAS_A, HAS_A], Recalled("A", 0, [])),
+        ([HAS_A, LACKS, LACKS], Recalled("A", 0, [2, 4])),
+        ([LACKS, HAS_A, LACKS], Recalled("A", 2, [0, 4])),
+        ([HAS_A, HAS_B], Recalled("A", 0, [2])),  # two jobs have tuned at once
+        ([LACKS, HAS_B, HAS_A], Recalled("B", 2, [0, 4])),
+        ([HAS_A, OTHER_A], Recalled("A", 0, [])),  # two GPUs, and each has come to the same
+        ([OTHER_A, HAS_A, LACKS], None),
+        ([HAS_A, LACKS, OTHER_A], Recalled("A", 0, [2])),
+        ([None, HAS_A], Recalled("A", 2, [0])),  # who has not met the site gets the record, too
+    ],
+)
+def test_a_hit_on_all_ranks(tickets: list[Ticket | None], recalled: Recalled | None):
+    """The first record that a rank has, where all have the same key or the same winner."""
+    got = told(*tickets)
+    assert got.recalled == ({"s": recalled} if recalled is not None else {})
+    assert got.refused == ([] if recalled is not None else ["s"])
+
+
+@pytest.mark.parametrize(
+    ("tickets", "refused"),
+    [
+        ([HAS_A, OTHER_B], True),
+        ([HAS_A, OTHER_LACKS], True),
+        ([HAS_A, SHALL_TUNE], True),
+        ([SWITCHED_OFF, HAS_A], True),
+        ([HAS_A, BROKEN], True),
+        ([BROKEN, BROKEN], True),
+        ([LACKS, LACKS], False),
+        ([SHALL_TUNE, LACKS, SWITCHED_OFF], False),
+        ([SWITCHED_OFF, SWITCHED_OFF], False),
+    ],
+)
+def test_a_hit_on_none(tickets: list[Ticket | None], refused: bool):
+    """A rank of another key without that winner, one that shall tune, one on which it does not run; those who have a record drop it."""
+    got = told(*tickets)
+    assert (got.recalled, got.refused) == ({}, ["s"] if refused else [])
+
+
+def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it():
+    """Not where another rank has it; of several sites the first by name."""
+    miss = Ticket("key", miss="Why.")
+    assert told(miss, HAS_A).missed == ""
+    assert told(None, LACKS, miss, miss).missed == "site s, rank 4: Why."
+    assert told(HAS_A, Ticket("other", miss="Why.")).missed == "site s, rank 2: Why."
+    sites = {site: digest([]) for site in "ts"}
+    assert roll({0: RollCall(BENCH, sites, tickets=dict.fromkeys(sites, miss))}).missed.startswith("site s")
+
+
+@pytest.mark.parametrize(
+    ("tickets", "folders", "keepers"),
+    [
+        ([LACKS, LACKS, LACKS], "xxy", [0, 4]),
+        ([LACKS, OTHER_LACKS, LACKS], "xxx", [0, 2]),
+        ([SHALL_TUNE, Ticket("other", is_open=False)], "xx", [0, 2]),
+        ([SWITCHED_OFF, LACKS], " x", [2]),
+        ([None, LACKS], "xx", [2]),
+    ],
+)
+def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[Ticket | None], folders: str, keepers: list[int]):
+    """Those that have not met the site do not know its key."""
+    assert told(*tickets, folders=folders).keepers == {"s": keepers}
+
+
+def test_what_is_known_is_what_the_first_rank_knows():
+    """A later rank's counts for sites that the first has not met."""
+    one, other = (Known({0: Agreed(ms, 1.0)}, 0) for ms in (1.0, 2.0))
+    got = roll({0: RollCall(BENCH, known={"s": one}), 1: RollCall(BENCH, known={"s": other, "t": other})})
+    assert got.known == {"s": one, "t": other}
+
+
+def test_a_recalled_site_is_not_rehearsed():
+    """Others whose candidates cannot be compiled ahead are."""
+    sites = {"s": digest([]), "t": digest([])}
+    got = roll({0: RollCall(BENCH, sites, tickets={"s": HAS_A, "t": LACKS}, rehearsed={"s": 1, "t": 2})})
+    assert (list(got.recalled), got.rehearsed) == (["s"], {"t": 2})
+
+
+@pytest.mark.parametrize(
+    ("sites", "watched", "expected"),
+    [("ss", "nn", True), ("ss", "yn", False), ("sn", "nn", False), ("nn", "nn", False), ("sn", "yy", True)],
+)
+def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
+    """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
+    calls = {
+        rank: RollCall(BENCH, {"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
+        for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
+    }
+    assert roll(calls).is_watched is expected

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from dist_tune.choice import Agreed, Objective, Policy, judge, kept
 
+pytestmark = pytest.mark.once
+
 TIE = 0.005
 
 

@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_tune.choice import Agreed
-from dist_tune.engine import MAX_OVERTIME, Search
-from dist_tune.plan import Plan, Replay, Tally, Trial
+from dist_tune.contest import MAX_OVERTIME
+from dist_tune.engine import Search
+from dist_tune.plan import Known, Plan, Replay, Tally, Trial
 from dist_tune.tally import Measured, Report, account
+
+pytestmark = pytest.mark.once
 
 Take = Callable[[int, str, int, int], "float | str | None"]
 """(rank, site, candidate, replay) -> milliseconds, why it failed, or None where the site was not met."""
@@ -215,6 +219,26 @@ def test_a_site_met_late_gets_its_whole_table():
     world.finish()
     assert world.trials("late")[4:] == [Trial(i, is_timed) for i in range(2) for is_timed in (False, True)]
     assert (search.best("late"), world.trials("early")[4:]) == (0, [Trial(0, is_timed=False)] * 4)
+
+
+def test_a_rehearsal_runs_each_candidate_and_checks_it():
+    """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed, do what they would do anyway."""
+    search = searching(table(0, 1), {"f": 4, "g": 2, "other": 2}, {"f": {1: "rank 0: no"}, "other": {0: "rank 1: no"}})
+    replays = search.rehearsal({"f": 2, "g": 1})
+    assert [replay["f"] for replay in replays] == [Trial(i, is_timed=False, is_checked=True) for i in (0, 0, 2, 2, 3, 3)]
+    assert [replay["g"] for replay in replays] == [*(Trial(i, False, True) for i in (0, 1)), *[Trial(0, is_timed=False)] * 4]
+    assert [replay["other"] for replay in replays] == [Trial(1, is_timed=False)] * 6
+    assert (search.n_replays, search.rehearsal({})) == (0, [])
+
+
+def test_those_that_lost_before_are_not_rehearsed():
+    """Only the earlier winner and the new ones are; all of them have their times in the standings."""
+    search = Search(table(0, 1))
+    search.add("f", 4, {}, Known({i: Agreed(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
+    assert [replay["f"].candidate for replay in search.rehearsal({"f": 2})] == [1, 1, 3, 3]
+    assert latencies_ms(search, "f") == [1.0, 2.0, 3.0, None]
+    search.drop("f", {0: "rank 0: wrong"})
+    assert latencies_ms(search, "f") == [None, 2.0, 3.0, None]
 
 
 good = st.sampled_from([0.25, 1.0, 1.5, 4.0])  # a handful, so that ties happen

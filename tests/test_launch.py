@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 
 # Stands in for the python of .venv: tells the number of GPUs, and instead of starting torchrun shows how it was called.

@@ -13,6 +13,8 @@ from dist_tune.ledger import Ledger
 from dist_tune.plan import Replay, Trial
 from dist_tune.tally import Measured, Report
 
+pytestmark = pytest.mark.once
+
 
 def ledger_of(*launches: tuple[str, int, int, float], replays: dict[int, float], ran: dict[int, Replay] | None = None) -> Ledger:
     """A ledger that heard of (site, candidate, replay, ms) and of whole replays; ``ran`` says what sites ran in them."""

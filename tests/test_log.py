@@ -13,6 +13,8 @@ import pytest
 from dist_tune.log import tuning_log
 from dist_tune.settings import Settings
 
+pytestmark = pytest.mark.once
+
 
 def settings(folder: Path, **options: Any) -> Settings:
     return Settings().model_copy(update={"log_dir": folder, **options})

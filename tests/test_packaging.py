@@ -10,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dist_tune"
 
 # A module imports only modules that stand before it.
 LAYERS = (
-    "errors", "settings", "space", "timing", "rng", "meetings", "ranks", "choice", "plan", "tally", "engine", "ledger", "shares",
-    "ballots", "launch", "intercept", "terminal", "patches", "shared_memory", "front_end", "efforts", "compile", "compiler",
-    "records", "log", "sites", "outcome", "agreement", "loading", "replayer", "session", "contextual",
+    "errors", "settings", "space", "source", "keys", "timing", "rng", "tensor_memory", "result_memory", "compare", "reference", "checks",
+    "prune", "tunable", "meetings", "ranks", "choice", "plan", "tally", "contest", "engine", "ledger", "shares", "launch",
+    "function_launch", "intercept", "terminal", "patches", "shared_memory", "front_end", "efforts", "compile", "compiler", "records",
+    "misses", "atomic", "sealed", "cache", "recall", "ballots", "log", "site", "foresight", "sites", "outcome", "agreement", "replayer",
+    "discovery", "loading", "rehearsal", "exclusive", "session", "contextual", "fallback", "function_level", "transfer", "tables",
+    "cli_cache", "cli_explain", "machine", "probes", "doctor", "cli_doctor", "cli", "__main__",
 )  # fmt: skip
 ONLY_USERS = {
-    "triton": {"space", "launch", "intercept", "shared_memory", "front_end", "compile", "compiler"},
-    "torch.distributed": {"meetings", "ranks"},
+    "triton": {"space", "prune", "launch", "intercept", "shared_memory", "front_end", "compile", "compiler", "foresight", "probes"},
+    "torch.distributed": {"meetings", "ranks", "probes"},
 }
 MODULES = sorted(PACKAGE.glob("*.py"))
 

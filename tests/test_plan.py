@@ -6,6 +6,8 @@ import pytest
 
 from dist_tune.plan import Plan
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), *[(each, TypeError) for each in (True, False, 2.0, "3", None)]])
 @pytest.mark.parametrize("name", ["n_warmup", "n_repeat"])

@@ -1,4 +1,4 @@
-"""The README's example, run as its reader would run it."""
+"""The README's examples, run as their reader would run them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+WINNERS = [r"BLOCK_M=.*?num_stages=\d+", r"n_chunks=\d"]
+"""What each prints of its winner."""
 
 
-def test_the_readmes_example_runs(tmp_path: Path):
-    """Saved and started with launch.sh, it prints the same winner on both ranks, and leaves a log for each."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    (tmp_path / "example.py").write_text(found[1])
+@pytest.mark.parametrize(("example", "winner"), list(zip(EXAMPLES, WINNERS, strict=True)), ids=["step", "function"])
+def test_the_readmes_examples_run(tmp_path: Path, example: str, winner: str):
+    """Saved and started with launch.sh, each prints the same winner on both ranks, and leaves a log for each and a record."""
+    (tmp_path / "example.py").write_text(example)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         [ROOT / "launch/launch.sh", "--nproc_per_node=2", "example.py"],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    winners = re.findall(r"rank \d: (BLOCK_M=.*?num_stages=\d+)", done.stdout)  # two ranks may print on one line
+    winners = re.findall(rf"rank \d: ({winner})", done.stdout)  # two ranks may print on one line
     assert len(winners) == 2, done.stderr
     assert len(set(winners)) == 1
     for rank in range(2):
         assert "winner=" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()
+    assert len(list(tmp_path.glob("cache/*/*.json"))) == 1

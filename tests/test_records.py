@@ -1,7 +1,9 @@
 """Records of finished tunings, as values and as JSON."""
 
 import json
+import math
 import platform
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,19 +11,24 @@ import torch
 import triton
 from pydantic import ValidationError
 
-from dist_tune import records
-from dist_tune.records import SCHEMA_VERSION, CandidateRecord, Seconds, TuningRecord, environment
+from dist_tune.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
+from dist_tune.space import digest
+
+pytestmark = pytest.mark.once
+
+HERE = environment(world_size=2, ranks_per_host=1)
 
 
 def record(**changes: Any) -> TuningRecord:
     measured = CandidateRecord(
         index=1, config="B=32", fields={"B": 32, "FAST": True, "SCALE": 0.5, "MODE": "x", "NONE": None}, latency_ms=0.1, spread_ms=0.01,
-        closure_ms=0.3, rank_latencies_ms={0: 0.1, 3: 0.05}, shared_bytes=1024, n_regs=64, n_spills=0,
+        closure_ms=0.3, n_replays=7, rank_latencies_ms={0: 0.1, 3: 0.05}, shared_bytes=1024, n_regs=64, n_spills=0,
     )  # fmt: skip
     dropped = CandidateRecord(index=0, config="B=16", fields={"B": 16}, failure="rank 1: OutOfResources")
+    raced_out = CandidateRecord(index=2, config="B=64", fields={"B": 64}, latency_ms=0.4, closure_ms=0.6, n_replays=1, left="rung 0")
     values: dict[str, Any] = {
-        "closure": "f", "kernel": "gemm", "key": "[64]", "winner": 1, "candidates": [dropped, measured], "n_replays": 9, "seconds": 1.5,
-        "spent": Seconds(total=1.5, race=1.0), "environment": environment(world_size=2),
+        "closure": "f", "kernel": "gemm", "key": "[64]", "source": "ab" * 8, "winner": 1, "candidates": [dropped, measured, raced_out],
+        "n_replays": 9, "seconds": 1.5, "spent": Seconds(total=1.5, race=1.0), "environment": HERE,
     }  # fmt: skip
     return TuningRecord(**{**values, **changes})
 
@@ -29,15 +36,19 @@ def record(**changes: Any) -> TuningRecord:
 def test_a_record_reads_back_equal():
     """Through JSON: ranks are ints again, what was not measured is None, and the version is there."""
     text = record().model_dump_json()
-    assert TuningRecord.model_validate_json(text) == record()
+    assert TuningRecord.model_validate_json(text) == record(tuned_at=json.loads(text)["tuned_at"])
     assert TuningRecord.model_validate_json(text).best.rank_latencies_ms == {0: 0.1, 3: 0.05}
-    assert json.loads(text)["schema_version"] == SCHEMA_VERSION == 2
+    assert json.loads(text)["schema_version"] == SCHEMA_VERSION == 3
 
 
 def test_best_is_the_winner():
     """The winner is an index, not a place in an order by time."""
     assert record().best.config == "B=32"
-    assert record(winner=0).best.failure == "rank 1: OutOfResources"
+    assert record(winner=2).best.left == "rung 0"
+
+
+def test_samples_are_those_of_all_candidates():
+    assert record().n_samples == 8
 
 
 @pytest.mark.parametrize("field", ["winner", "seconds", "environment"])
@@ -49,14 +60,77 @@ def test_a_record_does_not_change(field: str):
 def test_a_record_lacks_nothing():
     """A file that misses a field is refused, not filled up."""
     values = json.loads(record().model_dump_json())
-    for name in ("winner", "candidates", "spent", "environment"):
+    for name in ("winner", "candidates", "spent", "environment", "source", "kernel", "key"):
         with pytest.raises(ValidationError, match=name):
             TuningRecord.model_validate({key: value for key, value in values.items() if key != name})
+    for name in Environment.model_fields:
+        with pytest.raises(ValidationError, match=name):
+            TuningRecord.model_validate(values | {"environment": {k: v for k, v in values["environment"].items() if k != name}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"winner": 0}, "winner 0 is no candidate that runs"),
+        ({"winner": 3}, "winner 3 is no candidate"),
+        ({"winner": -1}, "winner -1 is no candidate"),
+        ({"candidates": []}, "winner 1 is no candidate"),
+        ({"candidates": record().candidates[::-1]}, "candidates are not in order"),
+        ({"candidates": record().candidates[:1] * 2}, "candidates are not in order"),
+        ({"schema_version": 2}, "schema 2, this is schema 3"),
+        ({"seconds": math.nan}, "finite"),
+        ({"closure_weight": math.inf}, "finite"),
+        ({"tuned_at": datetime(2026, 3, 1)}, "timezone"),
+        ({"guess": 1}, "guess"),
+    ],
+)
+def test_what_makes_no_sense_is_no_record(changes: dict[str, Any], word: str):
+    """A winner that failed or is not there, candidates out of order, another schema, no number, no time zone, more fields."""
+    with pytest.raises(ValidationError, match=word):
+        record(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"latency_ms": -1.0}, {"latency_ms": math.nan}, {"spread_ms": -0.1}, {"rank_latencies_ms": {0: -1.0}}])
+def test_no_time_is_negative(changes: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        CandidateRecord(index=0, config="", fields={}, **changes)
+
+
+def test_a_closure_less_what_others_added_may_be_anything():
+    """What is taken off is an estimate."""
+    assert CandidateRecord(index=0, config="", fields={}, closure_ms=-0.01).closure_ms == -0.01
+
+
+def test_a_record_says_when_the_tuning_ended():
+    """In UTC, with its zone."""
+    assert record().tuned_at.tzinfo == UTC
+    assert abs(datetime.now(UTC) - record().tuned_at) < timedelta(minutes=1)
+
+
+def test_whether_it_came_from_the_cache_is_of_this_call():
+    """Not kept, and no file can say it."""
+    assert "is_recalled" not in json.loads(record(is_recalled=True).model_dump_json())
+    assert record(is_recalled=True).cache_key == record().cache_key
+
+
+def test_the_key_is_of_what_was_asked_for():
+    """Name, code, tuning key, environment, and the candidates in their order; not of what came of them."""
+    key = record().cache_key
+    assert (key.name, key.source, key.key, key.environment) == ("gemm", "ab" * 8, "[64]", HERE)
+    assert key.candidates == digest(["B=16", "B=32", "B=64"])
+    assert record(winner=2, n_replays=1, closure="g", seconds=9.0).cache_key == key
+    for changes in ({"kernel": "other"}, {"source": ""}, {"key": "[65]"}, {"environment": HERE.model_copy(update={"python": "2.7"})}):
+        assert record(**changes).cache_key != key
+
+
+def test_each_part_of_an_environment_is_hardware_or_software():
+    """So that a new field is not overlooked."""
+    assert sorted([*HARDWARE, *SOFTWARE]) == sorted(Environment.model_fields)
 
 
 def test_the_environment_is_this_process(monkeypatch: pytest.MonkeyPatch):
-    """Versions as the packages say; a build without metadata is no error."""
-    here = environment(world_size=4)
-    assert (here.world_size, here.python, here.torch, here.triton) == (4, platform.python_version(), torch.__version__, triton.__version__)
-    assert (here.cuda, bool(here.device)) == (torch.version.cuda, True)
-    assert records._version("no-such-package-here") == "unknown"
+    """Versions as the packages say, of Python those that change bytecode."""
+    here = environment(world_size=4, ranks_per_host=2)
+    assert (here.world_size, here.ranks_per_host, here.torch, here.triton) == (4, 2, torch.__version__, triton.__version__)
+    assert platform.python_version().startswith(f"{here.python}.")
+    assert (here.cuda, bool(here.device), here.device_count) == (torch.version.cuda, True, torch.cuda.device_count())

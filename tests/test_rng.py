@@ -3,9 +3,12 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from dist_tune.rng import RngState
+
+pytestmark = pytest.mark.once
 
 
 def draw() -> tuple[float, float, float]:

@@ -8,11 +8,28 @@ from pydantic import ValidationError
 
 from dist_tune.settings import Settings
 
-VALUES = {"DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"), "PROGRESS": ("0", False)}
+pytestmark = pytest.mark.once
+
+VALUES = {
+    "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"), "PROGRESS": ("0", False),
+    "CACHE_DIR": ("/x/cache", Path("/x/cache")), "ALWAYS_TUNE": ("1", True), "VERSION_CHECK": ("0", False), "REQUIRE_CACHE": ("1", True),
+}  # fmt: skip
+ALIASES = {"ALWAYS_TUNE": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "VERSION_CHECK": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}
+"""Names that programs have from elsewhere."""
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch):
+    """Not even those that all tests have."""
+    for name in (*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values()):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_defaults_need_no_environment():
-    assert Settings().model_dump() == {"deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True}
+    assert Settings().model_dump() == {
+        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True,
+        "cache_dir": Path("~/.dist_tune/autotune"), "always_tune": False, "version_check": True, "require_cache": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -23,6 +40,16 @@ def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: st
     assert getattr(Settings(), name.lower()) != expected
     monkeypatch.setenv(f"DIST_TUNE_{name}", text)
     assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): expected}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_other_names_of_a_setting(monkeypatch: pytest.MonkeyPatch, name: str):
+    """They mean the same; where both are set, ours counts."""
+    text, expected = VALUES[name]
+    monkeypatch.setenv(ALIASES[name], text)
+    assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): expected}
+    monkeypatch.setenv(f"DIST_TUNE_{name}", str(int(not expected)))
+    assert getattr(Settings(), name.lower()) is not expected
 
 
 def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
@@ -43,6 +70,9 @@ def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
         ("DEADLINE_S", "nan"),
         ("LOG_LEVEL", "LOUD"),
         ("PROGRESS", "perhaps"),
+        ("ALWAYS_TUNE", "perhaps"),
+        ("VERSION_CHECK", "2"),
+        ("REQUIRE_CACHE", "maybe"),
     ],
 )
 def test_an_unreadable_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.ballots import RollCall, roll
 from dist_tune.shares import KEY_CHARS, Bench, Keyset, deal, share, split_keys
+
+pytestmark = pytest.mark.once
 
 
 def key(letter: str) -> str:

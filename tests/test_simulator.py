@@ -15,6 +15,8 @@ from tests.meeting_costs import Cost, latency_ms, tuning
 from tests.simulator import Kernel, Played, World, kernel_of, many, play, step_of_148
 from tests.timing_tables import load_tables, read_log
 
+pytestmark = pytest.mark.once
+
 TABLES = load_tables()
 N_RUNS = 20
 

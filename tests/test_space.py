@@ -1,5 +1,6 @@
 """Configs as values: described alike on every rank, and without repeats."""
 
+import enum
 import functools
 import subprocess
 import sys
@@ -7,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.space import config_fields, describe, digest, stable_repr, unique
+from dist_tune.space import ConfigView, as_configs, config_fields, describe, digest, distinct, functions_in, stable_repr, unique
 
 
 def hook(args: dict[str, Any]) -> None:
@@ -82,3 +84,121 @@ def test_a_digest_is_of_texts_and_order():
     assert digest(["a", "b"]) == digest(["a", "b"])
     assert len({digest(texts) for texts in (["a", "b"], ["b", "a"], ["a"], [], ["ab"])}) == 5
     assert len(digest([])) == 16
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+class Plain:
+    """Without a repr, and equal to nothing else."""
+
+
+class Touchy:
+    """Cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def gemm(a: Any, b: Any, gemm_config: triton.Config, persistent: bool = True, *rest: Any, mode: Any = None) -> None:
+    pass
+
+
+def test_a_mapping_is_one_line_and_plain_fields():
+    """What is in a triton.Config is in brackets, or has the name of the parameter before it."""
+    config = {"gemm_config": triton.Config({"BLOCK_M": 64}, num_warps=8), "persistent": True, "mode": Mode.FAST}
+    assert describe(config) == "gemm_config=(BLOCK_M=64 num_warps=8 num_stages=3) persistent=True mode=<Mode.FAST: 1>"
+    assert config_fields(config) == {
+        "gemm_config.BLOCK_M": 64, "gemm_config.num_warps": 8, "gemm_config.num_stages": 3, "persistent": True, "mode": "<Mode.FAST: 1>"
+    }  # fmt: skip
+    assert describe({"f": gemm, "c": Plain, "o": Plain(), "t": torch.float16}) == (
+        f"f={__name__}.gemm c={__name__}.Plain o=<{__name__}.Plain object> t=torch.float16"
+    )
+
+
+def test_what_differs_is_kept_and_what_is_equal_is_not():
+    """By description and then by equality; what cannot be compared is not known to be equal."""
+    one, other, touchy = Plain(), Plain(), Touchy()
+    hooks = [triton.Config({}, pre_hook=functools.partial(hook)) for _ in range(2)]
+    values: list[Any] = [1, True, 1.0, "1", 1, one, other, one, touchy, Touchy(), touchy, *hooks, hooks[0], float("nan"), torch.ones(2)]
+    configs, texts = distinct([{"x": value} for value in values])
+    assert [id(each["x"]) for each in configs] == [id(values[i]) for i in (0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15)]
+    assert len(set(texts)) == len(texts)
+    assert texts[4:6] == [f"x=<{__name__}.Plain object>", f"x=<{__name__}.Plain object> (#2)"]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from([0, 1, 0.5, True, False, None, "1", "None"]), max_size=2), max_size=8)
+)
+def test_no_two_candidates_read_alike(space: list[dict[str, Any]]):
+    """Each is described once, in order; plain values that differ, if only in type, or in the order of names, are all there."""
+    configs, texts = distinct(space)
+    assert len(set(texts)) == len(texts) == len(configs)
+    assert [config for config in configs if config not in space] == []
+    assert {describe(each) for each in space} == set(texts)
+
+
+def test_a_space_becomes_mappings():
+    """Mappings stay; a bare value goes to ``config``, a bare triton.Config to the one parameter that is annotated so."""
+    tile = triton.Config({"BLOCK_M": 64})
+    assert as_configs([tile], gemm) == [{"gemm_config": tile}]
+    assert as_configs(({"config": 1}, 2), lambda x, config: x) == [{"config": 1}, {"config": 2}]
+    assert as_configs([{"anything": 1}], lambda x, **options: x) == [{"anything": 1}]
+    assert as_configs([{"mode": 1}], gemm) == [{"mode": 1}]
+
+
+@pytest.mark.parametrize(
+    ("space", "function", "error", "words"),
+    [
+        ([], gemm, ValueError, "config_space is empty"),
+        ([{"nothing": 1}], gemm, TypeError, "takes no keyword 'nothing'"),
+        ([{"rest": 1}], gemm, TypeError, "takes no keyword 'rest'"),
+        ([{"x": 1}], lambda x, /: x, TypeError, "takes no keyword 'x'"),
+        ([3], gemm, TypeError, r"\{'parameter': value\}"),
+        ([triton.Config({})], lambda x: x, TypeError, "no parameter named config"),
+    ],
+)
+def test_a_space_that_does_not_fit_its_function(space: Any, function: Any, error: type[Exception], words: str):
+    """Is found where it is decorated."""
+    with pytest.raises(error, match=words):
+        as_configs(space, function)
+
+
+def test_functions_among_configs():
+    """Values and hooks, each once."""
+    hooked = triton.Config({}, pre_hook=hook)
+    assert functions_in([{"a": gemm, "b": 1}, {"a": gemm, "b": hooked}, {"a": print}]) == [gemm, print, hook]
+
+
+def test_a_view_of_a_config_is_what_prune_fn_expects():
+    """A mapping by keyword, and what is in the first triton.Config, in all ways in which the seed's examples write it."""
+    view = ConfigView({"gemm_config": triton.Config({"BLOCK_M": 64}, num_warps=8, num_stages=2), "persistent": True})
+    assert dict(view).keys() == {"gemm_config", "persistent"}
+    assert (len(view), "BLOCK_M" in view, "num_warps" in view, "other" in view) == (2, True, True, False)
+    assert view["gemm_config"]["BLOCK_M"] == view["BLOCK_M"] == view.kwargs["BLOCK_M"] == view["gemm_config"].kwargs["BLOCK_M"] == 64
+    assert view["num_stages"] == view.num_stages == view["gemm_config"].num_stages == view.all_kwargs()["num_stages"] == 2
+    assert (view["persistent"], view.get("other", 5)) == (True, 5)
+    assert isinstance(view["gemm_config"], triton.Config)
+    for missing in ("other", "gemm"):
+        with pytest.raises(KeyError, match=missing):
+            view[missing]
+    with pytest.raises(AttributeError, match="other"):
+        _ = view.other
+    plain = ConfigView({"block": 3})
+    assert plain["block"] == 3
+    with pytest.raises(AttributeError, match=r"no kwargs; it has \['block'\]"):
+        _ = plain.kwargs
+    with pytest.raises(KeyError):
+        plain["BLOCK_M"]
+
+
+def test_a_view_changes_nothing():
+    """It is of a copy: what a rule writes to it is not what runs."""
+    config = triton.Config({"BLOCK_M": 64})
+    view = ConfigView({"gemm_config": config})
+    view["gemm_config"].num_warps = 1
+    assert config.num_warps == 4
+    assert type(config) is triton.Config

@@ -13,6 +13,8 @@ from pydantic import TypeAdapter
 from dist_tune.choice import Agreed
 from dist_tune.tally import MAX_RANKS_LISTED, Account, Measured, Report, account
 
+pytestmark = pytest.mark.once
+
 times = st.floats(0.001, 1e6)
 measured = st.builds(Measured, times, times, times, times, st.integers(1, 99), st.integers(1, 9))
 sites = st.sampled_from(["a", "b", "é[1,2]"])

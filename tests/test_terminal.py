@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 PREAMBLE = f"""
 import importlib.util, contextlib, io, logging, os, sys, tempfile, threading
 spec = importlib.util.spec_from_file_location("terminal", {str(Path(__file__).parents[1] / "dist_tune/terminal.py")!r})

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dist_tune.timing import Span, WallClock, device_clock, is_capturing, median, spread, without_outliers
 
+pytestmark = pytest.mark.once
+
 
 def test_one_hiccup_moves_neither_median_nor_spread():
     samples = [2.0, 1.0, 3.0, 2.0, 1000.0]

@@ -13,6 +13,8 @@ from dist_tune import CaptureError, DistTuneError, contextual_autotune
 from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch
 from tests.ranks.world import DEADLINE_S, on_ranks, same_error, values
 
+pytestmark = pytest.mark.once
+
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
 

@@ -14,6 +14,8 @@ from dist_tune.ranks import Group, group_of
 from tests.ranks.test_ranks import AGAIN, entered, meet_again
 from tests.ranks.world import on_ranks, values
 
+pytestmark = pytest.mark.once
+
 
 def _counted(rank: int) -> Any:
     ranks, calls = entered(), []

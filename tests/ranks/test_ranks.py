@@ -20,6 +20,8 @@ from dist_tune.meetings import is_secondary
 from dist_tune.ranks import Group, group_of
 from tests.ranks.world import Outcome, caught, on_ranks, values
 
+pytestmark = pytest.mark.once
+
 DEADLINE_S = 1.0
 GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 AGAIN = ["part 0", "part 1", "part 2", "part 3"]

@@ -61,6 +61,7 @@ def on_ranks(
             "DIST_TUNE_DEADLINE_S": str(DEADLINE_S),
             "DIST_TUNE_PROGRESS": "0",
             "DIST_TUNE_LOG_DIR": f"{folder}/logs",
+            "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",
             "TRITON_CACHE_DIR": f"{folder}/triton",
             **(env or {}),

@@ -1,0 +1,69 @@
+"""Files that are whole or not there, whoever else writes, crashes or runs out of disk meanwhile.
+
+Knows files and locks; nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+LOCK_NAME = ".lock"
+LOCK_TIMEOUT_S = 5.0
+TEMPORARY_SUFFIX = ".tmp"
+STALE_S = 3600.0
+"""Age from which a temporary file counts as left behind by a process that was killed."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, if it is to be had; it excludes threads and processes alike, and a killed one lets go of it.
+
+    Where it is refused (read-only, a file system without locks) or held for longer than 5 s (by a process that was stopped),
+    go on without: the lock keeps two writers from overlooking each other, and ``write_whole`` alone keeps files whole.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            stack.enter_context(FileLock(folder / LOCK_NAME).acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.005))
+        yield
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in its place at once: no reader, and no crash, ever sees a part of it. Its folder must exist.
+
+    Raises:
+        OSError: it could not be written; what was there before is untouched, and nothing is left behind.
+    """
+    host = re.sub(r"[^A-Za-z0-9-]", "_", socket.gethostname())[:32]
+    temporary = path.with_name(f"{path.stem[:100]}.{host}-{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            # Before the rename: after a power cut some file systems have the new name on an empty file.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    with suppress(OSError):  # not every file system can, and the file is in its place
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sweep(folder: Path, now: float) -> None:
+    """Delete temporary files that killed processes left an hour ago. ``now`` in seconds, by the clock that dates these files."""
+    for temporary in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+        with suppress(OSError):
+            if temporary.stat().st_mtime < now - STALE_S:
+                temporary.unlink()

@@ -1,0 +1,99 @@
+"""Tuning keys of functions: from arguments to something hashable, to one line of text, and to classes of sizes.
+
+Knows tensors by shape, stride and dtype. Knows nothing of configs, kernels or where keys are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from dist_tune.space import stable_repr
+
+_SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
+
+
+def to_hashable(value: Any) -> Any:
+    """What a key can hold of ``value``: ``(shape, stride, dtype)`` of a tensor, tuples of lists, dicts and sets, recursively.
+
+    Dicts and sets come in one order however they were filled. A dataclass that cannot be hashed is its name and its fields.
+    All else stays what it is.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:  # has no strides
+            return value.shape, str(value.layout), value.dtype
+        return value.shape, value.stride(), value.dtype
+    kind = type(value)
+    if kind in _SCALARS or kind is torch.Size:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple([to_hashable(each) for each in value])
+    if isinstance(value, dict):
+        return _in_order((to_hashable(name), to_hashable(each)) for name, each in value.items())
+    if isinstance(value, set | frozenset):
+        return _in_order(to_hashable(each) for each in value)
+    if dataclasses.is_dataclass(kind) and not isinstance(value, Hashable):
+        return kind.__qualname__, *[(field.name, to_hashable(getattr(value, field.name))) for field in dataclasses.fields(kind)]
+    return value
+
+
+def key_text(key: Any) -> str:
+    """A key on one line, "[4096,4096,torch.bfloat16]": equal keys read the same in every process.
+
+    Different scalars read differently, also where Python holds them equal: ``1``, ``1.0``, ``True``, ``'1'``. Lists read as
+    tuples; an object by its ``repr`` without its address.
+    """
+    key = to_hashable(key)
+    return f"[{_joined(key)}]" if isinstance(key, tuple) else _text(key)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not smaller than ``size``; 0 and negative numbers stay what they are."""
+    return 1 << (size - 1).bit_length() if size > 0 else size
+
+
+def size_classes(*limits: int) -> Callable[[int], str]:
+    """Names of size classes: ``size_classes(64, 1024)(100) == "<=1024"``, and ">1024" above the last limit.
+
+    Raises:
+        ValueError: no limits, or limits that are not positive and ascending.
+    """
+    if not limits or limits[0] <= 0 or any(low >= high for low, high in pairwise(limits)):
+        raise ValueError(f"limits of size classes must be positive and ascending, got {limits}")
+    names = [*[f"<={limit}" for limit in limits], f">{limits[-1]}"]
+
+    def size_class(size: int) -> str:
+        return names[bisect_left(limits, size)]
+
+    return size_class
+
+
+def bucketed(key: Any, bucket: Callable[[int], Hashable]) -> Any:
+    """``key`` with ``bucket`` of every int in it: sizes, and strides, too, for they follow from sizes. Bools stay."""
+    return _bucketed(to_hashable(key), bucket)
+
+
+def _bucketed(key: Any, bucket: Callable[[int], Hashable]) -> Any:
+    if isinstance(key, tuple):
+        return tuple([_bucketed(each, bucket) for each in key])
+    return bucket(key) if type(key) is int else key
+
+
+def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(values, key=_text))
+
+
+def _joined(values: tuple[Any, ...]) -> str:
+    return ",".join([_text(each) for each in values])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({_joined(value)})"
+    # A string in quotes and in ASCII: it may look like a number, hold a bracket, or what one terminal shows and another does not.
+    return ascii(value) if type(value) in (str, bytes) else stable_repr(value)

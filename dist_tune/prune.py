@@ -1,0 +1,133 @@
+"""Rules that say of a config of a matrix product, before anything is compiled, that it is not worth it. For ``prune_fn``: True keeps.
+
+Know the usual names of tile sizes, what the current device can do, and the operands; nothing of what a kernel does with them,
+so a rule keeps what it does not understand, and without a GPU everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+_FLOPS_PER_CYCLE = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192}
+"""Of dense products of 16-bit matrices on one multiprocessor, by compute capability."""
+_CLEARLY = 2.0
+"""So many times longer must the arithmetic take than the memory traffic: both are only known at their peak."""
+
+
+class _Tiles(NamedTuple):
+    """What the rules read in a config; None where it is not there."""
+
+    block_m: int | None
+    block_n: int | None
+    block_k: int | None
+    group_m: int | None
+    n_stages: int
+    n_warps: int
+
+
+def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether the tiles of A [M, K] and B [K, N] that a pipelined loop over K holds fit into the shared memory of a block.
+
+    ``config`` is a ``triton.Config`` or a mapping in which one may be; tiles are BLOCK_SIZE_M, _N and _K, or BLOCK_M, _N and _K. B is the
+    first matrix among the other arguments with as many columns as ``a``, or as many rows; its elements are as large as those of ``a``,
+    if there is none. Keeps whatever may fit: what does not after all costs a compilation.
+    """
+    tiles, limit_bytes = _tiles(config), _shared_limit_bytes()
+    if tiles.block_m is None or tiles.block_n is None or tiles.block_k is None or limit_bytes is None or a.dim() < 2:
+        return True
+    b = next((each for each in (*args, *kwargs.values()) if _is_matrix(each) and a.shape[-1] in each.shape), None)
+    stage_bytes = _staged_bytes(a, tiles.block_m, tiles, is_k_last=True)
+    if b is None:
+        stage_bytes += _staged_bytes(a, tiles.block_n, tiles, is_k_last=True)
+    else:
+        stage_bytes += _staged_bytes(b, tiles.block_n, tiles, is_k_last=b.shape[-1] == a.shape[-1])
+    # Triton 3.6 makes num_stages buffers on Hopper, where wgmma still reads the oldest while the next is filled, one more around
+    # descriptors, and one less on Ampere, and on Hopper for tiles or warps too few for wgmma. One less is what all have in common.
+    return stage_bytes * (tiles.n_stages - 1) <= limit_bytes
+
+
+def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether GROUP_SIZE_M is worth a try: 1 is not, in a product that is clearly bound by arithmetic and runs in several waves.
+
+    With groups of one row, blocks that run at once share one row of tiles of A and read all of B for it. ``a`` is [M, K]; ``b`` is
+    [N, K] or [K, N], whichever fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and everything
+    on a device whose speed is not known.
+    """
+    tiles = _tiles(config)
+    if tiles.group_m != 1 or tiles.block_m is None or tiles.block_n is None or not _is_matrix(a) or not _is_matrix(b):
+        return True
+    m, k = a.shape
+    speed = _speed(a)
+    if speed is None or k not in b.shape:
+        return True
+    n = b.shape[0] if b.shape[1] == k else b.shape[1]
+    n_multiprocessors, flops_per_byte = speed
+    n_rows, n_columns = -(-m // tiles.block_m), -(-n // tiles.block_n)
+    moved_bytes = (m * k + k * n + m * n) * a.element_size()
+    is_compute_bound = 2 * m * n * k > _CLEARLY * flops_per_byte * moved_bytes
+    return n_rows * n_columns <= n_multiprocessors or not is_compute_bound
+
+
+def _tiles(config: Any) -> _Tiles:
+    """The fields of a ``triton.Config``, of the first one in a mapping, or of the mapping itself."""
+    values = config if isinstance(config, Mapping) else {}
+    inner = (
+        config if isinstance(config, triton.Config) else next((each for each in values.values() if isinstance(each, triton.Config)), None)
+    )
+    if inner is not None:
+        values = {**values, **inner.all_kwargs()}
+
+    def number(*names: str) -> int | None:
+        found = next((values[name] for name in names if name in values), None)
+        return found if isinstance(found, int) else None
+
+    block_m, block_n, block_k = (number(f"BLOCK_SIZE_{dimension}", f"BLOCK_{dimension}") for dimension in "MNK")
+    return _Tiles(block_m, block_n, block_k, number("GROUP_SIZE_M", "GROUP_M"), number("num_stages") or 1, number("num_warps") or 4)
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 2
+
+
+def _staged_bytes(operand: torch.Tensor, block: int, tiles: _Tiles, *, is_k_last: bool) -> int:
+    """Bytes of a tile of an operand in shared memory, for one stage; 0 where it may go through registers instead."""
+    assert tiles.block_k is not None
+    size = operand.element_size()
+    tile_bytes = block * tiles.block_k * size
+    # An asynchronous copy moves at least 4 bytes a thread. Tensor cores read 8-bit operands along K only; others are turned in registers.
+    is_along_k = operand.stride(-1 if is_k_last else -2) == 1
+    return tile_bytes if tile_bytes >= 4 * 32 * tiles.n_warps and (size > 1 or is_along_k) else 0
+
+
+def _shared_limit_bytes() -> int | None:
+    """Shared memory that a block may have on the current device; None without one."""
+    if triton.knobs.runtime.interpret:
+        return None
+    if torch.cuda.is_available() and not torch.version.hip:
+        # torch keeps them; Triton's driver asks the device anew each time, which takes it a millisecond.
+        known = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "shared_memory_per_block_optin", None)
+        if known:
+            return int(known)
+    try:
+        driver = triton.runtime.driver.active
+        return int(driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"])
+    except (RuntimeError, AttributeError, KeyError, AssertionError):  # no driver, or one without such a limit
+        return None
+
+
+def _speed(a: torch.Tensor) -> tuple[int, float] | None:
+    """Multiprocessors of the device of ``a``, and operations that it can do while it moves a byte; None if that is not known."""
+    if a.device.type != "cuda" or a.element_size() > 4:
+        return None
+    device = torch.cuda.get_device_properties(a.device)
+    per_cycle = _FLOPS_PER_CYCLE.get((device.major, device.minor))
+    # In kHz, and in bits; older torch does not tell.
+    clock, memory_clock, bus = (getattr(device, name, 0) for name in ("clock_rate", "memory_clock_rate", "memory_bus_width"))
+    if per_cycle is None or not clock or not memory_clock or not bus:
+        return None
+    flops_per_ms = device.multi_processor_count * clock * per_cycle * 2 / a.element_size()
+    return device.multi_processor_count, flops_per_ms / (2 * memory_clock * bus / 8)

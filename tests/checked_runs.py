@@ -1,0 +1,51 @@
+"""Functions that write to what they are given, or do not, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dist_tune.checks import Checker
+
+A = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+Function = Callable[..., Any]
+
+
+def run(checker: Checker, function: Function, *args: Any, **kwargs: Any) -> str:
+    checker.begin(args, kwargs)
+    return checker.verdict(function(*args, **kwargs), args, kwargs)
+
+
+def wants_rerun(checker: Checker) -> bool:
+    return checker.wants_rerun
+
+
+def is_right(result: Any, *args: Any, **kwargs: Any) -> bool:
+    """A check of the user's, that knows what a @ b is."""
+    result = result[0] if isinstance(result, tuple) else result
+    return bool(torch.allclose(result[:8], args[0] @ args[1], atol=1e-4))
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, *args: Any) -> torch.Tensor:
+    """A reference that does not look at what else there is."""
+    return a @ b
+
+
+def out_function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, b, out=out)
+
+
+def out_nothing(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return out
+
+
+def out_half(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out[:4] = (a @ b)[:4]
+    return out
+
+
+def accumulate(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return out.addmm_(a, b)

@@ -1,0 +1,39 @@
+"""``dist-tune cache`` for tests: what it said, the records that it finds, and the files that it left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_tune.cache import Cache
+from dist_tune.cli import main
+from dist_tune.records import TuningRecord
+
+FILE = "is not ours"
+
+
+class Answers:
+    """What the command said."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: str | Path, code: int = 0) -> str:
+        assert main(["cache", *map(str, words)]) == code, self._capsys.readouterr()
+        self.out, self.err = self._capsys.readouterr()
+        return self.out
+
+    def json(self, *words: str | Path, code: int = 0) -> Any:
+        return json.loads(self(*words, "--json", code=code))
+
+
+def keep(cache: Cache, *kept: TuningRecord) -> list[str]:
+    """Store them; the names of their files."""
+    paths = [cache.store(each) for each in kept]
+    return [path.stem for path in paths if path is not None]
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

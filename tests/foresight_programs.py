@@ -1,0 +1,49 @@
+"""Kernels and recorded launches for the tests of what other configs of a function will launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from dist_tune.foresight import Recorder
+from dist_tune.patches import replaced
+from dist_tune.site import Site
+from dist_tune.space import as_configs, distinct
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr = 1):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def twice(x):
+    return 2 * x
+
+
+@triton.jit
+def act_kernel(x_ptr, ACT: tl.constexpr, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(x_ptr + at, ACT(tl.load(x_ptr + at)))
+
+
+def tiles(*blocks: int, **options: Any) -> list[dict[str, Any]]:
+    return [{"config": triton.Config({"BLOCK": block}, **options)} for block in blocks]
+
+
+def record(function: Any, space: Any, candidate: int, *args: Any) -> tuple[Site, Recorder]:
+    """A function's launches with one of its configs."""
+    configs, texts = distinct(as_configs(space, function))
+    site, recorder = Site("f[]", "f", "[]", configs, texts), Recorder()
+    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), recorder.recording(), recorder.running(site, candidate):
+        function(*args, **configs[candidate])
+    return site, recorder
+
+
+def x_and_y() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(256), torch.zeros(256, dtype=torch.float16)

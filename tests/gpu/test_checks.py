@@ -1,0 +1,120 @@
+"""What only a real GPU shows of checks: its allocator, its NaN, its memory. Needs one.
+
+python -m pytest -m gpu tests/gpu/test_checks.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dist_tune import prune
+from dist_tune.checks import Checker
+from dist_tune.compare import difference
+from dist_tune.result_memory import _SPOILT
+
+pytestmark = pytest.mark.gpu
+
+
+@triton.jit
+def _double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, DOES_ADD: tl.constexpr):
+    """Writes twice x, or adds it, to the first n elements."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0) * 2
+    if DOES_ADD:
+        tl.atomic_add(out_ptr + offsets, value, mask=offsets < n)
+    else:
+        tl.store(out_ptr + offsets, value, mask=offsets < n)
+
+
+def _double(x: torch.Tensor, out: torch.Tensor, n: int, *, does_add: bool = False) -> torch.Tensor:
+    if n:
+        _double_kernel[(triton.cdiv(n, 256),)](x, out, n, BLOCK=256, DOES_ADD=does_add)
+    return out
+
+
+def _run(checker: Checker, function: Callable[..., Any], *args: Any) -> str:
+    checker.begin(args, {})
+    return checker.verdict(function(*args), args, {})
+
+
+@pytest.mark.parametrize("n", [33, 1 << 18, 1 << 20, 100_000_003])
+@pytest.mark.parametrize("kind", ["reference", "check"])
+def test_the_allocator_saves_nobody(n: int, kind: str):
+    """It gives a kernel that writes nothing the memory of the last result: without a checker that one would be right."""
+    x = torch.randn(n, device="cuda")
+
+    def writes(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: _double(x, torch.empty_like(x), count)
+
+    writes(n)(x)
+    control = writes(0)(x)
+    assert torch.equal(control, 2 * x)
+    del control
+    checker = Checker((lambda x: x + x) if kind == "reference" else (lambda result, x: torch.equal(result, 2 * x)), writes(n))
+    for _ in range(2):
+        assert _run(checker, writes(n), x) == ""
+        assert _run(checker, writes(0), x) != ""
+        assert _run(checker, writes(n - 1), x) != ""
+        assert _run(checker, writes(n), x) == ""
+
+
+@pytest.mark.parametrize("dtype", _SPOILT, ids=str)
+def test_what_was_not_written_is_seen_in_every_format(dtype: torch.dtype):
+    """Its NaN goes through this device's copies unchanged."""
+    source, out = (
+        torch.arange(1, 1001, device="cuda").remainder(7).add(1).to(torch.float32).to(dtype),
+        torch.zeros(1000, device="cuda").to(dtype),
+    )
+    checker = Checker(lambda source, out: source.clone(), lambda source, out: out)
+    assert _run(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert _run(checker, lambda source, out: out, source, out).startswith("1000 of 1000 elements are NaN")
+    assert _run(checker, lambda source, out: out.copy_(source), source, out) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_what_is_added_to_is_put_back(dtype: torch.dtype):
+    """NaN that a kernel has added to is another NaN, so the zeros that it needs are left alone from then on."""
+    x, out = torch.randn(1000, device="cuda").to(dtype), torch.zeros(1000, device="cuda", dtype=dtype)
+    checker = Checker(lambda x, out: x + x, _double)
+    for k in range(4):
+        out.zero_()
+        assert _run(checker, lambda x, out: _double(x, out, 1000, does_add=True), x, out) == ""
+        assert checker.wants_rerun == (k < 2)
+    out.zero_()
+    assert _run(checker, lambda x, out: out, x, out) != ""
+
+
+def test_a_reference_may_compute_on_the_host():
+    """What it expects is compared on the device of the result."""
+    x = torch.randn(1000, device="cuda")
+    checker = Checker(lambda x: x.cpu() * 2, lambda x: x)
+    assert _run(checker, lambda x: x * 2, x) == ""
+    assert "at [7]" in _run(checker, lambda x: x * 2 + torch.nn.functional.one_hot(torch.tensor(7, device="cuda"), 1000), x)
+
+
+def test_a_large_comparison_needs_little_memory():
+    """Two tensors of 4 GiB are compared with less than 200 MiB beside them."""
+    expected = torch.ones(1 << 31, dtype=torch.bfloat16, device="cuda")
+    got = expected.clone()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert difference(got, expected) == ""
+    got[123_456_789] = 3
+    assert difference(got, expected).startswith("wrong by 2 at [123456789] (got 3, expected 1; 1 of 2147483648 elements")
+    assert torch.cuda.max_memory_allocated() - before < 200 << 20
+
+
+def test_the_speed_of_this_device_is_known():
+    """As far as the vendor says it: H100 and H200 do 990 Tflop/s."""
+    speed = prune._speed(torch.empty(1, dtype=torch.bfloat16, device="cuda"))
+    assert speed is not None
+    assert 100 < speed[1] < 400
+    limit = prune._shared_limit_bytes()
+    assert limit is not None
+    assert 64 << 10 < limit < 512 << 10

@@ -1,0 +1,275 @@
+"""Ranks whose folders, code or kernels differ: a hit is a hit on all of them or on none, and all end with one config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune.cache import Cache, seal
+from tests.cached_records import forged
+from tests.ranks.jobs import FACES, Face, Got, a_job, both_faces, edited, hit, is_tuned, own_records, play, records, settings, summary
+from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, launch, tuned
+
+pytestmark = pytest.mark.once
+
+EMPTY = "/dev/null/cache"
+"""A folder that is not there and cannot be made."""
+
+
+# -- folders that differ -----------------------------------------------------------------------------------------------
+
+
+@both_faces
+def one_lacks(face: Face, rank: int, path: Path) -> Any:
+    got = []
+    for who in (0, 2):
+        folder = own_records(face, rank, path / f"without {who}")
+        if rank == who:
+            shutil.rmtree(folder)
+        got += [summary(a_job(face, folder)), [each.best.fields["BLOCK"] for each in records(folder)]]
+    return got
+
+
+@both_faces
+def one_differs(face: Face, rank: int, path: Path) -> Any:
+    return summary(a_job(face, own_records(face, rank, path, winner=64 if rank == 1 else 32)))
+
+
+@both_faces
+def first_lacks(face: Face, rank: int, path: Path) -> Any:
+    folder = own_records(face, rank, path, winner=(16, 32, 64)[rank])
+    done = a_job(face, EMPTY if rank == 0 else folder)
+    return summary(done), done.warned
+
+
+@both_faces
+def one_is_damaged(face: Face, rank: int, path: Path) -> Any:
+    got = []
+    for name in ("cut", "schema"):
+        folder = own_records(face, rank, path / name)
+        (file,) = (entry.path for entry in Cache(folder).entries())
+        if rank == 1:
+            raw = json.dumps({**json.loads(file.read_bytes())["record"], "schema_version": 2}).encode()
+            file.write_bytes(file.read_bytes()[:-20] if name == "cut" else forged(raw))
+        done = a_job(face, folder)
+        got.append((summary(done), done.warned, len(records(folder)), file.with_name(f"{file.name}.broken").exists()))
+    return got
+
+
+@both_faces
+def all_lack(face: Face, rank: int, path: Path) -> Any:
+    done = a_job(face, EMPTY)
+    return is_tuned(done), done.warned
+
+
+FOLDERS = [one_lacks, one_differs, first_lacks, one_is_damaged, all_lack]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Got:
+    return play(3, tmp_path_factory.mktemp("folders"), FOLDERS)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_one_rank_without_a_record_gets_it_from_another(folders: Got, face: Face):
+    """Also the first rank; and its folder has the record afterwards."""
+    assert [got[face] for got in folders["one_lacks"]] == [[hit(32), [32]] * 2] * 3
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_first_ranks_record_counts(folders: Got, face: Face):
+    """Another rank has a record with another winner: no replay, and no two configs."""
+    assert [got[face] for got in folders["one_differs"]] == [hit(32)] * 3
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_first_record_counts_where_the_first_rank_has_none(folders: Got, face: Face):
+    """The other two differ; the first rank, which cannot keep a record, says so."""
+    got = [one[face] for one in folders["first_lacks"]]
+    assert [done for done, _ in got] == [hit(32)] * 3
+    assert [bool(warned) for _, warned in got] == [True, False, False]
+    assert "is not kept" in got[0][1][-1]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_damaged_file_is_replaced_by_another_ranks_record(folders: Got, face: Face):
+    """Cut short, or of another schema: a warning on that rank, the file set aside, and a hit on all."""
+    for rank, got in enumerate(folders["one_is_damaged"]):
+        for done, warned, n_records, is_set_aside in got[face]:
+            assert (done, n_records) == (hit(32), 1)
+            assert (len(warned), is_set_aside) == ((1, True) if rank == 1 else (0, False))
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_folder_that_cannot_be_written_costs_a_warning(folders: Got, face: Face):
+    """On each rank, because no two share one; the tuning goes on."""
+    for got in folders["all_lack"]:
+        is_good, warned = got[face]
+        assert is_good
+        assert "is not kept and will be repeated" in warned[-1]
+
+
+# -- what else may differ ----------------------------------------------------------------------------------------------
+
+
+def captured(rank: int, path: Path) -> Any:
+    def rank_work(x: torch.Tensor, *, BLOCK: int) -> torch.Tensor:
+        return x + (1.0 if rank < 5 else 0.0)
+
+    folder, got = path / "shared", list[Any]()
+
+    def next_job() -> bool | None:
+        return bool(a_job("function", folder, function=rank_work).is_hit)
+
+    got.append(next_job())
+    edited(rank, folder, winner=32)
+    got += [len(records(folder)), next_job()]
+    dist.barrier()
+    if rank == 0:
+        one = Cache(folder).entries()[0]
+        one.path.write_bytes(seal(one.record.model_copy(update={"winner": 2})))
+    error = a_job("function", folder, {"REQUIRE_CACHE": "1"}, function=rank_work).error
+    got.append(next_job())
+    dist.barrier()
+    if rank == 0:
+        Cache(folder).entries()[1].path.unlink()
+    got += [next_job(), next_job()]
+    return got, error
+
+
+def known_to_triton(rank: int, path: Path) -> Any:
+    def step_of_one(kernel: Any) -> Any:
+        total = torch.full((64,), 5.0)
+        step = tuned(None, lambda x: launch(kernel, x, total))
+        dist.barrier()
+        step(torch.ones(64))
+        return best(kernel), step.records[-1].is_recalled, total[0].item()
+
+    def kernel() -> Any:
+        return autotuned(accumulate_kernel, restore_value=["y_ptr"])
+
+    step_of_one(kernel())
+    edited(rank, path / "shared", winner=32)
+    known = kernel()
+    if rank == 1:
+        known.cache[(64, "torch.float32", "torch.float32")] = known.configs[2]
+    return step_of_one(known)
+
+
+def met_late(rank: int, path: Path) -> Any:
+    """A kernel that comes up in the fourth replay, and has a record that one rank must not use."""
+
+    def step_of_two() -> Any:
+        first, late, runs = autotuned(blocks=(16, 32, 64, 128)), autotuned(accumulate_kernel), []
+
+        def closure(x: torch.Tensor) -> torch.Tensor:
+            runs.append(1)
+            y = launch(first, x)
+            return launch(late, y, y.clone()) if len(runs) > 3 else y
+
+        step = tuned(None, closure)
+        step(torch.zeros(64))
+        return {each.kernel.rpartition(".")[2]: each.is_recalled for each in step.records}, best(first), best(late)
+
+    got = [step_of_two()]
+    for variables in ({"ALWAYS_TUNE": str(int(rank == 1))}, {}):
+        dist.barrier()
+        with settings(path / "shared", **variables):
+            got.append(step_of_two())
+    return got
+
+
+broken: list[int] = []
+
+
+def hook(nargs: dict[str, Any]) -> None:
+    if broken:
+        raise ValueError("no longer")
+
+
+def broken_winner(rank: int, path: Path) -> Any:
+    def kernel() -> Any:
+        return autotuned(configs=[*configs(16), *configs(32, pre_hook=hook), *configs(64)])
+
+    folder = own_records("contextual", rank, path, kernel=kernel())
+    (file,) = (entry.path for entry in Cache(folder).entries())
+    content = file.read_bytes()
+    if rank == 1:
+        broken.append(1)
+    one = a_job("contextual", folder, kernel=kernel())
+    broken.append(1)
+    file.write_bytes(content)
+    everywhere = a_job("contextual", folder, kernel=kernel())
+    broken.clear()
+    return [(is_tuned(each), each.winner, each.record.candidates[1].failure) for each in (one, everywhere)]
+
+
+def met_on_one_rank(rank: int, path: Path) -> Any:
+    def step_of_one() -> Any:
+        lonely = autotuned()
+        step = tuned(None, lambda x: launch(lonely, x) if rank == 1 else x)
+        step(torch.zeros(64))
+        return [(each.kernel.rpartition(".")[2], each.best.config, each.is_recalled) for each in step.records], best(lonely)
+
+    first = step_of_one()
+    dist.barrier()
+    return first, step_of_one(), len(records(path / "shared"))
+
+
+OTHERWISE = [captured, known_to_triton, met_late, broken_winner, met_on_one_rank]
+
+
+@pytest.fixture(scope="module")
+def otherwise(tmp_path_factory: pytest.TempPathFactory) -> Got:
+    return play(2, tmp_path_factory.mktemp("otherwise"), OTHERWISE)
+
+
+def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(otherwise: Got):
+    """An integer that the function captures is another one on each rank. Two winners, or one record that is gone: all tune, then hit."""
+    (got, error), (other_got, other_error) = otherwise["captured"]
+    assert got == other_got == [False, 2, True, False, False, True]
+    assert error.kind == other_error.kind == "CacheMissError"
+    assert "ranks have records that not all of them can use" in error.message
+
+
+def test_a_record_counts_more_than_what_one_rank_had_tuned_alone(otherwise: Got):
+    """Triton has a config for the kernel on one rank, and both have a record of another: a second run, of which the effect stays."""
+    (one, is_hit, total), (other, other_is_hit, _) = otherwise["known_to_triton"]
+    assert (one, other, is_hit, other_is_hit) == ([32], [32], True, True)
+    assert total == 6.0
+
+
+def test_a_site_met_late_hits_on_all_ranks_or_on_none(otherwise: Got):
+    """It comes up in the middle of a race; where one rank shall always tune, both do. Where there is no race it does not come up."""
+    one, other = otherwise["met_late"]
+    assert one == other
+    assert [hits for hits, *_ in one] == [
+        {"add_kernel": False, "accumulate_kernel": False},
+        {"add_kernel": False, "accumulate_kernel": False},
+        {"add_kernel": True},
+    ]
+
+
+def test_a_record_whose_config_does_not_run_any_more_is_tuned_again(otherwise: Got):
+    """It fails in the first run on one rank, or on all: all tune, without it."""
+    one, other = otherwise["broken_winner"]
+    assert one == other
+    for is_good, winner, failure in one:
+        assert is_good
+        assert winner in (16, 64)
+        assert "ValueError: no longer" in failure
+
+
+def test_a_site_of_one_rank_is_recorded_on_all(otherwise: Got):
+    """The other has the record, though nothing to use it for, also from the cache."""
+    (first, again, n_records), (first_owned, again_owned, _) = otherwise["met_on_one_rank"]
+    assert first[0] == first_owned[0]
+    assert again[0] == again_owned[0]
+    assert [is_recalled for _, _, is_recalled in again[0]] == [True]
+    assert (again[1], again_owned[1] == first_owned[1], n_records) == ([], True, 1)

@@ -1,0 +1,289 @@
+"""Whether what a function returns is right: which kind of check it is, what it says, and that a check leaves no traces.
+
+What stands in memory before a run is test_result_memory.py's.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dist_tune.checks import Checker, matches
+
+pytestmark = pytest.mark.once
+
+A = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+
+
+def verdict(checker: Checker, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Of one run."""
+    checker.begin(args, kwargs)
+    return checker.verdict(function(*args, **kwargs), args, kwargs)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None) -> torch.Tensor:
+    return scale * (a @ b)
+
+
+class Layer:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a @ self.weight
+
+    def reference(self, a: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("mk,kn->mn", a, self.weight)
+
+    def is_right(self, result: torch.Tensor, a: torch.Tensor) -> bool:
+        return torch.allclose(result, a @ self.weight, atol=1e-4)
+
+
+class Module(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("mk,kn->mn", a, b)
+
+
+def close(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(result, a @ b, atol=1e-4)
+
+
+def close_anyhow(result: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    return torch.allclose(result, args[0] @ args[1], atol=1e-4)
+
+
+def asserts(result: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    torch.testing.assert_close(result, args[0] @ args[1])
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, bias: None = None) -> torch.Tensor:
+    return torch.einsum("mk,kn->mn", a, b)
+
+
+def named_otherwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("mk,kn->mn", x, y)
+
+
+CHECKS = [
+    close,
+    close_anyhow,
+    asserts,
+    lambda out, a, b: close(out, a, b),
+    functools.partial(lambda result, a, b, atol: torch.allclose(result, a @ b, atol=atol), atol=1e-4),
+    lambda result, a, b, eager=False: None if close(result, a, b) else False,
+    lambda result, a, b: torch.tensor(close(result, a, b)),
+    lambda result, a, b: np.bool_(close(result, a, b)),
+]
+REFERENCES = [
+    reference,
+    named_otherwise,
+    torch.matmul,
+    torch.Tensor.matmul,
+    Module(),
+    functools.partial(reference, bias=None),
+    lambda a, *args: a @ args[0],
+    lambda a, b, *, bias=None: a @ b,
+    matches(lambda *args, **kwargs: args[0] @ args[1]),
+    torch.no_grad()(lambda a, b: a @ b),
+]
+
+
+@pytest.mark.parametrize("check", [*CHECKS, *REFERENCES])
+def test_a_check_is_told_from_a_reference(check: Callable[..., Any]):
+    """By what its parameters allow; the right result is right with each, and another is wrong."""
+    checker = Checker(check, product)
+    assert verdict(checker, product, A, B) == ""
+    assert verdict(checker, lambda a, b: 2 * (a @ b), A, B) != ""
+    assert verdict(checker, product, A, B) == ""
+
+
+def test_keywords_count_as_they_are_given():
+    """A call by keyword is bound by keyword; a reference without that keyword, and a check without it, are no callables for it."""
+    assert verdict(Checker(reference, product), product, A, b=B) == ""
+    assert verdict(Checker(lambda result, a, *, b: close(result, a, b), product), product, A, b=B) == ""
+    assert verdict(Checker(lambda result, a, b, scale: close(result / scale, a, b), product), product, a=A, b=B, scale=2.0) == ""
+    assert verdict(Checker(product, product), product, A, B, scale=2.0) == ""
+    with pytest.raises(TypeError, match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]"):
+        Checker(close, product).begin((A, B), {"scale": 2.0})
+
+
+def test_methods_are_bound():
+    layer = Layer(B)
+    assert verdict(Checker(layer.reference, layer.forward), layer.forward, A) == ""
+    assert verdict(Checker(layer.is_right, layer.forward), layer.forward, A) == ""
+    # as decorated in the class body: the object is the first argument
+    assert verdict(Checker(Layer.reference, Layer.forward), Layer.forward, layer, A) == ""
+
+
+def test_the_first_parameter_decides_where_both_fit():
+    """A reference has the name of the function's first parameter there."""
+
+    def function(x: torch.Tensor, config: object = None) -> torch.Tensor:
+        return x + 1
+
+    asked = []
+
+    def check(result: torch.Tensor, x: torch.Tensor | None = None) -> None:
+        asked.append(x)
+
+    checker = Checker(check, function)
+    assert verdict(checker, function, A) == ""
+    assert asked == [A]
+    checker = Checker(lambda x, y=1: x + y, function)
+    assert verdict(checker, function, A) == ""
+    assert verdict(checker, lambda x: x, A) != ""
+
+
+@pytest.mark.parametrize("answer", [torch.zeros(3), 0.5, 1, "yes", A @ B])
+def test_an_answer_that_is_none_is_an_error(answer: Any):
+    """A check that returns a tensor is a reference whose parameters do not say so: the message says how to say it."""
+    checker = Checker(lambda result, *args: answer, product)
+    checker.begin((A, B), {})
+    with pytest.raises(TypeError, match=r"returned (Tensor|float|int|str), need None or a bool.*matches\("):
+        checker.verdict(A @ B, (A, B), {})
+
+
+def test_what_an_assertion_says_is_the_verdict():
+    """On one line, without the tail; an assertion that says nothing is quoted."""
+
+    def silent(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        if result.sum() != 0:
+            raise AssertionError
+
+    said = verdict(Checker(asserts, product), lambda a, b: torch.zeros(8, 4), A, B)
+    assert said.startswith("Tensor-likes are not close!; Mismatched elements: 32 / 32 (100.0%)")
+    assert "\n" not in said
+    assert verdict(Checker(silent, product), product, A, B).startswith("raise AssertionError (line ")
+    assert verdict(Checker(close, product), lambda a, b: torch.zeros(8, 4), A, B) == "close returned False"
+
+
+def test_other_errors_of_a_check_are_the_users():
+    """And so are those of a reference."""
+    checker = Checker(lambda result, a, b: result.no_such_thing, product)
+    checker.begin((A, B), {})
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        checker.verdict(A @ B, (A, B), {})
+    with pytest.raises(RuntimeError, match="does not broadcast"):
+        Checker(reference, product).begin((A, A), {})
+
+
+def test_random_numbers_and_gradients_are_left_alone():
+    """A reference with dropout, and a check that draws: the function draws what it would have drawn without them."""
+    drawn: list[tuple[float, float, float]] = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        return torch.nn.functional.dropout(a)
+
+    def dropped(a: torch.Tensor) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        random.random()
+        np.random.rand()
+        torch.rand(())
+        return torch.nn.functional.dropout(a)
+
+    def seeded() -> None:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+
+    seeded()
+    function(A)
+    seeded()
+    checker = Checker(dropped, function)
+    a = A.clone().requires_grad_()
+    assert verdict(checker, function, a) == ""  # the same numbers: the reference left the generators where they were
+    assert drawn[0] == drawn[1]
+    assert torch.is_grad_enabled()
+    checker.begin((a,), {})
+    result = function(a)
+    checker.verdict(result, (a,), {})
+    result.sum().backward()
+    assert a.grad is not None
+
+
+def test_a_reference_runs_once_for_one_call():
+    """Again for other arguments, and for the same ones where torch has written to them since."""
+    asked: list[torch.Tensor] = []
+
+    def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        asked.append(a)
+        return a @ b
+
+    checker = Checker(counted, product)
+    a = A.clone()
+    for _ in range(3):
+        assert verdict(checker, product, a, B) == ""
+    assert len(asked) == 1
+    assert verdict(checker, product, A, B) == ""
+    assert len(asked) == 2
+    assert verdict(checker, product, a, B) == ""
+    a *= 2
+    assert verdict(checker, product, a, B) == ""
+    assert len(asked) == 4
+    assert verdict(checker, product, a, B.clone()) == ""
+    assert len(asked) == 5
+
+
+def test_the_arguments_of_a_call_are_not_kept_alive():
+    """Activations of a step are freed when the step is through; a new tensor in their place is another call."""
+    checker = Checker(product, product)
+    counts = []
+    for k in range(3):
+        a = torch.full((8, 16), float(k))
+        assert verdict(checker, product, a, B) == ""
+        alive = weakref.ref(a)
+        del a
+        counts.append(alive() is None)
+    assert counts == [True] * 3
+
+
+def test_results_that_are_no_tensors_are_checked():
+    """Numbers, nothing at all, and tensors among other things."""
+    assert verdict(Checker(lambda a: None, lambda a: None), lambda a: None, A) == ""
+    assert verdict(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()), A) == ""
+    assert verdict(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()) + 1, A).startswith("wrong by 1 ")
+    split = Checker(lambda a: {"parts": a.split(4), "n": len(a)}, lambda a: None)
+    assert verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 0], "n": 8}, A) == ""
+    assert verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A).startswith("wrong by 1 at [")
+    assert "in result['parts'][1]" in verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A)
+
+
+def test_a_reference_that_returns_an_argument_is_copied():
+    """The function is about to change it."""
+    x = torch.ones(4)
+    checker = Checker(lambda x: x.mul_(2), lambda x: x)
+    for k in range(1, 4):
+        assert verdict(checker, lambda x: x.copy_(x + x), x) == ""
+        assert x.tolist() == [2.0**k] * 4
+    assert verdict(checker, lambda x: x, x) != ""
+
+
+def test_matches_can_be_called_as_a_check():
+    """In a test of the user's own, say."""
+    check = matches(torch.matmul, rtol=1e-4)
+    check(A @ B, A, B)
+    with pytest.raises(AssertionError, match="wrong by"):
+        check(A @ B + 1, A, B)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf")])
+def test_a_tolerance_is_a_number_from_zero(tolerance: float):
+    with pytest.raises(ValueError, match="rtol is"):
+        matches(torch.matmul, rtol=tolerance)
+    with pytest.raises(ValueError, match="atol is"):
+        matches(torch.matmul, atol=tolerance)
+
+
+def test_tolerances_are_used():
+    assert verdict(Checker(matches(torch.matmul, rtol=0.1), product), lambda a, b: 1.05 * (a @ b), A, B) == ""
+    assert verdict(Checker(matches(torch.matmul, atol=0.1), product), lambda a, b: (a @ b) + 0.09, A, B) == ""
+    assert verdict(Checker(matches(torch.matmul), product), lambda a, b: 1.05 * (a @ b), A, B) != ""

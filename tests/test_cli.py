@@ -1,0 +1,156 @@
+"""``dist-tune cache`` as a command: words, exit codes and streams, and whatever texts and files it comes upon."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from dist_tune.cache import Cache
+from dist_tune.cli import main
+from tests.cached_records import candidate, environment, record
+from tests.cli_answers import Answers, keep
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
+    return Answers(capsys)
+
+
+# -- whatever lies there ---------------------------------------------------------------------------------------------
+
+HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e\udc80" + "y" * 10_000
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show", "y"), ("explain",), ("clear", "--yes")])
+def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
+    """Neither markup nor control characters of a record reach the terminal, and nobody's screen is filled."""
+    text = HOSTILE.replace("\udc80", "")
+    row = candidate(0, config=text, fields={text: text}, failure=None, left=text)
+    hostile = record(
+        kernel=f"{text}.y",
+        key=text,
+        closure=text,
+        candidates=[row, candidate(1, failure=text)],
+        winner=0,
+        environment=environment(device=text),
+    )
+    keep(cache, hostile)
+    out = ask(*words)
+    assert not set("\x1b\x07\r\u202e") & set(out + ask.err)
+    assert max(map(len, out.splitlines())) < 3000
+    if words[0] != "clear":
+        assert "[bold]" in out
+
+
+def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
+    """A warning quotes what a file says of itself."""
+    path = cache.store(record(kernel="\x1b[2J"))
+    assert path is not None
+    path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json"))
+    ask("ls")
+    assert r"another key, '\x1b[2J" in ask.err
+    assert "\x1b" not in ask.err
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show", "gemm"), ("explain", "gemm"), ("export", "e.json")])
+def test_a_broken_file_is_a_line_on_stderr(
+    cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+):
+    """The others are shown; a person reads a warning and not a line of the library's source."""
+    monkeypatch.chdir(tmp_path)
+    keep(cache, record(), record(key="[1]"))
+    broken = cache.path_of(record(key="[1]").cache_key)
+    broken.write_bytes(broken.read_bytes().replace(b"model", b"modal"))
+    ask(*words)
+    assert ask.err.startswith(f"dist-tune: cache file {broken} is not used: its checksum is wrong")
+    assert "UserWarning" not in ask.err
+    json.loads(ask(*words, "--json"))
+
+
+def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
+    assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["cache"], ["cache", "show"], ["cache", "merge"], ["cache", "ls", "--jsn"], ["doktor"]])
+def test_what_is_not_understood_is_code_2(capsys: pytest.CaptureFixture[str], words: list[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: dist-tune" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]):
+    for words, expected in ((["--help"], "dist-tune cache explain gemm"), (["--version"], "dist_tune 0.1.0"), (["cache", "-h"], "explain")):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_it_is_a_module(cache: Cache):
+    """In a process of its own: one JSON document on stdout, nothing on stderr."""
+    keep(cache, record())
+    command = [sys.executable, "-m", "dist_tune", "cache", "ls", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["records"][0]["kernel"] == "model.gemm"
+
+
+def test_a_reader_that_goes_away_is_no_error(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """``dist-tune cache ls | head -1`` ends without a traceback."""
+    keep(cache, record())
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["cache", "ls"]) == 0
+
+
+def test_a_terminal_may_know_ascii_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """As in a container without a locale."""
+    keep(cache, record(kernel="größe"))
+    stdout = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["cache", "ls"]) == 0
+    stdout.seek(0)
+    assert "gr\\xf6\\xdfe" in stdout.read()
+
+
+def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    def refused(_self: Cache) -> None:
+        raise PermissionError(13, "Permission denied", "/home/other")
+
+    monkeypatch.setattr(Cache, "entries", refused)
+    assert "Permission denied: '/home/other'" in ask.json("ls", code=1)["error"]
+
+
+def test_an_interrupt_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(_self: Cache) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cache, "entries", interrupted)
+    assert ask("ls", code=130) == ""
+
+
+def test_the_installed_command_is_this_one():
+    """What pip puts on the PATH."""
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}

@@ -1,0 +1,172 @@
+"""``dist-tune cache export``, ``merge`` and ``clear``: what is written and deleted, and what is never touched."""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from dist_tune.cache import Cache
+from tests.cached_records import NOON, measured, record
+from tests.cli_answers import FILE, Answers, everything, keep
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
+    return Answers(capsys)
+
+
+# -- export and merge ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Into an empty cache on another machine: the same files in the same places; again, and nothing changes."""
+    keep(cache, record(), record(key="[1]"), record(kernel="<lambda>"))
+    assert ask.json("export", tmp_path / "e.json") == {
+        "path": str(tmp_path / "e.json"),
+        "n_records": 3,
+        "bytes": (tmp_path / "e.json").stat().st_size,
+    }
+    json.loads((tmp_path / "e.json").read_text())
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "other"))
+    answer = ask.json("merge", tmp_path / "e.json")
+    assert (answer["added"], answer["kept"], answer["refused"]) == (3, 0, 0)
+    merged = {path.relative_to(tmp_path / "other"): content for path, content in everything(tmp_path / "other").items()}
+    assert merged == {path.relative_to(cache.folder): content for path, content in everything(cache.folder).items()}
+    assert ask("merge", tmp_path / "e.json").splitlines()[-1] == f"3 kept; the cache is {tmp_path / 'other'}"
+    assert merged == {path.relative_to(tmp_path / "other"): content for path, content in everything(tmp_path / "other").items()}
+
+
+def test_export_of_one_name(cache: Cache, ask: Answers, tmp_path: Path):
+    keep(cache, record(), record(key="[1]"), record(kernel="other"))
+    assert ask("export", tmp_path / "e.json", "--name", "gemm").startswith("2 records, ")
+    ask("export", tmp_path / "e.json", "--name", "zzz", code=1)
+
+
+@pytest.mark.parametrize("target", ["a file of somebody's", "folder", "no/such/folder/e.json", "fifo", "loop"])
+def test_export_overwrites_nothing_but_an_export(cache: Cache, ask: Answers, tmp_path: Path, target: str):
+    """A reason and exit code 1, and no trace of a file half written."""
+    keep(cache, record())
+    ask("export", tmp_path / "e.json")
+    ask("export", tmp_path / "e.json")
+    (tmp_path / "a file of somebody's").write_text(FILE)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.rglob("*"))
+    ask("export", tmp_path / target, code=1)
+    assert str(tmp_path / target) in ask.err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "a file of somebody's").read_text() == FILE
+
+
+def test_export_of_nothing_is_refused(ask: Answers, tmp_path: Path):
+    """An empty file would be taken for a success."""
+    assert "nothing to export" in ask.json("export", tmp_path / "e.json", code=1)["error"]
+    assert not (tmp_path / "e.json").exists()
+
+
+def test_merge_keeps_the_better_measured(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More timed replays win, whenever they were; the report says which did, and why."""
+    keep(cache, measured(10, key="[a]", tuned_at=NOON + timedelta(days=30)), measured(30, key="[b]"), measured(10, key="[c]"))
+    ask("export", tmp_path / "e.json")
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "other"))
+    keep(Cache(tmp_path / "other"), measured(20, key="[a]"), measured(20, key="[b]"))
+    answer = ask.json("merge", tmp_path / "e.json")
+    assert {row["key"]: row["outcome"] for row in answer["records"]} == {"[a]": "kept", "[b]": "replaced", "[c]": "added"}
+    reasons = {row["key"]: row["reason"] for row in answer["records"]}
+    assert reasons["[a]"] == "20 timed replays are better than 10"
+    assert reasons["[b]"] == "30 timed replays are better than 20"
+    assert [entry.record.n_samples for entry in Cache(tmp_path / "other").entries()] == [20, 30, 10]
+
+
+def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_path: Path):
+    """Good files among bad ones are merged; the bad ones are named with the reason, last; exit code 1."""
+    folder = tmp_path / "theirs" / "deep"
+    good = Cache(folder).store(record())
+    assert good is not None
+    (folder / "junk.json").write_text("{}")
+    (folder / "notes.txt").write_text(FILE)
+    out = ask("merge", tmp_path / "theirs", tmp_path / "none.json", "/dev/zero", code=1)
+    lines = out.splitlines()
+    assert lines[-1] == f"1 added, 3 refused; the cache is {cache.folder}"
+    assert [line.split()[0] for line in lines[1:5]] == ["added", "refused", "refused", "refused"]
+    assert "not laid out as a record" in out
+    assert "notes.txt" not in out
+    assert cache.find(record().cache_key) == record()
+
+
+# -- clear -----------------------------------------------------------------------------------------------------------
+
+
+def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
+    """One record by its id, all of a kernel by its name."""
+    one, other, _ = keep(cache, record(), record(key="[1]"), record(kernel="other"))
+    assert [Path(path).stem for path in ask.json("clear", one, "--yes")["deleted"]] == [one]
+    assert [entry.path.stem for entry in cache.entries() if entry.record.kernel == "model.gemm"] == [other]
+    assert ask("clear", "gemm", "--yes") == "deleted 1 record of model.gemm\n"
+    assert [entry.record.kernel for entry in cache.entries()] == ["other"]
+
+
+def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
+    """Records, broken and temporary files and locks go, also what lies in their place as a link; everything else stays."""
+    (stem,) = keep(cache, record())
+    folder = cache.folder / "model.gemm"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in (f"{stem}.json", "x.tmp", ".lock"):
+        (outside / name).write_text(FILE)
+    for name in ("x.json.broken", "x.tmp", f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json"):
+        (folder / name).write_text(FILE)
+    (folder / f"{'1' * 12}-{'0' * 12}-{'0' * 12}.json").symlink_to(outside / "x.tmp")
+    strange = [cache.folder / "x.tmp", cache.folder / f"{stem}.json", folder / "notes.txt", folder / "x.json"]
+    for path in strange:
+        path.write_text(FILE)
+    (folder / "folder.tmp").mkdir()
+    (cache.folder / "linked").symlink_to(outside)
+    ask("clear", "--yes")
+    left = sorted(path for path in cache.folder.rglob("*"))
+    assert left == sorted([*strange, folder, folder / "folder.tmp", cache.folder / "linked"])
+    assert len(list(outside.iterdir())) == 3
+
+
+def test_a_cleared_cache_is_an_empty_folder(cache: Cache, ask: Answers):
+    keep(cache, record(), record(kernel="other"))
+    ask("clear", "--yes")
+    assert list(cache.folder.iterdir()) == []
+    assert ask("clear", "--yes") == f"nothing to delete in {cache.folder}\n"
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "goes"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_clear_asks_first(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch, answer: str, goes: bool):
+    """On stderr, naming what and where; anything but yes is no."""
+    keep(cache, record())
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    ask("clear", code=0 if goes else 1)
+    assert "Delete all 1 record" in ask.err
+    assert str(cache.folder) in ask.err
+    assert (cache.entries() == []) is goes
+
+
+def test_clear_does_not_ask_a_script(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    """Without a terminal and without --yes nothing is deleted."""
+    keep(cache, record())
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
+    assert "--yes" in ask.json("clear", code=1)["error"]
+    assert len(cache.entries()) == 1

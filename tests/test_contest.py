@@ -1,0 +1,236 @@
+"""Races that begin with what earlier tunings found, fed with plain numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_tune.choice import Agreed, Policy
+from dist_tune.contest import MAX_OVERTIME
+from dist_tune.engine import Search
+from dist_tune.plan import Known, Plan, SearchName, Tally, Trial
+from tests.test_engine import Take, World
+
+pytestmark = pytest.mark.once
+
+TIE = Policy().tie
+
+
+def found(times_ms: Mapping[int, float], winner: int | None = None) -> Known:
+    """What a tuning of the same closure would have found: ten replays each."""
+    return Known({i: Agreed(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
+
+
+def searching(n: int, known: Known, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> Search:
+    search = Search(plan or Plan())
+    search.add("s", n, failures or {}, known)
+    return search
+
+
+def of(times_ms: Sequence[float]) -> Take:
+    """Ranks that take these times, whatever the replay."""
+    return lambda rank, site, i, replay: times_ms[i]
+
+
+def race(times_ms: Sequence[float], known: Known, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> World:
+    """To its end; all ranks take the same times in every replay."""
+    return World(searching(len(times_ms), known, plan, failures), 2, of(times_ms)).finish()
+
+
+def runs(world: World) -> Counter[int]:
+    """Candidate -> replays it ran in, timed or not."""
+    return Counter(trial.candidate for trial in world.trials("s") if trial is not None)
+
+
+def test_where_nobody_is_new_the_choice_stands():
+    """A list that has only lost some, or changed its order: no replay at all, and all keep their times."""
+    world = race([3.0, 2.0, 4.0], found({0: 3.0, 1: 2.0, 2: 4.0}, winner=0))
+    assert (world.replays, world.search.best("s")) == ([], 0)
+    assert [each.agreed.n_replays for each in world.search.standings("s") if each.agreed] == [10] * 3
+
+
+def test_new_ones_have_the_old_winner_to_beat():
+    """Six known ones and a new one that is twice as slow: one timed replay of each of the two, and the record keeps the earlier times."""
+    times = [2.5, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
+    world = race(times, found(dict(enumerate(times[1:], 1)), winner=2), Plan(n_warmup=1))
+    assert world.replays == [{"s": Trial(2, is_timed=False)}, {"s": Trial(2, is_timed=True)}, {"s": Trial(0, is_timed=True)}]
+    assert world.search.best("s") == 2
+    standings = world.search.standings("s")
+    assert [each.left for each in standings if each.left] == ["left the race after rung 0", *["not raced: slower in an earlier tuning"] * 5]
+    assert [each.agreed.n_replays for each in standings if each.agreed] == [1] + [10] * 6
+
+
+def test_a_new_one_that_is_better_wins():
+    """It and the old winner are compared as in any finals; those that had lost to that are not."""
+    times = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 0.95]
+    world = race(times, found(dict(enumerate(times[:6])), winner=0))
+    assert world.search.best("s") == 6
+    assert runs(world).keys() == {0, 6}
+    assert all(n > 5 for n in runs(world).values())
+
+
+def test_the_known_are_not_compared_with_times_of_today():
+    """Everything takes three times as long as then: a new one that looks twice as slow is a third faster."""
+    times = [3.0, 3.1, 3.2, 3.3, 3.4, 2.0]
+    world = race(times, found({i: ms / 3 for i, ms in enumerate(times[:5])}, winner=0))
+    assert world.search.best("s") == 5
+
+
+def test_a_winner_with_a_slow_kernel_is_not_hopeless():
+    """It won by the closure's time. It stays for the new one, and wins by the closure's time again."""
+    kernels_ms, closures_ms = {0: 1.0, 1: 1.9, 2: 1.0}, {0: 4.0, 1: 3.0, 2: 3.6}
+    search = searching(3, Known({i: Agreed(kernels_ms[i], closures_ms[i]) for i in (0, 1)}, winner=1), Plan(0, 5))
+    seen: Counter[int] = Counter()
+    while batch := search.batch():
+        seen.update(replay["s"].candidate for replay in batch)
+        agreed = {i: Agreed(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
+        search.tell(len(batch), Tally({"s": agreed}))
+    assert search.best("s") == 1
+    assert seen[2] > 5
+
+
+@pytest.mark.parametrize("n_hiccups", [1, 4])
+def test_hiccups_of_the_old_winner_do_not_dethrone_it(n_hiccups: int):
+    """In its first replays it takes ten times as long, up to the finals: there it is measured beside the best of the new ones."""
+    search = searching(12, found({0: 1.0, 1: 1.2}, winner=0), Plan(0, 5))
+    seen: list[int] = []
+
+    def take(rank: int, site: str, i: int, replay: int) -> float:
+        seen.append(i)
+        return 10.0 if i == 0 and seen.count(0) <= n_hiccups else 1.2 + i / 1000 if i else 1.0
+
+    World(search, 1, take).finish()
+    assert search.best("s") == 0
+
+
+def test_an_old_winner_that_does_not_run_leaves_a_winner():
+    """It fails at the vote: the others race. It fails later: what has run stands, or what was known."""
+    times, known = [1.0, 1.1, 1.2], found({0: 1.0, 1: 1.1, 2: 1.2}, winner=0)
+    world = race(times, known, failures={0: "rank 1: no"})
+    assert (world.search.best("s"), set(runs(world))) == (1, {1, 2})
+    search = searching(3, known)
+    search.drop("s", {0: "rank 1: wrong"})
+    assert (search.batch(), search.best("s")) == ([], 1)
+    search = searching(4, known)
+    world = World(search, 1, lambda rank, site, i, k: "broke" if i == 0 else times[0] * 2).finish()
+    assert (search.best("s"), search.standings("s")[0].failure) == (3, "rank 0: broke")
+
+
+def test_without_the_old_winner_the_rest_race():
+    """It is no candidate any more: all that were not hopeless even beside each other are warmed up and measured."""
+    times = [2.0, 1.9, 1.8, 1.7, 1.6, 4.0]
+    world = race(times, found(dict(enumerate(times))), Plan(2, 3))
+    assert [trial.is_timed for trial in world.trials("s")[:3] if trial] == [False, False, True]
+    assert world.search.best("s") == 4
+    assert runs(world).keys() == {0, 1, 2, 3, 4}
+    assert world.search.standings("s")[5].left == "not raced: slower in an earlier tuning"
+
+
+@pytest.mark.parametrize("n_warmup", [0, 3])
+def test_where_no_replay_can_be_timed_the_known_winner_stays(n_warmup: int):
+    """A site that nobody meets again, and a bound that is used up by warming up."""
+    known = found({1: 1.0, 3: 2.0}, winner=3)
+    world = World(searching(5, known, Plan(n_warmup, 2)), 2, lambda *_: None).finish(at_most=40)
+    assert world.search.best("s") == 3
+    assert race([1.0] * 5, known, Plan(3, 5, max_replays=1)).search.best("s") == 3
+
+
+@pytest.mark.parametrize("search", ["racing", "exhaustive"])
+def test_the_old_winner_has_the_first_turn(search: SearchName):
+    """With one replay in all, no other that was timed can take its place."""
+    world = race([2.0, 2.0, 1.0], found({2: 1.0}, winner=2), Plan(0, 5, search, max_replays=1))
+    assert (world.search.best("s"), set(runs(world))) == (2, {2})
+
+
+def test_before_anything_is_measured_the_known_winner_is_the_incumbent():
+    """It is what other sites' replays run beside, and not the first candidate."""
+    assert searching(3, found({0: 9.0, 2: 1.0}, winner=0)).best("s") == 0
+    assert searching(3, found({1: 9.0, 2: 1.0})).best("s") == 2
+    assert searching(3, Known()).best("s") == 0
+
+
+def test_an_exhaustive_search_gives_the_new_ones_and_the_old_winner_their_rows():
+    times = [1.0, 1.1, 1.2, 1.3, 9.0, 1.05]
+    world = race(times, found(dict(enumerate(times[:4])), winner=1), Plan(1, 2, search="exhaustive"))
+    assert runs(world) == dict.fromkeys([1, 4, 5], 3)
+    assert world.search.best("s") == 5
+
+
+sizes_ms = st.floats(0.1, 10.0)
+plans = st.builds(
+    Plan, st.integers(0, 2), st.integers(1, 5), st.sampled_from(["racing", "racing", "exhaustive"]), st.sampled_from(["closure", "kernel"])
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[float], dict[int, float], float, Plan]:
+    """Times, which of them are known, how much slower everything is now, a plan."""
+    times = draw(st.lists(sizes_ms, min_size=1, max_size=40))
+    known = draw(st.sets(st.integers(0, len(times) - 1)))
+    drift = draw(st.floats(0.5, 2.0))
+    return times, {i: times[i] for i in known}, drift, draw(plans)
+
+
+@settings(max_examples=80, deadline=None)
+@given(tables())
+def test_known_times_cost_no_quality(table: tuple[list[float], dict[int, float], float, Plan]):
+    """Whatever is known, and however slow the device is today: the winner is as fast as the fastest, but for a tie."""
+    times, known, drift, plan = table
+    winner = min(known, key=lambda i: (known[i], i), default=None)
+    search = searching(len(times), found(known, winner), plan)
+    bound, world = search.bound, World(search, 2, of([ms * drift for ms in times])).finish()
+    best = search.best("s")
+    assert best is not None
+    assert times[best] <= min(times) * (1 + 2 * TIE)
+    assert not runs(world).keys() & (known.keys() - {winner})
+    assert len(world.replays) <= bound
+
+
+@settings(max_examples=80, deadline=None)
+@given(tables(), st.integers(1, 30))
+def test_a_bound_never_costs_the_winner_that_was_known(table: tuple[list[float], dict[int, float], float, Plan], bound: int):
+    """However few replays there may be, the choice is no worse than the one that stood."""
+    times, known, drift, plan = table
+    winner = min(known, key=lambda i: (known[i], i), default=None)
+    bounded = Plan(plan.n_warmup, plan.n_repeat, plan.search, plan.objective, bound)
+    world = race([ms * drift for ms in times], found(known, winner), bounded)
+    best = world.search.best("s")
+    assert best is not None
+    assert len(world.replays) <= bound
+    if winner is not None:
+        assert times[best] <= times[winner] * (1 + 2 * TIE)
+
+
+@st.composite
+def doubtful(draw: st.DrawFn) -> tuple[int, Known, dict[int, str], Plan, Take]:
+    """Known times that have nothing to do with the real ones, failures at every point, replays in which nobody meets the site."""
+    n = draw(st.integers(1, 30))
+    indices = st.integers(0, n - 1)
+    agreed = {i: Agreed(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
+    failures = dict.fromkeys(draw(st.sets(indices, max_size=3)), "rank 0: no")
+    pool = draw(st.lists(st.one_of(sizes_ms, sizes_ms, st.just("broke"), st.none()), min_size=1, max_size=30))
+
+    def take(rank: int, site: str, i: int, replay: int) -> Any:
+        return pool[(rank * 7 + i * 3 + replay) % len(pool)]
+
+    return n, Known(agreed, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
+
+
+@settings(max_examples=80, deadline=None)
+@given(doubtful(), st.randoms(use_true_random=False))
+def test_whatever_is_known_a_race_ends(world: tuple[int, Known, dict[int, str], Plan, Take], dice: Any):
+    """Within its overtime, equally whatever the order of what it was told, with a winner that has failed nowhere."""
+    n, known, failures, plan, take = world
+    other = Known(dict(dice.sample(list(known.agreed.items()), len(known.agreed))), known.winner)
+    searches = [searching(n, each, plan, failures) for each in (known, other)]
+    ends = [World(search, 2, take).finish(at_most=MAX_OVERTIME * n * 8 + 100) for search in searches]
+    assert ends[0].replays == ends[1].replays
+    assert searches[0].standings("s") == searches[1].standings("s")
+    best, standings = searches[0].best("s"), searches[0].standings("s")
+    assert searches[1].best("s") == best
+    assert standings[best].failure is None if best is not None else all(each.failure for each in standings)

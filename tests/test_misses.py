@@ -1,0 +1,161 @@
+"""Why no record fits, and which comes nearest."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_tune.misses import differences, explain, nearest, nearest_shape
+from dist_tune.records import CacheKey, TuningRecord
+from tests.cached_records import NOON, environment, record
+
+pytestmark = pytest.mark.once
+
+
+def wanted(**changes: Any) -> CacheKey:
+    return record(**changes).cache_key
+
+
+def test_differences_are_fields_with_both_values():
+    """Fields of the environment stand beside the others, under their own names."""
+    other = wanted(key="[1]", environment=environment(triton="3.9.0", cuda=None))
+    assert differences(other, wanted()) == {"key": ("[1]", wanted().key), "triton": ("3.9.0", "3.6.0"), "cuda": (None, "13.0")}
+    assert differences(wanted(), wanted()) == {}
+    assert set(differences(CacheKey(name="", source="", key="", candidates="", environment=other.environment), wanted())) == {
+        "name", "source", "key", "candidates", "triton", "cuda",
+    }  # fmt: skip
+
+
+def test_the_nearest_record_differs_in_the_fewest_fields():
+    """Of equals the newest; a record of another kernel is near nothing."""
+    far = record(source="x", environment=environment(triton="3.9.0"))
+    near = [record(source="x", tuned_at=NOON + timedelta(days=day)) for day in (0, 2, 1)]
+    assert nearest(wanted(), [far, *near]) == near[1]
+    assert nearest(wanted(), [far]) == far
+    assert nearest(wanted(), [record(kernel="other")]) is None
+    assert nearest(wanted(), []) is None
+
+
+def test_without_a_record_of_that_name_the_explanation_is_short():
+    assert explain(wanted(), [record(kernel="other")]) == "There is no record of model.gemm."
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reason"),
+    [
+        ({"environment": environment(triton="3.9.0")}, "triton: 3.6.0 here, 3.9.0 in the record. DIST_TUNE_VERSION_CHECK=0 accepts it."),
+        (
+            {"environment": environment(cuda=None, torch="2.9")},
+            "torch: 2.13.0 here, 2.9 in the record; cuda: 13.0 here, None in the record.",
+        ),
+        ({"environment": environment(world_size=8)}, "world_size: 4 here, 8 in the record."),
+        ({"source": "x"}, "source: the code of model.gemm, or of something it calls, has changed."),
+        ({"n_candidates": 5}, "candidates: the list of configs to choose from is another."),
+        ({"key": "[8192,1]"}, "key: [4096,2752,torch.bfloat16] here, [8192,1] in the record."),
+        ({"key": "x" * 1000}, "key: [4096,2752,torch.bfloat16] here, " + "x" * 120 + "... in the record."),
+        ({"source": "x", "key": "[1]"}, "has changed; key: [4096"),
+    ],
+)
+def test_an_explanation_names_what_differs(recorded: dict[str, Any], reason: str):
+    """With both values where a person can compare them, and with what to do where something can be done."""
+    text = explain(wanted(), [record(**recorded)])
+    assert text.startswith("The nearest record of model.gemm (tuned 2026-03-01 12:00 UTC) differs in ")
+    assert reason in text
+    assert ("VERSION_CHECK" in text) == (set(recorded) == {"environment"} and "world_size" not in text)
+
+
+def test_a_record_that_fits_is_no_miss():
+    """Another rank may lack what this one has; the explanation does not make up a reason."""
+    assert explain(wanted(), [record(source="x"), record()]) == "There is a record of model.gemm that fits (tuned 2026-03-01 12:00 UTC)."
+
+
+def shape_of(key: str, *others: str) -> str | None:
+    found = nearest_shape(wanted(key=key), [record(key=other) for other in others])
+    return None if found is None else found.key
+
+
+@pytest.mark.parametrize(
+    ("key", "others", "chosen"),
+    [
+        ("[4096,4096]", ["[1024,4096]", "[8192,4096]", "[4096,512]"], "[8192,4096]"),
+        ("[4096,4096]", ["[2048,2048]", "[4000,2048]", "[16384,4096]"], "[4000,2048]"),
+        ("[100]", ["[50]", "[190]"], "[190]"),
+        ("[100]", ["[100]", "[101]"], "[100]"),
+        ("[0,64]", ["[1,64]", "[0,32]", "[0,4]"], "[0,32]"),
+        ("[0]", ["[1000]", "[1]"], "[1]"),
+        ("[-1]", ["[8]", "[-2]"], "[-2]"),
+        ("[1e-05]", ["[1e-06]", "[1.0]", "[1e-09]"], "[1e-06]"),
+        (f"[{10**200}]", ["[1]", f"[{10**199}]", f"[-{10**200}]"], f"[{10**199}]"),
+        ("[1e300]", ["[1e-300]", "[1e308]"], "[1e308]"),
+        ("[1e-300]", ["[1e300]", "[1e-308]"], "[1e-308]"),
+        ("[1e999]", ["[1e999]", "[1.0]", "[0.0]"], "[1e999]"),
+        ("<=1024", ["<=64", "<=512"], "<=512"),
+    ],
+)
+def test_the_nearest_shape(key: str, others: list[str], chosen: str):
+    """By factors: half as large is as far as twice as large. Zeros, signs and numbers of any size are no error."""
+    assert shape_of(key, *others) == chosen
+    assert shape_of(key, *reversed(others)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("[64,torch.float16]", "[64,torch.float32]"),
+        ("[64,cuda:0]", "[64,cuda:1]"),
+        ("[64,sm_90]", "[64,sm_100]"),
+        ("[64,'2']", "[64,'4']"),
+        ('[64,"2 x"]', '[64,"4 x"]'),
+        ("[64,'it''s 2']", "[64,'it''s 4']"),
+        ("[64,'open 2]", "[64,'open 4]"),
+        ("[64,True]", "[64,False]"),
+        ("[64,1]", "[64,1.0]"),
+        ("[-1]", "[1]"),
+        ("[64,0x10]", "[64,0x20]"),
+        ("[64,fp8e4]", "[64,fp8e5]"),
+        ("[64,v1.2]", "[64,v1.3]"),
+        ("[64]", "[64,64]"),
+        ("[64]", "(64)"),
+        ("[64]", "[]"),
+        ("[64,x]", "[64,<integer>]"),
+        ("[" + "1" * 5000 + "]", "[2]"),
+    ],
+)
+def test_other_keys_are_no_shapes_of_this_one(key: str, other: str):
+    """Digits in a word or in quotes tell kinds apart, not sizes; another type or number of sizes is another kind."""
+    assert shape_of(key, other) is None
+    assert shape_of(other, key) is None
+    assert shape_of(key, key) == key
+
+
+@pytest.mark.parametrize("changes", [{"source": "x"}, {"n_candidates": 2}, {"environment": environment(torch="x")}, {"kernel": "x"}])
+def test_a_shape_of_something_else_is_not_near(changes: dict[str, Any]):
+    """All but the key must be equal: the winner must be one of the candidates, and its times of this machine."""
+    assert nearest_shape(wanted(key="[64]"), [record(key="[32]", **changes)]) is None
+
+
+def test_of_equally_near_shapes_the_newest():
+    """Wherever it stands in the list."""
+    records = [record(key=key, tuned_at=NOON + timedelta(days=day)) for key, day in (("[32]", 0), ("[128]", 2), ("[32]", 1))]
+    assert nearest_shape(wanted(key="[64]"), records) == records[1]
+    assert nearest_shape(wanted(key="[64]"), records[::-1]) == records[1]
+    assert nearest_shape(wanted(key="[64]"), []) is None
+
+
+@settings(deadline=None)
+@given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", max_size=60), st.lists(st.text("0123456789.-e'[,]f", max_size=20), max_size=3))
+def test_any_text_is_a_key(key: str, others: list[str]):
+    """No key is an error, and each is nearest to itself."""
+    records: list[TuningRecord] = [record(key=each) for each in [*others, key]]
+    assert nearest_shape(wanted(key=key), records) == records[-1] or key in others
+
+
+@pytest.mark.parametrize("key", ["'\\" * 50_000, "'\"" * 50_000 + "'", "1" * 100_000, "1.e" * 50_000, "-" * 100_000, "a:" * 50_000])
+def test_a_long_key_takes_no_long_time(key: str):
+    """Files may hold any text; reading a key takes time in proportion to its length."""
+    began = time.monotonic()
+    nearest_shape(wanted(key=key), [record(key=key + "x")])
+    assert time.monotonic() - began < 2

@@ -1,0 +1,65 @@
+"""Results of every layout are checked, whether their memory can be spoiled or not, and arguments stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dist_tune.checks import Checker
+from tests.checked_runs import A, B, Function, multiply, run
+
+pytestmark = pytest.mark.once
+
+RESULTS: dict[str, Function] = {
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x.sum(),
+    "transposed": lambda x: (x + 1).t(),
+    "strided": lambda x: (x + 1)[::2, 1:],
+    "expanded": lambda x: x.sum(0)[:, None].expand(4, 5),
+    "views of each other": lambda x: (y := x + 1, y[1:], y.view(-1)),
+    "unfolded": lambda x: (x + 1).view(-1).unfold(0, 3, 1),
+    "conjugate": lambda x: torch.complex(x, x).conj(),
+    "negative view": lambda x: torch.complex(x, x).conj().imag,
+    "sparse": lambda x: x.to_sparse(),
+    "sparse rows": lambda x: x.to_sparse_csr(),
+    "parameter": lambda x: torch.nn.Parameter(x + 1),
+    "view of an argument": lambda x: x[1:],
+    "expanded argument": lambda x: x[:1].expand(3, 4),
+    "conjugate of an argument": lambda x: torch.view_as_complex(x.view(4, 2, 2)).conj(),
+    "bits of an argument": lambda x: x.view(torch.int32),
+    "detached": lambda x: x.detach(),
+    "nested": lambda x: {"a": [x + 1, (None, 3)], "b": x},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_results_of_any_layout_are_checked_and_arguments_stay(name: str):
+    """Whether they can be spoiled or not."""
+    function = RESULTS[name]
+    x = torch.randn(4, 4)
+    before = x.clone()
+    for check in (function, lambda result, x: not x.isnan().any()):
+        checker = Checker(check, function)
+        for _ in range(4):
+            assert run(checker, function, x) == ""
+        assert torch.equal(x, before)
+
+
+def test_inference_tensors_and_leaves_can_be_outputs():
+    """Autograd has no say in what is spoiled: versions do not count up."""
+    with torch.inference_mode():
+        made_there = torch.zeros(8, 4)
+    for out in (made_there, torch.zeros(8, 4, requires_grad=True), torch.nn.Parameter(torch.zeros(8, 4))):
+
+        def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                out.copy_(a @ b)
+            return out
+
+        checker = Checker(multiply, function)
+        assert run(checker, function, A, B, out) == ""
+        version = 0 if out.is_inference() else out._version
+        assert run(checker, lambda a, b, out: out, A, B, out) != ""
+        assert out.is_inference() or out._version == version
+        assert run(checker, function, A, B, out) == ""

@@ -1,0 +1,299 @@
+"""Nobody's memory is spoiled: what is read is put back, and what only contexts hold is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune.checks import Checker
+from tests.checked_runs import A, B, Function, accumulate, is_right, multiply, out_nothing, run, wants_rerun
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize("reference", [lambda a, b, out: out + a @ b, accumulate, lambda a, b, out: torch.addmm(out, a, b, out=out)])
+def test_an_argument_that_is_read_keeps_its_value(reference: Function):
+    """Accumulation: what is expected depends on what is there, so that is left alone; and the reference leaves it alone as well."""
+    out = torch.zeros(8, 4)
+    checker = Checker(reference, accumulate)
+    for k in range(1, 5):
+        assert run(checker, accumulate, A, B, out) == ""
+        assert torch.allclose(out, k * (A @ B), atol=1e-4)
+    assert run(checker, out_nothing, A, B, out) != ""
+    assert torch.allclose(out, 4 * (A @ B), atol=1e-4)
+
+
+def test_an_argument_that_a_check_lets_be_read_is_put_back():
+    """In place, with a check: the run that was given NaN is no verdict, its value is put back, and later ones are left alone."""
+    x = torch.ones(4)
+
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    checker = Checker(lambda result, x: bool((result == result.round()).all() and result.min() > 1), increment)
+    assert run(checker, increment, x) == ""
+    assert run(checker, increment, x) == ""
+    assert wants_rerun(checker)
+    assert x.tolist() == [2.0] * 4
+    assert run(checker, increment, x) == ""
+    assert not wants_rerun(checker)
+    assert x.tolist() == [3.0] * 4
+    assert run(checker, lambda x: x.mul_(0), x) != ""
+
+
+def test_what_is_read_is_known_by_its_position():
+    """Of the calls of a step, each with its own tensors, one run is spent on learning it."""
+    checker = Checker(lambda result, x: not result.isnan().any(), lambda x: x.add_(1))
+    n_reruns = 0
+    for _ in range(5):
+        assert run(checker, lambda x: x.add_(1), torch.ones(4)) == ""
+        n_reruns += wants_rerun(checker)
+    assert n_reruns == 2
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (8, 3), (2, 4, 4), (16, 4)])
+def test_a_smaller_output_has_room_for_itself_only(shape: tuple[int, ...]):
+    """Whatever is known of the last one: nothing is spoiled beyond its end, nor is it made larger."""
+
+    def function(n: int, out: torch.Tensor) -> torch.Tensor:
+        return out.fill_(n)
+
+    checker = Checker(lambda n, out: torch.full_like(out, n), function)
+    for _ in range(2):
+        assert run(checker, function, 3, torch.zeros(8, 4)) == ""
+    memory = torch.zeros(100)
+    for n in range(3):
+        out = memory[: torch.Size(shape).numel()].view(shape)
+        assert run(checker, function, n, out) == ""
+        assert out.eq(n).all()
+        assert memory[out.numel() :].eq(0).all()
+        separate = torch.zeros(shape)
+        assert run(checker, function, n, separate) == ""
+        assert separate.untyped_storage().nbytes() == separate.numel() * 4
+
+
+def test_a_result_around_an_argument_needs_room_around_the_next():
+    """The function returns the buffer that its argument is part of."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return x.as_strided((8,), (1,), 0) if x.untyped_storage().nbytes() == 32 else x
+
+    checker = Checker(lambda result, x: not result.isnan().any(), function)
+    for begin in (2, 0, 2, 0):
+        assert run(checker, function, torch.zeros(8)[begin : begin + 4]) == ""
+    small = torch.zeros(4)
+    assert run(checker, function, small) == ""
+    assert small.eq(1).all()
+    assert small.untyped_storage().nbytes() == 16
+
+
+def test_an_output_that_is_zeroed_before_each_run_is_put_back():
+    """Split products add up into zeros that ``reset`` has put there; the reference does not read them."""
+    out = torch.zeros(8, 4)
+    checker = Checker(multiply, accumulate)
+    for k in range(4):
+        out.zero_()
+        assert run(checker, accumulate, A, B, out) == ""
+        assert torch.allclose(out, A @ B, atol=1e-4) or (k == 1 and wants_rerun(checker) and not out.any())
+    out.zero_()
+    assert run(checker, out_nothing, A, B, out) != ""
+
+
+@pytest.mark.parametrize("check", [multiply, is_right])
+def test_a_part_of_an_argument_is_all_that_is_spoiled(check: Function):
+    """The rest of a larger buffer is somebody's."""
+    buffer = torch.ones(16, 4)
+
+    def function(a: torch.Tensor, b: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b, out=buffer[:8])
+
+    checker = Checker(check, function)
+    for _ in range(3):
+        assert run(checker, function, A, B, buffer) == ""
+        assert buffer[8:].eq(1).all()
+    assert run(checker, lambda a, b, buffer: buffer[:8], A, B, buffer) != ""
+
+
+def test_an_argument_that_is_handed_through_keeps_its_value():
+    """It is a result, and an input."""
+    a = A.clone()
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a @ b, a
+
+    for check in (function, is_right):
+        checker = Checker(check, function)
+        for _ in range(4):
+            assert run(checker, function, a, B) == ""
+            assert torch.equal(a, A)
+
+
+def test_a_cache_that_is_written_in_part_keeps_the_rest():
+    """Keys of one position are written, those of the others are results as well."""
+    cache, key = torch.randn(4, 8), torch.randn(8)
+    before = cache.clone()
+
+    def function(cache: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        cache[2] = key
+        return cache
+
+    def in_one_piece(cache: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return torch.cat([cache[:2], key[None], cache[3:]])
+
+    for check in (function, in_one_piece, lambda result, cache, key: torch.equal(result[2], key) and not result.isnan().any()):
+        checker = Checker(check, function)
+        for _ in range(4):
+            assert run(checker, function, cache, key) == ""
+        assert torch.equal(cache[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def test_a_captured_cache_that_is_written_in_part_keeps_the_rest():
+    """Nobody passes it: it is in a closure, and a result."""
+    cache, key = torch.randn(4, 8), torch.randn(8)
+    before = cache.clone()
+
+    def function(key: torch.Tensor) -> torch.Tensor:
+        cache[2] = key
+        return cache
+
+    for check in (lambda key: torch.cat([before[:2], key[None], before[3:]]), lambda result, key: not result.isnan().any()):
+        checker = Checker(check, function)
+        for _ in range(4):
+            assert run(checker, function, key) == ""
+        assert torch.equal(cache[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@dataclass
+class Context:
+    """What a distributed function carries along."""
+
+    buffers: list[torch.Tensor]
+    inner: Any = None
+
+
+@dataclass(slots=True)
+class Slotted:
+    buffer: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda t: Context([t]), lambda t: Context([], Context([], {"t": t})), Slotted, lambda t: Context([], Slotted(t))]
+)
+@pytest.mark.parametrize("how", ["argument", "keyword", "closure", "method"])
+def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
+    """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
+    memory = torch.zeros(8, 4)
+    context = wrap(memory)
+    seen: list[torch.Tensor] = []
+
+    def function(a: torch.Tensor, b: torch.Tensor, context: Any = None) -> torch.Tensor:
+        seen.append(memory.clone())
+        return torch.mm(a, b, out=memory)
+
+    def closed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        assert context is not None
+        return function(a, b)
+
+    class Step:
+        held = None
+
+        def __init__(self) -> None:
+            self.held = context
+
+        def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return function(a, b)
+
+    functions: dict[str, Function] = {"argument": function, "keyword": function, "closure": closed, "method": Step()}
+    outer = functions[how]
+    args = (A, B, context) if how == "argument" else (A, B)
+    kwargs = {"context": context} if how == "keyword" else {}
+    checker = Checker(lambda result, *args, **kwargs: is_right(result, *args), outer)
+    for _ in range(3):
+        assert run(checker, outer, *args, **kwargs) == ""
+    assert not any(each.isnan().any() for each in seen)
+
+
+def test_results_of_other_calls_are_not_spoiled():
+    """Layers of one step: what one has returned is the next one's input, and kept for the backward pass."""
+    weights = [torch.randn(4, 4) for _ in range(3)]
+
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w)
+
+    for check in (layer, lambda result, x, w: torch.equal(result, torch.relu(x @ w))):
+        checker = Checker(check, layer)
+        for _ in range(4):
+            kept = [torch.randn(4, 4)]
+            for w in weights:
+                checker.begin((kept[-1], w), {})
+                assert not any(each.isnan().any() for each in kept)
+                kept.append(layer(kept[-1], w))
+                assert checker.verdict(kept[-1], (kept[-2], w), {}) == ""
+
+
+def test_an_earlier_result_that_somebody_keeps_is_put_back():
+    """Whoever kept it finds it as it was."""
+    checker = Checker(multiply, multiply)
+    kept = []
+    for _ in range(4):
+        checker.begin((A, B), {})
+        kept.append(A @ B)
+        assert checker.verdict(kept[-1], (A, B), {}) == ""
+    assert all(torch.equal(each, A @ B) for each in kept)
+
+
+def test_a_run_without_a_verdict_leaves_things_as_they_were():
+    """It raised: what was spoiled for it is put back, at the latest before the next run."""
+    x = torch.ones(4)
+    checker = Checker(lambda result, x: True, lambda x: x)
+    assert run(checker, lambda x: x.add_(1), x) == ""
+    checker.begin((x,), {})
+    assert x.isnan().all()
+    checker.restore()
+    assert x.tolist() == [2.0] * 4
+    checker.begin((x,), {})
+    checker.begin((x,), {})
+    checker.restore()
+    assert x.tolist() == [2.0] * 4
+
+
+def test_errors_of_the_users_leave_things_as_they_were():
+    """Of a check, and of a reference that is asked again with NaN."""
+    x, calls = torch.ones(4), []
+
+    def check(result: torch.Tensor, x: torch.Tensor) -> bool:
+        calls.append(x.isnan().any())
+        if len(calls) == 2:
+            raise KeyError("mine")
+        return True
+
+    checker = Checker(check, lambda x: x)
+    assert run(checker, lambda x: x, x) == ""
+    with pytest.raises(KeyError):
+        run(checker, lambda x: x, x)
+    assert x.tolist() == [1.0] * 4
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        assert not x.isnan().any()
+        return x + 1
+
+    checker = Checker(picky, lambda x: x)
+    for k in range(2, 5):
+        assert run(checker, lambda x: x.add_(1), x) == ""
+        assert x.tolist() == [float(k)] * 4
+
+
+def test_integers_that_somebody_holds_are_never_spoiled():
+    """They may be flags that a kernel waits for, or indices."""
+    flags, out = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.bool)
+    checker = Checker(lambda result, flags, out: True, lambda flags, out: (flags, out))
+    for _ in range(3):
+        assert run(checker, lambda flags, out: (flags, out), flags, out) == ""
+        assert not wants_rerun(checker)
+        checker.begin((flags, out), {})
+        assert flags.eq(0).all()
+        assert not out.any()

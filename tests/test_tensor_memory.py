@@ -1,0 +1,128 @@
+"""Which memory tensors lie in, and who holds it."""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from dist_tune import tensor_memory
+from dist_tune.tensor_memory import Region, is_one_of, leaves_of, tensors_in, tensors_in_objects
+
+pytestmark = pytest.mark.once
+
+Pair = namedtuple("Pair", ["left", "right"])
+T = torch.zeros(3)
+GLOBAL = SimpleNamespace(tensor=T)
+
+
+class Hostile:
+    """Whose attributes must not be asked for."""
+
+    __slots__ = ("__private", "empty")
+
+    def __init__(self) -> None:
+        self.__private = [T]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+    @property
+    def tempting(self) -> torch.Tensor:
+        raise AssertionError("asked")
+
+
+class Cyclic(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.others = {"self": [self]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def held(*roots: Any) -> list[torch.Tensor]:
+    found = tensors_in_objects(roots)
+    assert found is not None
+    return found
+
+
+def test_leaves_have_their_position():
+    value = ((T, {"b": [1, T]}), Pair(2, None))
+    assert dict(leaves_of(value)).keys() == {(0, 0), (0, 1, "b", 0), (0, 1, "b", 1), (1, 0), (1, 1)}
+    assert tensors_in(value) == {(0, 0): T, (0, 1, "b", 1): T}
+
+
+def test_objects_hold_what_is_in_their_attributes():
+    """In dicts and slots, at any depth, in circles; what is in plain containers is no object's."""
+    assert held([T], {"a": (T,)}) == []
+    assert held(SimpleNamespace(a=SimpleNamespace(b=[{"c": T}]))) == [T]
+    assert held([Hostile()]) == [T]
+    module = Cyclic()
+    assert held(module) == [module.weight]
+
+
+def test_functions_bring_along_what_they_are_made_around():
+    """The object of a method, arguments of a partial, closures, wrapped functions and globals: objects there are contexts."""
+    context = SimpleNamespace(tensor=T)
+    module = Cyclic()
+
+    def closed() -> Any:
+        return context
+
+    def named() -> Any:
+        return GLOBAL
+
+    def given(context: Any) -> None: ...
+
+    @functools.wraps(closed)
+    def wrapper() -> None: ...
+
+    def empty_cell() -> Any:
+        return later  # type: ignore[name-defined]  # noqa: F821
+
+    for function in (closed, named, functools.partial(given, context), functools.partial(given, context=context), wrapper):
+        assert held(function) == [T], function
+    assert held(module.forward) == [module.weight]
+    assert held(given, empty_cell, torch.matmul, len, np.add) == []
+
+
+def test_too_many_objects_are_not_looked_at():
+    """Then nothing is known, and that is said."""
+    with mock.patch.object(tensor_memory, "_MAX_OBJECTS", 50):
+        assert tensors_in_objects(([SimpleNamespace(k=k) for k in range(100)],)) is None
+        assert tensors_in_objects(([SimpleNamespace(k=k) for k in range(10)],)) == []
+
+
+def test_memory_is_shared_by_address():
+    """By views, and by tensors that were made of the same memory in two ways."""
+    array = np.zeros(8, dtype=np.float32)
+    whole, end, other = torch.from_numpy(array), torch.from_numpy(array[4:]), torch.zeros(8)
+    assert is_one_of(whole, [other, end])
+    assert is_one_of(whole[:2], [whole[4:]])  # of one storage
+    assert not is_one_of(whole, [other])
+    assert not is_one_of(torch.empty(0), [torch.empty(0)])
+    empty = torch.empty(0)
+    assert is_one_of(empty, [empty])
+    assert is_one_of(empty.view(0, 3), [empty])
+    assert not is_one_of(torch.eye(2).to_sparse(), [other])
+
+
+def test_a_region_keeps_nothing_alive():
+    """It finds what lies there as long as somebody else holds it."""
+    tensor = torch.arange(6.0).view(2, 3)
+    region = Region.of(tensor.t()[1:])
+    assert region is not None
+    found = region.tensor()
+    assert found is not None
+    assert found.tolist() == [[1.0, 4.0], [2.0, 5.0]]
+    del found, tensor
+    assert region.tensor() is None
+    assert Region.of(torch.zeros(3)[:0]) is None
