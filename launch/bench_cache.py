@@ -12,7 +12,7 @@ Each phase is a run of its own over the ranks that torchrun starts; without --ph
 
     .venv/bin/python launch/bench_cache.py --shape 4096,11008,4096
     .venv/bin/python launch/bench_cache.py --phase host
-    DIST_TUNE_CACHE_DIR=/tmp/cache launch/launch.sh launch/bench_cache.py --phase hit
+    DIST_TUNE_CACHE_DIR=cache launch/launch.sh launch/bench_cache.py --phase hit
 """
 
 from __future__ import annotations
