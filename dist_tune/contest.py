@@ -80,10 +80,7 @@ class Contest:
 
     def found(self, candidate: int) -> Agreed | None:
         """Its times in this tuning, or else in an earlier one."""
-        # A champion that stayed alone after the first rung has run once; it was timed well beside those whose earlier times are kept.
-        is_unrivalled = candidate == self._champion and self._rung == 0
-        times = [self.known, self.agreed] if is_unrivalled else [self.agreed, self.known]
-        return next((each[candidate] for each in times if candidate in each), None)
+        return self.agreed.get(candidate) or self.known.get(candidate)
 
     def drop(self, failures: Mapping[int, str]) -> None:
         """Take candidates out that do not run on some rank."""
@@ -156,10 +153,8 @@ class Contest:
         margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
         champion = [i for i in alive if i == self._champion]  # beaten in the finals or not at all
         n_finalists = self._policy.max_finalists
-        # The best few always come as far as the finals: one hiccup of the leader's rivals shall not end the race. Where a champion
-        # meets new ones, only those that are near: should it stay for a hiccup of theirs, nothing is worse than before.
-        n_least = 1 if champion and self._rung == 0 else n_finalists
-        best = kept(measured, quota, margin, self.plan.objective, n_least=n_least, by_typical=self._rung == 0)
+        # The best few always come as far as the finals: one hiccup of the leader's rivals shall not end the race.
+        best = kept(measured, quota, margin, self.plan.objective, n_least=n_finalists, by_typical=self._rung == 0)
         self._leave(alive, [*champion, *best] or alive[:1])
         staying = self.alive()
         n_allowed = self._n_allowed(n_left)

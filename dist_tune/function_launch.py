@@ -44,6 +44,7 @@ class TunableFunction:
         self.names = frozenset(name for config in self.configs for name in config)
         """Keyword arguments that configs give a value."""
         self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
+        self._sources: dict[type | None, str] = {}
 
     @property
     def name(self) -> str:
@@ -64,6 +65,15 @@ class TunableFunction:
             check = [] if self.check is None else [self.check]
             self._source = digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
         return self._source
+
+    def source_for(self, args: tuple[Any, ...]) -> str:
+        """The digest for a call: of a method with its class, whose other methods it may call through ``self``."""
+        cls = type(args[0]) if args else None
+        if cls not in self._sources:
+            member = inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None) if cls is not None else None
+            is_method = getattr(member, "__wrapped__", None) is self.function
+            self._sources[cls] = digest([self.source, fingerprint(cls)]) if is_method else self.source
+        return self._sources[cls]
 
     def key(self, *args: Any, **kwargs: Any) -> Hashable:
         """The tuning key of a call whose keyword arguments are not those of a config."""
@@ -148,7 +158,7 @@ class FunctionLaunch:
 
     def source(self) -> str:
         """Digest of the function's code, and of all it calls."""
-        return self.owner.source
+        return self.owner.source_for(self.arguments[0])
 
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""

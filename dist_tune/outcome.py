@@ -47,7 +47,7 @@ def make_record(
     return TuningRecord(
         closure=closure,
         kernel=site.kernel if site is not None else label.partition("[")[0],
-        key=site.key if site is not None else "[" + label.partition("[")[2],
+        key=site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
         source=site.source if site is not None else "",
         winner=winner,
         candidates=candidates,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 
-from dist_tune import NoValidConfigError, autotune, power_of_two, size_classes, to_hashable
+from dist_tune import NoValidConfigError, autotune, intercept, power_of_two, size_classes, to_hashable
 from dist_tune.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.space import as_configs, distinct
 from tests.function_options import BLOCKS, QUICK, quiet
@@ -211,3 +211,39 @@ def test_a_config_of_nothing_is_the_functions_defaults():
     """It may win, and is known from then on."""
     tuned = autotune([{}], None, **QUICK)(ordinary)
     assert (tuned(1), tuned(1), len(tuned.records)) == (3, 3, 1)
+
+
+def test_a_methods_source_is_that_of_its_class():
+    """It may call other methods through self; a function whose first argument has a method of its name is none."""
+
+    def tuned(value: int) -> Any:
+        class Layer:
+            def helper(self) -> int:
+                return value
+
+            @autotune([{"n": 1}], None)
+            def step(self, n: int) -> int:
+                return self.helper() * n
+
+        return Layer
+
+    def launch(layer: Any) -> Any:
+        seen: list[Any] = []
+
+        class Spy:
+            is_watching, members = False, frozenset[int]()
+
+            def launching(self, launch: Any) -> None: ...
+
+            def missed(self, launch: Any) -> None:
+                seen.append(launch)
+
+        intercept.push(Spy())
+        try:
+            layer().step()
+        finally:
+            intercept.pop()
+        return seen[0]
+
+    one, same, other = (launch(tuned(value)).source() for value in (1, 1, 2))
+    assert one == same != other
