@@ -73,9 +73,12 @@ class Checker:
     A builtin, as ``torch.matmul``, is a reference.
 
     Attributes:
+        n_runs: how often each candidate runs: in the second run its memory may be spoiled on a better ground.
         wants_rerun: whether the last run says little, though its verdict is empty: what is right may have stood in memory before. A
             second run of the same candidate tells.
     """
+
+    n_runs = 2
 
     def __init__(self, check: Callable[..., Any], function: Callable[..., Any]) -> None:
         self.wants_rerun = False

@@ -142,8 +142,7 @@ class Discovery:
             self._recall.folder,
             {label: self._ticket(site) for label, site in sites.items()},
             {label: self._recall.known(label, site.texts) for label, site in sites.items() if is_first and site.recalled is None},
-            # What is checked runs twice: in the second run its memory may be spoiled on a better ground.
-            {label: 1 if site.checker is None else 2 for label, site in sites.items() if not site.is_compiled},
+            {label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         )
 
     def _ticket(self, site: Site) -> Ticket:

@@ -15,6 +15,10 @@ class NoValidConfigError(DistTuneError):
     """No candidate of a site runs on all ranks."""
 
 
+class WrongResultError(DistTuneError, AssertionError):
+    """What ran did not return what it should. The message says where, and by how much."""
+
+
 class RankMismatchError(DistTuneError):
     """Ranks came to a meeting with things that must be equal and are not: candidate lists, closures, steps."""
 
@@ -55,6 +59,10 @@ class AbsentRanksError(DistTuneError):
 
 class StuckDeviceError(DistTuneError):
     """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for a signal that never comes."""
+
+
+class CommunicatesError(DistTuneError):
+    """What is to be tuned on one rank alone waits for other ranks."""
 
 
 class CaptureError(DistTuneError):

@@ -28,7 +28,7 @@ _MAX_LAUNCHES = 8
 """Of one function; each costs about 0.1 ms a candidate to ask for."""
 _MAX_OF_KERNEL = 2
 """Of them: what is launched in a loop shall not hide the others."""
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 class Pointer:
@@ -105,8 +105,8 @@ class Recorder:
     def _wrap(self, run: Callable[..., object]) -> Callable[..., object]:
         def recorded(kernel: Any, *args: Any, **kwargs: Any) -> object:
             if self._at is not None and get_ident() == self._ident and not kwargs.get("warmup"):
-                light = {name: _light(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
-                self._note(Seen(*self._at, kernel, tuple(map(_light, args)), light))
+                given = {name: light(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
+                self._note(Seen(*self._at, kernel, tuple(map(light, args)), given))
             return run(kernel, *args, **kwargs)
 
         return recorded
@@ -152,8 +152,8 @@ class ForecastConfig(triton.Config):  # type: ignore[misc]  # untyped
     def __init__(self, given: dict[str, Any], hook: Any) -> None:
         self.given = given
         """Kernel's argument or option -> value. No others: a default that is spelled out makes another key in Triton's memory."""
-        options = {name: value for name, value in given.items() if name in _OPTIONS}
-        super().__init__({name: value for name, value in given.items() if name not in _OPTIONS}, pre_hook=hook, **options)
+        options = {name: value for name, value in given.items() if name in OPTIONS}
+        super().__init__({name: value for name, value in given.items() if name not in OPTIONS}, pre_hook=hook, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _hook(config: FunctionConfig) -> Any:
     return next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None)
 
 
-def _light(value: Any) -> Any:
+def light(value: Any) -> Any:
     """What the compiler needs of an argument, without the memory behind it."""
     if isinstance(value, torch.Tensor):
         return Pointer(value)

@@ -124,6 +124,8 @@ class FunctionLaunch:
     """One call. A ``Tunable`` whose kernel is the whole function."""
 
     is_compiled = False
+    is_foreseen = False
+    prepare = None
 
     def __init__(
         self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool

@@ -44,6 +44,8 @@ class Launch:
 
     is_compiled = True
     is_whole = False
+    is_foreseen = True
+    prepare = None
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.kernel = kernel

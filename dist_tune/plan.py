@@ -27,6 +27,8 @@ class Plan:
     """Whether the whole closure's time decides, or the kernel's alone."""
     max_replays: int | None = None
     """Replays of the search at most; None: those of an exhaustive search, or of a race and one round of finals."""
+    is_cold: bool = False
+    """Whether the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
 
     def __post_init__(self) -> None:
         bounds = (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1), ("max_replays", self.max_replays, 1))

@@ -7,7 +7,9 @@ nothing: a gloo group that timed out is dead, and an NCCL communicator may take 
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -147,6 +149,8 @@ def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
 
 
 _groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}
+# A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
+atexit.register(_groups.clear)
 _groups_lock = threading.Lock()
 
 
@@ -175,6 +179,40 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
         ranks = _groups[id(group)][1]
     ranks.deadline_s = deadline_s
     return ranks
+
+
+StoreError = dist.DistError
+"""What a store raises that is gone."""
+
+
+def shared_store(space: str) -> dist.Store:
+    """A client of the job's c10d store, of the caller's own, with its keys in a space of their own.
+
+    Raises:
+        DistTuneError: torch.distributed is not initialised.
+    """
+    if not dist.is_initialized():
+        raise DistTuneError(
+            "there is no c10d store: call init_process_group() first, and start the script with torchrun or launch/launch.sh"
+        )
+    return dist.PrefixStore(space, c10d._get_default_store().clone())  # type: ignore[attr-defined]  # as above
+
+
+def device_identity() -> str:
+    """This machine and the current CUDA device, by which processes tell whether they share it; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """Whether peers can reach its memory."""
+    try:
+        from torch.distributed._symmetric_memory import is_symm_mem_tensor
+
+        return bool(is_symm_mem_tensor(tensor))
+    except (ImportError, RuntimeError):  # a build of torch without it
+        return False
 
 
 def n_collectives() -> int:

@@ -12,7 +12,7 @@ from dist_tune.engine import Search
 from dist_tune.foresight import Recorder
 from dist_tune.intercept import Listener
 from dist_tune.loading import Loader
-from dist_tune.replayer import RACE, Replayer
+from dist_tune.replayer import REHEARSAL, Replayer
 from dist_tune.sites import Sites
 
 
@@ -28,11 +28,14 @@ def rehearse(
 ) -> None:
     """Run each candidate of some sites untimed, as often as is said; failures are ``sites.take_failures()`` then. Collective.
 
-    The first run is recorded, and what it says of the others is compiled ahead on all ranks.
+    The first run is recorded, and what it says of the others is compiled ahead on all ranks; unless the caller has compiled all.
     """
+    if all(sites.met[label].is_foreseen for label in n_runs if label in sites.met):
+        replayer.run_batch(closure, listener, search.rehearsal(n_runs), REHEARSAL)
+        return
     recorder = sites.recorder = Recorder()
     with recorder.recording():
-        replayer.run_batch(closure, listener, search.rehearsal(n_runs)[:1], RACE)
+        replayer.run_batch(closure, listener, search.rehearsal(n_runs)[:1], REHEARSAL)
         loader.foresee(recorder)
-        replayer.run_batch(closure, listener, search.rehearsal(n_runs), RACE)
+        replayer.run_batch(closure, listener, search.rehearsal(n_runs), REHEARSAL)
     sites.recorder = None

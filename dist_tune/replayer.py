@@ -14,7 +14,7 @@ from typing import Any
 from dist_tune import intercept
 from dist_tune.errors import StuckDeviceError
 from dist_tune.intercept import Listener
-from dist_tune.plan import Replay
+from dist_tune.plan import Plan, Replay
 from dist_tune.ranks import Ranks
 from dist_tune.sites import Sites
 from dist_tune.timing import Clock, Span
@@ -33,12 +33,18 @@ class Conditions:
     has_rests: bool
     """Whether the device rests before each, for half of what the shortest took: else, at its power limit, it slows down whoever follows a
     hungry one."""
+    is_timed: bool = True
+    """Whether anybody reads the clock. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
+    replay be given even longer."""
 
 
+REHEARSAL = Conditions(is_cold=False, times_launches=False, has_rests=False, is_timed=False)
 RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
-FINALS = Conditions(is_cold=False, times_launches=False, has_rests=True)
-"""The closure as it follows itself, and nothing in between."""
-KERNEL_FINALS = Conditions(is_cold=False, times_launches=True, has_rests=True)
+
+
+def finals_of(plan: Plan) -> Conditions:
+    """How the replays of a plan's finals follow one another."""
+    return Conditions(is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
 
 
 class Replayer:
@@ -93,14 +99,17 @@ class Replayer:
                 ms = wholes[n_done][2].ms()
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
-            self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
+            self._sites.prepare(schedule)
+            if conditions.is_timed:
+                self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             began = time.perf_counter()
             self.run(closure, listener, schedule, whole, times_launches=conditions.times_launches)
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
-            self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
+            if conditions.is_timed:
+                self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
             self._sites.end_replay()
         self._await_device([span for _, _, span in wholes], n_done)
         for number, schedule, span in wholes:

@@ -136,7 +136,7 @@ class ResultMemory:
             untried = [place for place in untried if place.key == untried[0].key]
         self._copies += [(place, place.tensor.clone()) for place in untried]
         for place in [*untried, *(place for place in places if self._is_read.get(place.key) is False)]:
-            _fill(place.tensor)
+            fill(place.tensor)
 
     def spoil_free(self, expected: list[torch.Tensor]) -> None:
         """Fill memory with NaN that an allocator would give to the next result: one like the last, or like what is expected."""
@@ -146,7 +146,7 @@ class ResultMemory:
             blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), _real(each.dtype)) for each in regions * n_sets]
             for block, dtype in blocks:
                 if dtype in _SPOILT:
-                    _fill(block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype))
+                    fill(block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype))
                 elif dtype != torch.bool:
                     block.fill_(_SPOILT_BYTE)
 
@@ -195,9 +195,13 @@ def _real(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
 
 
-def _fill(tensor: torch.Tensor) -> None:
+def fill(tensor: torch.Tensor) -> bool:
+    """Fill a tensor with NaN; False if its format has none."""
+    if tensor.dtype not in _SPOILT:
+        return False
     integer, pattern = _SPOILT[tensor.dtype]
     tensor.view(integer).fill_(pattern)
+    return True
 
 
 def _n_left(place: Place) -> int:

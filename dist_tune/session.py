@@ -29,7 +29,7 @@ from dist_tune.ranks import Ranks, Solo
 from dist_tune.recall import Recall
 from dist_tune.records import Seconds, TuningRecord, environment
 from dist_tune.rehearsal import rehearse
-from dist_tune.replayer import FINALS, KERNEL_FINALS, RACE, Replayer
+from dist_tune.replayer import RACE, Replayer, finals_of
 from dist_tune.rng import RngState
 from dist_tune.settings import Settings
 from dist_tune.shares import Bench
@@ -140,6 +140,10 @@ class Session:
                 self._end(error)
                 raise
 
+    def failures(self, label: str) -> dict[int, str]:
+        """Why candidates of a site were dropped, on whichever rank."""
+        return {i: each.failure for i, each in enumerate(self._search.standings(label)) if each.failure is not None}
+
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: tell the others, or say who raised first.
 
@@ -188,8 +192,7 @@ class Session:
             if is_final and not self._in_finals:
                 self.sites.ledger.restart()
             self._in_finals = is_final
-            finals = FINALS if self._plan.objective == "closure" else KERNEL_FINALS
-            self._replayer.run_batch(closure, self, batch, finals if is_final else RACE)
+            self._replayer.run_batch(closure, self, batch, finals_of(self._plan) if is_final else RACE)
             failures = self.sites.take_failures()
             while True:
                 has_new_sites = bool(self._discovery.new_sites())
@@ -219,10 +222,8 @@ class Session:
             self._texts.setdefault(label, called.lists[label] if label in called.lists else self.sites.met[label].texts)
             self._keepers[label] = sorted({*self._keepers.get(label, ()), *called.keepers[label]})
         self.sites.refuse(set(labels))  # a rank that comes to one of them later shall not find a record of it
-        n_candidates = sum(len(self._texts[label]) for label in labels)
-        self._log.bind(progress=True).info(
-            f"tuning {self._name}: {len(labels)} sites, {n_candidates} candidates on {len(self._ranks.members)} ranks"
-        )
+        told = f"{len(labels)} sites, {sum(len(self._texts[each]) for each in labels)} candidates on {len(self._ranks.members)} ranks"
+        self._log.bind(progress=True).info(f"tuning {self._name}: {told}")
         failed = self._loader.load(called.keysets)
         for label in labels:
             if label in self._search:  # met later on this rank than on others
@@ -274,8 +275,8 @@ class Session:
             log_table(self._log, record)
             self.records.append(record)
             self._discovery.keep(label, record, self._keepers)
-        spent = " ".join(f"{name}={value:.3f}" for name, value in self._seconds)
-        self._log.info(f"closure={self._name} done replays={self._replayer.n_replays} sites={len(winners)} seconds: {spent}")
+        spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in self._seconds)
+        self._log.info(f"closure={self._name} done replays={self._replayer.n_replays} {spent}")
         return value
 
     # -- agreement -----------------------------------------------------------------------------------------------

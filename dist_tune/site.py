@@ -5,7 +5,8 @@ Knows nothing of launching, of Triton or of other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,13 @@ from dist_tune.errors import CaptureError, NoValidConfigError
 from dist_tune.records import TuningRecord
 from dist_tune.timing import is_capturing
 from dist_tune.tunable import Slot, Tunable
+
+# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
+_FATAL = re.compile(
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
+    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
+    re.IGNORECASE,
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +41,10 @@ class Site:
     """Digest of the code; empty where no cache is asked."""
     is_compiled: bool = True
     """Whether candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    is_foreseen: bool = False
+    """Whether what such a function launches is compiled already."""
+    prepare: Callable[[Any], None] | None = None
+    """To be called before a replay, with its config."""
     checker: Checker | None = None
     is_new: bool = True
     """Whether it has yet to be told to the others and loaded."""
@@ -57,6 +69,11 @@ class Site:
         wanted = [index for index in (first, self.standby) if index is not None]
         order = list(dict.fromkeys([*wanted, *range(len(self.configs))]))
         return iter([i for i in order if i not in self.failures] or [i for i in order if i in self.wrong])
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the device is lost to this process after it."""
+    return bool(_FATAL.search(str(error)))
 
 
 def take_failures(sites: Iterable[Site]) -> dict[str, dict[int, str]]:

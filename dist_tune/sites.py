@@ -7,7 +7,6 @@ learns is told at the next meeting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dist_tune.meetings import is_secondary
 from dist_tune.plan import Replay, Trial
 from dist_tune.recall import Recall
 from dist_tune.shares import Bench
-from dist_tune.site import Site, no_valid_config, take_failures
+from dist_tune.site import Site, is_fatal, no_valid_config, take_failures
 from dist_tune.terminal import quiet_terminal
 from dist_tune.timing import Clock, Span
 from dist_tune.tunable import Slot, Tunable, Undo
@@ -31,12 +30,6 @@ from dist_tune.tunable import Slot, Tunable, Undo
 if TYPE_CHECKING:
     import loguru
 
-# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
-_FATAL = re.compile(
-    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
-    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
-    re.IGNORECASE,
-)
 WRONG = "the result is wrong"
 """How the reason begins for which a check drops a candidate."""
 
@@ -83,6 +76,12 @@ class Sites:
         self._to_reset: set[str] = set()
 
     # -- a replay ------------------------------------------------------------------------------------------------
+
+    def prepare(self, schedule: Replay) -> None:
+        """Let what the schedule asks for be made ready, before the clock is."""
+        for site, trial in ((self.met[label], trial) for label, trial in schedule.items() if label in self.met):
+            if site.prepare is not None:
+                site.prepare(site.configs[trial.candidate])
 
     def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
         """From here on, launches belong to replay ``number`` and run what ``schedule`` says."""
@@ -170,7 +169,7 @@ class Sites:
             if checker is not None:
                 with suppress(RuntimeError):  # of a device that is lost
                     checker.restore()
-            if _FATAL.search(str(error)) or isinstance(error, DistTuneError) or is_secondary(error):
+            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
             self.fail(site, index, reason_of(error))
             site.last_error = error
@@ -267,7 +266,7 @@ class Sites:
     def _enter(self, label: str, launch: Tunable) -> Site:
         configs = launch.candidates()
         texts = [launch.describe(config) for config in configs]
-        site = Site(label, launch.name, launch.key_text, configs, texts, is_compiled=launch.is_compiled)
+        site = Site(label, launch.name, launch.key_text, configs, texts, "", launch.is_compiled, launch.is_foreseen, launch.prepare)
         if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
             site.winner, site.is_new = configs[texts.index(self._winners[label])], False
             return site

@@ -133,6 +133,12 @@ def device_clock(is_interpreted: bool) -> Clock:
     return CudaClock() if torch.cuda.is_available() and not is_interpreted else WallClock()
 
 
+def wait_for_device() -> None:
+    """Until the current CUDA device, if there is one, has done all that was queued."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def is_capturing() -> bool:
     """Whether the current stream is recording a CUDA graph."""
     try:

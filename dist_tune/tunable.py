@@ -6,7 +6,7 @@ nothing of the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +39,12 @@ class Tunable(Protocol):
     """Whether candidates are compiled ahead of their first launch."""
     is_whole: bool
     """Whether the launch is all there is of the closure, so that nobody needs what it returns."""
+    is_foreseen: bool
+    """Whether what is not compiled ahead here has been compiled by the caller, for each candidate."""
+
+    @property
+    def prepare(self) -> Callable[[Any], None] | None:
+        """Called with the config of the coming replay before that replay begins, where there is something to make ready."""
 
     @property
     def name(self) -> str:

@@ -22,10 +22,24 @@ LAYERS = (
     "function_launch", "intercept", "terminal", "patches", "shared_memory", "front_end", "efforts", "compile", "compiler", "records",
     "misses", "atomic", "sealed", "cache", "recall", "ballots", "log", "site", "foresight", "sites", "outcome", "agreement", "replayer",
     "discovery", "loading", "rehearsal", "exclusive", "session", "contextual", "fallback", "function_level", "transfer", "tables",
-    "cli_cache", "cli_explain", "machine", "probes", "doctor", "cli_doctor", "cli", "__main__",
+    "cli_cache", "cli_explain", "machine", "probes", "doctor", "cli_doctor", "cli", "__main__", "config_files", "search_space",
+    "settling", "strategies", "surroundings", "interruption", "journal", "lockstep", "output_check", "benchmark", "dry_run", "runs",
+    "problem", "tuner", "work_queue", "jobs", "class_configs", "offline",
 )  # fmt: skip
 ONLY_USERS = {
-    "triton": {"space", "prune", "launch", "intercept", "shared_memory", "front_end", "compile", "compiler", "foresight", "probes"},
+    "triton": {
+        "space",
+        "prune",
+        "launch",
+        "intercept",
+        "shared_memory",
+        "front_end",
+        "compile",
+        "compiler",
+        "foresight",
+        "dry_run",
+        "probes",
+    },
     "torch.distributed": {"meetings", "ranks", "probes"},
 }
 MODULES = sorted(PACKAGE.glob("*.py"))
@@ -93,6 +107,13 @@ def test_a_foreign_import_is_seen(source: str):
     assert trespasses("engine", source)
     assert trespasses("ranks", source) == []
     assert trespasses("engine", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
+
+
+def test_no_module_has_a_public_name():
+    """Importing `dist_tune.x` would put the module in the place of the function `x`."""
+    import dist_tune
+
+    assert {path.stem for path in MODULES} & set(dist_tune.__all__) == set()
 
 
 def test_importing_changes_nothing():

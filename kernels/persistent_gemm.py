@@ -1,0 +1,280 @@
+"""Persistent GEMM C = A @ B.T, one compiled kernel for all sizes, one tuned config for all sizes of a bucket.
+
+As many programs as the GPU has multiprocessors, each running every n-th tile. Two caches, two keys:
+
+- compiled kernels, by *kernel key*: dtype and config. Sizes are runtime arguments that nothing is compiled for. The cache is
+  Triton's own; `kernels_by_key` shows what it holds, so that a size which does get a kernel of its own is seen;
+- results of tuning, by *config key*: M, N and K, each rounded up to a power of two, and the dtype.
+
+Tuned by `autotune`, since what is tuned here is a function that takes its config: `triton.autotune` knows neither buckets nor a
+space that depends on the sizes. `--case perf` also says what the bucket costs at another of its sizes.
+
+    python kernels/persistent_gemm.py --case check
+    python kernels/persistent_gemm.py --case perf --shape 4096,4096,4096 --dtype fp16
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, also where the file itself was started
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
+
+import triton
+import triton.language as tl
+from rich.table import Table
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from dist_tune import autotune, power_of_two
+from kernels.matmul import tile_at
+from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, TMA_ALIGNMENT_BYTES, device_properties
+from kernels.single_gpu_cases import Example, Problem, Shape, config_text, main, random
+
+HOPPER_SHARED_BYTES = 232448
+"""Shared memory of a program where there is no GPU to ask."""
+MAX_ACCUMULATORS = 128
+"""Float32 sums of a thread: of its 255 registers the others hold addresses and what is being loaded."""
+INTERPRETER_BLOCKS = ((32, 64), (32, 64), (32, 64))
+GPU_BLOCKS = ((64, 128, 256), (64, 128, 256), (32, 64, 128))
+"""BLOCK_M, BLOCK_N, BLOCK_K: powers of two, for others do not compile."""
+
+
+def set_block_shapes(nargs: dict[str, Any]) -> None:
+    """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`)."""
+    block_m, block_n, block_k = nargs["BLOCK_M"], nargs["BLOCK_N"], nargs["BLOCK_K"]
+    nargs["a"].block_shape, nargs["b"].block_shape, nargs["c"].block_shape = [block_m, block_k], [block_n, block_k], [block_m, block_n]
+
+
+def all_configs() -> list[triton.Config]:
+    """Every combination, in one order; those of middling size first, for the first one is what an untuned call gets."""
+    is_interpreted = triton.knobs.runtime.interpret
+    blocks, warps, stages = (INTERPRETER_BLOCKS, (4,), (2,)) if is_interpreted else (GPU_BLOCKS, (4, 8), (3, 4))
+    found = [
+        triton.Config(
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_warps=n_warps, num_stages=n_stages, pre_hook=set_block_shapes
+        )
+        for m, n, k, n_warps, n_stages in itertools.product(*blocks, warps, stages)
+    ]
+    middle = sum(block[len(block) // 2] for block in blocks)
+    return sorted(found, key=lambda config: abs(sum(config.kwargs[f"BLOCK_{axis}"] for axis in "MNK") - middle))
+
+
+def reason_to_drop(config: triton.Config, shape: Shape, dtype: torch.dtype, shared_bytes: int | None = None) -> str:
+    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket.
+
+    `shared_bytes`: what a program may have of shared memory; None asks the GPU.
+    """
+    block = config.kwargs
+    block_m, block_n, block_k = block["BLOCK_M"], block["BLOCK_N"], block["BLOCK_K"]
+    if shared_bytes is None:
+        shared_bytes = HOPPER_SHARED_BYTES if triton.knobs.runtime.interpret else device_properties()["max_shared_mem"]
+    # Each pipeline stage holds a tile of A and one of B; a tile of C is stored from beside them.
+    needed = ((block_m + block_n) * block_k * config.num_stages + block_m * block_n) * dtype.itemsize
+    if needed > shared_bytes:
+        return f"needs {needed} bytes of shared memory, there are {shared_bytes}"
+    accumulators = block_m * block_n // (32 * config.num_warps)
+    if accumulators > MAX_ACCUMULATORS:
+        return f"needs {accumulators} accumulators a thread, more than {MAX_ACCUMULATORS}"
+    smallest = INTERPRETER_BLOCKS if triton.knobs.runtime.interpret else GPU_BLOCKS
+    for axis, size, blocks in zip("MNK", shape, smallest, strict=True):
+        # The bucket's limit, not the size: the same configs for all that share a result.
+        if block[f"BLOCK_{axis}"] > max(blocks[0], power_of_two(size)):
+            return f"BLOCK_{axis}={block[f'BLOCK_{axis}']} is mostly padding for {axis}={size}"
+    return ""
+
+
+def search_space(m: int, n: int, k: int, dtype: torch.dtype, shared_bytes: int | None = None) -> list[triton.Config]:
+    """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a bucket."""
+    return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype, shared_bytes)]
+
+
+def kernel_cache_key(dtype: torch.dtype, config: triton.Config) -> Hashable:
+    """What is compiled in: dtype and config. No size is: the layout is not static."""
+    return dtype, tuple(config.all_kwargs().items())
+
+
+kernels_by_key: dict[Hashable, set[str]] = {}
+"""Kernel key -> hashes of the kernels that Triton has launched for it in this process; more than one would be a hidden dependence.
+
+A look into Triton's cache, not another one. Empty under the interpreter, which compiles nothing.
+"""
+
+
+# Without do_not_specialize Triton compiles once more for sizes that are 1 and for those that are multiples of 16. Descriptors
+# promise the alignment that loads need, so nothing is lost.
+@triton.jit(do_not_specialize=["M", "N", "K"])
+def persistent_gemm_kernel(
+    a,  # descriptor of [M, K]
+    b,  # descriptor of [N, K]
+    c,  # descriptor of [M, N]
+    M,
+    N,
+    K,
+    INTERPRETED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Every n-th tile of C, n being the number of programs. Descriptors read zeros outside, and do not write there."""
+    m_tiles, n_tiles = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0)):
+        row, col = tile_at(tile, m_tiles, n_tiles, GROUP)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BLOCK_K)):
+            a_block = a.load([row * BLOCK_M, k * BLOCK_K])
+            b_block = b.load([col * BLOCK_N, k * BLOCK_K])
+            if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
+                a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
+            total = tl.dot(a_block, b_block.T, total)
+        c.store([row * BLOCK_M, col * BLOCK_N], total.to(c.dtype))
+
+
+def config_key(a: torch.Tensor, b: torch.Tensor) -> Hashable:
+    """M, N, K and dtype, by which results are kept; `bucket=power_of_two` rounds the sizes up.
+
+    Raises:
+        ValueError: operands that do not go together; here, since in a tuning it would read as a fault of the configs.
+    """
+    _check_operands(a, b)
+    return a.shape[0], b.shape[0], a.shape[1], a.dtype
+
+
+def fits(config: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a config is in the search space of the product."""
+    return not reason_to_drop(config["config"], (a.shape[0], b.shape[0], a.shape[1]), a.dtype)
+
+
+@autotune(all_configs(), key_fn=config_key, prune_fn=fits, bucket=power_of_two, n_warmup=3, n_repeat=5)
+def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.Tensor:
+    """C [M, N] of A [M, K] and B [N, K], summed in float32; `config` comes from the tuner.
+
+    Rows of C begin at multiples of 16 bytes: where N is no multiple of 8, C is a view of a wider matrix. Where K is none, both
+    operands are copied.
+
+    Raises:
+        ValueError: operands that do not go together.
+    """
+    _check_operands(a, b)
+    m, n = a.shape[0], b.shape[0]
+    a, b = _loadable(a), _loadable(b)
+    c = a.new_empty(m, n + -n % (TMA_ALIGNMENT_BYTES // a.element_size()))[:, :n]
+    args = (*(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1]) for x in (a, b, c)), m, n, a.shape[1])
+    is_interpreted = triton.knobs.runtime.interpret
+    n_tiles = triton.cdiv(m, config.kwargs["BLOCK_M"]) * triton.cdiv(n, config.kwargs["BLOCK_N"])
+    n_programs = min(N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"], n_tiles)
+    set_block_shapes({**dict(zip("abc", args, strict=False)), **config.kwargs})
+    kernel: Any = persistent_gemm_kernel
+    compiled = kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
+    if compiled is not None:
+        kernels_by_key.setdefault(kernel_cache_key(a.dtype, config), set()).add(compiled.hash)
+    return c
+
+
+def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or not a.numel() or not b.numel():
+        raise ValueError(f"need A [M, K] and B [N, K] with elements; got {list(a.shape)} and {list(b.shape)}")
+    if a.dtype not in (torch.float16, torch.bfloat16) or a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(f"need both float16 or both bfloat16, on one device; got {a.dtype} {a.device} and {b.dtype} {b.device}")
+
+
+def _loadable(operand: torch.Tensor) -> torch.Tensor:
+    """`operand` as a tensor descriptor can read it: contiguous, aligned, K padded with zeros to a multiple of 16 bytes."""
+    padding = -operand.shape[1] % (TMA_ALIGNMENT_BYTES // operand.element_size())
+    if padding:
+        return F.pad(operand, (0, padding))
+    is_loadable = operand.is_contiguous() and operand.data_ptr() % TMA_ALIGNMENT_BYTES == 0
+    return operand if is_loadable else operand.clone(memory_format=torch.contiguous_format)
+
+
+def in_same_bucket(size: int) -> int:
+    """Another size that rounds up to the same power of two, near the bucket's lower end; `size` itself where there is none."""
+    limit = power_of_two(size)
+    lower = limit // 2 + max(limit // 8, 1)
+    others = [other for other in (lower, limit) if limit // 2 < other <= limit and other != size]
+    return others[0] if others else size
+
+
+def bucket_cost(shape: Shape, dtype: torch.dtype, device: torch.device) -> Table:
+    """What it costs another shape of the bucket to use the config of `shape`, beside the best of the whole space there. Needs a GPU.
+
+    Of the space each config is timed shortly and the best three again; the slowdown is of means without outliers.
+    """
+    from dist_tune.benchmark import measure
+
+    a, b = _operands(shape, dtype, device)
+    persistent_gemm(a, b)
+    n_records = len(persistent_gemm.records)
+    m, n, k = other = tuple(in_same_bucket(size) for size in shape)
+    a, b = _operands(other, dtype, device)
+    function = persistent_gemm.__wrapped__
+
+    def mean_us(config: triton.Config, num_iters: int) -> float:
+        try:
+            return measure(lambda: function(a, b, config), n_warmup=5, num_iters=num_iters).mean_us
+        except triton.OutOfResources:
+            return float("inf")
+
+    space = search_space(m, n, k, dtype)
+    finalists = sorted(space, key=lambda config: mean_us(config, 20))[:3]
+    best_us, best = min([(mean_us(config, 100), config_text(config)) for config in finalists])
+    ours_us = measure(lambda: persistent_gemm(a, b), n_warmup=5, num_iters=100).mean_us
+    assert len(persistent_gemm.records) == n_records, "a shape of the same bucket was tuned"
+    n_kernels = max((len(hashes) for hashes in kernels_by_key.values()), default=0)
+    title = f"the config of {list(shape)} at another shape of its bucket; at most {n_kernels} kernel for each kernel key"
+    table = Table("shape", "us", "best us", "slowdown", "best config there", "of", title=title)
+    times = (f"{ours_us:.2f}", f"{best_us:.2f}", f"{ours_us / best_us - 1:+.1%}")
+    table.add_row(str(list(other)), *times, best, str(len(space)))
+    return table
+
+
+def _operands(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n, k = shape
+    return random(m, k, dtype=dtype, device=device), random(n, k, dtype=dtype, device=device)
+
+
+def problems(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """The product at `shape`, [M, N, K]."""
+    m, n, k = shape
+    a, b = _operands(shape, dtype, device)
+
+    def run(config: triton.Config | None) -> torch.Tensor:
+        result: torch.Tensor = (
+            persistent_gemm(a, b) if config is None else persistent_gemm(a, b, config=config, autotune_allow_arg_overwrite=True)
+        )
+        return result
+
+    yield Problem(
+        f"A @ B.T {list(shape)} {dtype}",
+        run,
+        search_space(m, n, k, dtype),
+        lambda: a.float() @ b.float().T,
+        lambda: a @ b.T,
+        torch.finfo(dtype).eps,  # the sum is in float32, so only the last rounding is seen
+        n_flops=2 * m * n * k,
+    )
+
+
+EXAMPLE = Example(
+    "Persistent GEMM: check its results, compare it with torch, and a bucket's config with the best.",
+    ("M", "N", "K"),
+    ("bf16", "fp16"),
+    check_shapes=((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72)),
+    perf_shapes=((4096, 4096, 4096), (8192, 8192, 8192), (4096, 11008, 4096), (1000, 1000, 1000)),
+    problems=problems,
+    more_perf=bucket_cost,
+)
+
+if __name__ == "__main__":
+    from kernels import persistent_gemm as example  # records carry this module's name, not that of __main__
+
+    sys.exit(main(example.EXAMPLE))

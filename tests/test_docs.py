@@ -1,0 +1,70 @@
+"""The examples of docs/, run as their reader would run them: those of a page are one program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def program(page: str) -> str:
+    """All python blocks of a page, each on the lines where the page has it: a traceback names the page's lines."""
+    lines: list[str] = []
+    for block in FENCE.finditer(page):
+        n_before = page.count("\n", 0, block.start(1))
+        lines += [""] * (n_before - len(lines)) + block[1].splitlines()
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "page.py").write_text(text)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DIST_TUNE_CACHE_DIR": str(folder / "cache")}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "page.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
+    """Saved in one file, in an empty folder, they end without an error."""
+    text = program(page.read_text())
+    assert text, f"{page.name} has no python block: what it says is not tested"
+    done = run(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_pages():
+    """An empty list would pass the test above."""
+    assert {"configs-and-keys", "keys-and-caches"} <= {page.stem for page in PAGES}
+
+
+def test_a_wrong_example_fails_with_the_line_of_the_page(tmp_path: Path):
+    """Two blocks share their names; prose and other languages are left out."""
+    text = program("# Page\n```python\nx = 1\n```\n```bash\nexit 7\n```\ntext\n```python\nassert x == 2\n```\n")
+    done = run(tmp_path, text)
+    assert done.returncode == 1
+    assert 'page.py", line 10' in done.stderr
+    assert program("# Page\n```bash\ntrue\n```\n") == ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_points_to_exists(page: Path):
+    """Files of the repository in backticks, and links to other pages."""
+    text = page.read_text()
+    named = [ROOT / name for name in re.findall(r"`((?:kernels|launch|tests|dist_tune|docs)/[\w/.-]+)`", text)]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    linked = [page.parent / target for target in re.findall(r"\]\(([^):#]+)\)", prose)]
+    assert [str(path) for path in named + linked if not path.exists()] == []

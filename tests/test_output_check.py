@@ -1,0 +1,179 @@
+"""A run is right if it returns what it should and writes all of it, whatever its memory held before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune.output_check import wrong_output
+
+pytestmark = pytest.mark.once
+
+DTYPES = [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+def right(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Powers of two, which all formats hold; half of them, where there are but two values."""
+    exponents = torch.arange(32).view(4, 8) % 5
+    return (exponents % 2 == 0) if dtype == torch.bool else (2.0**exponents).to(dtype)
+
+
+def check(run: Callable[[], Any], ground_truth: Any) -> str:
+    return wrong_output(run, ground_truth, atol=1e-2, rtol=1e-2)
+
+
+class Into:
+    """A run that writes into memory which it keeps, and in which the right answer is already."""
+
+    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], object], dtype: torch.dtype = torch.float32) -> None:
+        self.out, self._right, self._write = right(dtype), right(dtype), write
+
+    def __call__(self) -> torch.Tensor:
+        self._write(self.out, self._right)
+        return self.out
+
+
+def all_of_it(out: torch.Tensor, result: torch.Tensor) -> None:
+    out.copy_(result)
+
+
+def half_of_it(out: torch.Tensor, result: torch.Tensor) -> None:
+    out[:, :4] = result[:, :4]
+
+
+def one_short(out: torch.Tensor, result: torch.Tensor) -> None:
+    out.view(-1)[:-1] = result.view(-1)[:-1]
+
+
+def nothing(out: torch.Tensor, result: torch.Tensor) -> None:
+    pass
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_written_in_full_is_right(dtype: torch.dtype):
+    """Into memory of its own or into new memory; the answer is in it afterwards."""
+    run = Into(all_of_it, dtype)
+    assert check(run, right(dtype)) == ""
+    assert run().tolist() == right(dtype).tolist()
+    assert check(lambda: right(dtype), right(dtype)) == ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("write", "n_left"), [(nothing, 32), (half_of_it, 16), (one_short, 1)])
+def test_what_is_not_written_is_found(dtype: torch.dtype, write: Any, n_left: int):
+    """Although the right answer is there: it says how much is left out."""
+    assert check(Into(write, dtype), right(dtype)).startswith(f"{n_left} of 32 elements")
+
+
+@pytest.mark.parametrize("container", [tuple, list, lambda pair: {"out": pair[0], "scale": pair[1]}], ids=["tuple", "list", "dict"])
+def test_each_of_several_results_must_be_written(container: Any):
+    """The second of two is not, or half of it."""
+    for write in (nothing, half_of_it):
+        first, second = Into(all_of_it), Into(write, torch.int32)
+        assert "elements" in check(lambda: container((first(), second())), container((right(), right(torch.int32))))  # noqa: B023  # called at once
+    first, second = Into(all_of_it), Into(all_of_it, torch.int32)
+    assert check(lambda: container((first(), second())), container((right(), right(torch.int32)))) == ""
+
+
+def test_a_run_that_is_right_once_is_wrong():
+    """It adds to its result, or returns something else when it is repeated: with what it found put back it is not right again."""
+    total, answers = torch.zeros(4), iter([right(), *(torch.full((4, 8), float(i)) for i in range(100, 110))])
+    assert "wrong by" in check(lambda: total.add_(1.0), torch.ones(4))
+    assert "wrong by" in check(lambda: next(answers), right())
+
+
+def test_a_wrong_result_is_named():
+    """NaN, another value, another shape, dtype, structure or number of results."""
+    spoiled, off = right(), right()
+    spoiled[1, 2] = float("nan")
+    off[3, 7] += 0.5
+    assert "1 of 32 elements are NaN, the first at [1, 2]" in check(lambda: spoiled.clone(), right())
+    assert "wrong by 0.5 at [3, 7]" in check(lambda: off.clone(), right())
+    for wrong in (right()[:2], right().double(), (right(),), [right(), right(), right()], None, {"out": right()}):
+        assert "expected" in check(lambda: wrong, (right(), right()))  # noqa: B023  # called at once
+    assert check(lambda: [right(), 3], (right(), 3)) == ""
+    assert "returned" in check(lambda: (right(), 4), (right(), 3))
+
+
+def test_errors_within_the_tolerances_are_right():
+    """Within atol + rtol * |expected|, and no further."""
+    expected = torch.tensor([0.0, 100.0])
+    assert wrong_output(lambda: torch.tensor([0.09, 110.0]), expected, atol=0.1, rtol=0.1) == ""
+    assert "wrong by 0.2 at [0]" in wrong_output(lambda: torch.tensor([0.2, 100.0]), expected, atol=0.1, rtol=0.1)
+    assert "wrong by 12 at [1]" in wrong_output(lambda: torch.tensor([0.0, 112.0]), expected, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["relu_", "abs_", "ceil_"])
+def test_a_run_in_place_is_right_and_its_tensor_is_left_so(name: str):
+    """What it reads is not lost by the check."""
+    x = torch.tensor([-1.5, 0.0, 2.5, float("inf")])
+    expected = getattr(x.clone(), name)()
+    assert check(getattr(x, name), expected) == ""
+    assert torch.equal(x, expected)
+
+
+def test_results_whose_elements_share_memory_are_right():
+    """An expanded one, into which nothing can be put, a transposed one and a part of one."""
+    scale, whole = torch.ones(4, 1), torch.zeros(8, 8)
+    assert check(lambda: scale.expand(4, 8), torch.ones(4, 8)) == ""
+    assert check(lambda: right().T, right().T) == ""
+    assert check(lambda: whole[::2].copy_(right()), right()) == ""
+    assert "16 of 32" in check(lambda: half_of_it(whole[::2], right()) or whole[::2], right())  # type: ignore[func-returns-value]
+    assert check(lambda: torch.empty(0, 3), torch.empty(0, 3)) == ""
+
+
+def test_a_run_of_inference_mode_or_with_gradients_is_right():
+    """Neither keeps its result from being checked."""
+    weights = torch.nn.Parameter(right())
+    with torch.inference_mode():
+        made = right()
+    assert check(lambda: made, right()) == ""
+    assert check(lambda: weights * 1.0, right()) == ""
+    assert check(lambda: weights, right()) != ""
+    assert torch.equal(weights, right())
+
+
+def test_the_ground_truth_itself_is_refused():
+    """As it is, as a part of it or in a container: nothing would ever be wrong."""
+    expected = right()
+    for run in (lambda: expected, lambda: expected.view(-1).view(4, 8), lambda: expected[:]):
+        with pytest.raises(TypeError, match="returns the memory of its ground truth"):
+            check(run, expected)
+    with pytest.raises(TypeError, match="copy one of them"):
+        check(lambda: (right(), expected), (expected, right()))
+
+
+def test_a_random_run_is_repeated_with_the_same_numbers():
+    """And leaves the generator as one run of it does."""
+    torch.manual_seed(3)
+    expected = torch.rand(64)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    assert check(lambda: torch.rand(64), expected) == ""
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_a_result_that_was_made_is_not_made_again():
+    """The first run is the one that is told; wrong, it is the only one."""
+    n_runs = [0]
+
+    def run() -> torch.Tensor:
+        n_runs[0] += 1
+        return right()
+
+    assert wrong_output(run, right(), 0.0, 0.0, right() + 1) != ""
+    assert n_runs == [0]
+    assert wrong_output(run, right(), 0.0, 0.0, right()) == ""
+    assert n_runs == [1]
+
+
+def test_an_error_of_the_run_is_passed_on():
+    """Of the first one, and of one that works once."""
+    answers = [right()]
+    for message in ("pop from empty list", "pop from empty list"):
+        with pytest.raises(IndexError, match=message):
+            check(answers.pop, right())

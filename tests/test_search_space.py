@@ -1,0 +1,81 @@
+"""Search spaces of tuning scripts, and which of their configs a device runs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune.search_space import get_search_space, launchable, products
+
+pytestmark = pytest.mark.once
+
+FIELDS = ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim"]
+
+
+@pytest.mark.parametrize(("small", "n_configs"), [(False, 22_500), (True, 8)])
+def test_a_space_has_so_many_configs(small: bool, n_configs: int):
+    """No two alike, each with the eight fields, in one order."""
+    space = get_search_space(small)
+    assert len({tuple(config.items()) for config in space}) == len(space) == n_configs
+    assert all(list(config) == FIELDS for config in space)
+
+
+def test_the_small_space_is_part_of_the_full_one():
+    full = {tuple(config.items()) for config in get_search_space()}
+    assert {tuple(config.items()) for config in get_search_space(small=True)} <= full
+
+
+def test_a_space_is_the_callers_own():
+    """Whoever changes a config changes no other, and no later space."""
+    space = get_search_space(small=True)
+    space[0]["BLOCK_SIZE_M"] = 99
+    assert all(config["BLOCK_SIZE_M"] != 99 for config in [*space[1:], *get_search_space(small=True)])
+
+
+def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: pytest.MonkeyPatch):
+    """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the others differ in these keys alone."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    space = get_search_space()
+    own, originals = launchable(space)
+    assert len(own) == len(originals) == 4_500
+    assert all(list(config) == FIELDS[:6] for config in own)
+    assert all(
+        original == {**config, "waves_per_eu": 1, "matrix_instr_nonkdim": 16} for config, original in zip(own, originals, strict=True)
+    )
+    firsts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for config in space:
+        firsts.setdefault(tuple(config[name] for name in FIELDS[:6]), config)
+    assert originals == list(firsts.values())
+
+
+def test_amd_runs_all_configs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    space = get_search_space()
+    assert launchable(space) == (space, space)
+
+
+def test_repeats_are_left_out_in_order(monkeypatch: pytest.MonkeyPatch):
+    """Values of different types are different, and the space is left as it is."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    space: list[dict[str, Any]] = [{"A": 2, "kpack": 2}, {"A": 1}, {"A": 2, "kpack": 1}, {"A": 1}, {"A": "1"}, {"A": True}]
+    own, originals = launchable(iter(space))
+    assert repr(own) == repr([{"A": 2}, {"A": 1}, {"A": "1"}, {"A": True}])
+    assert repr(originals) == repr([space[0], space[1], space[4], space[5]])
+    own[0]["A"] = originals[1]["A"] = 99
+    assert space[:2] == [{"A": 2, "kpack": 2}, {"A": 1}]
+
+
+def test_products_change_the_last_name_fastest():
+    """Whatever the order within each config."""
+    assert products({"A": (1, 2), "B": "xy"}) == [{"A": 1, "B": "x"}, {"A": 1, "B": "y"}, {"A": 2, "B": "x"}, {"A": 2, "B": "y"}]
+    ordered = products({"A": (1, 2), "B": "xy"}, ["B", "A"])
+    assert ordered == products({"A": (1, 2), "B": "xy"})
+    assert all(list(config) == ["B", "A"] for config in ordered)
+
+
+def test_a_space_must_hold_something_and_nothing_but_configs():
+    with pytest.raises(ValueError, match="empty"):
+        launchable([])
+    for wrong in (["BLOCK_SIZE_M"], [{"A": 1}, ("A", 1)]):
+        with pytest.raises(TypeError, match="dicts of values by name, got"):
+            launchable(wrong)  # type: ignore[arg-type]
