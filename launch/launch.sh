@@ -29,6 +29,8 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
     shift
 done
 (($#)) || die "no script: launch/launch.sh [torchrun options] script.py [script arguments]"
+# Or torchrun takes --m of a script's own options for an abbreviation of its --max-restarts.
+if [[ $1 == *.py ]]; then set -- -- "$@"; fi
 
 if [[ $own_rendezvous == yes ]]; then
     rendezvous=(--rdzv-backend=c10d --node-rank="${node_rank:-0}")

@@ -147,9 +147,10 @@ def record(files: list[ConfigFile], how: dict[str, Any], path: Path) -> None:
 def parsed() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--m", type=int, nargs="+", default=SIZES, help=f"rows of x; default {SIZES}")
-    parser.add_argument("--n", type=int, help="rows of w; with --k. Default: five weights")
-    parser.add_argument("--k", type=int, help="depth")
+    # The capitals are for those who call torchrun themselves: it takes --m for an abbreviation of an option of its own.
+    parser.add_argument("--m", "--M", type=int, nargs="+", default=SIZES, help=f"rows of x; default {SIZES}")
+    parser.add_argument("--n", "--N", type=int, help="rows of w; with --k. Default: five weights")
+    parser.add_argument("--k", "--K", type=int, help="depth")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16", help="of y")
     parser.add_argument("--space", default="full", help="small, full, or a JSON file with a list of configs")
     parser.add_argument("--search", choices=STRATEGIES, default="racing")

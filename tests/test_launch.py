@@ -35,7 +35,9 @@ class Started(NamedTuple):
     def options(self) -> list[str]:
         """What stands before the script, less the two words that name torchrun."""
         assert self.arguments[:2] == ["-m", "torch.distributed.run"]
-        return self.arguments[2 : self.arguments.index("job.py")]
+        options = self.arguments[2 : self.arguments.index("job.py")]
+        assert options[-1] == "--"
+        return options[:-1]
 
     @property
     def script(self) -> list[str]:
@@ -163,7 +165,7 @@ def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], 
 
 
 def test_two_real_cpu_ranks(tmp_path: Path):
-    """Started by torchrun, two ranks talk and see the script's arguments."""
+    """Started by torchrun, two ranks talk and see the script's arguments, also one that torchrun could take for its own."""
     job = tmp_path / "job.py"
     job.write_text(
         "import json, os, sys, torch.distributed as dist\n"
@@ -173,8 +175,8 @@ def test_two_real_cpu_ranks(tmp_path: Path):
         "if dist.get_rank() == 0: print(json.dumps(seen))\n"
         "dist.destroy_process_group()\n"
     )
-    command = [str(ROOT / "launch/launch.sh"), str(job), "two words", "--", "-x"]
+    command = [str(ROOT / "launch/launch.sh"), str(job), "--m", "1", "two words", "--", "-x"]
     done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    arguments = ["two words", "--", "-x"]
+    arguments = ["--m", "1", "two words", "--", "-x"]
     assert json.loads(done.stdout.splitlines()[-1]) == [[0, arguments, "1"], [1, arguments, "1"]]
