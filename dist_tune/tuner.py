@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 _ROUND_S = 10.0
 """Length of a round that is aimed at."""
+_N_REPEAT = 3
+"""Timed runs of the best few of a round, at most: the comparison at the end has as many as were asked for."""
 _N_PLAYOFF = 8
-"""Of several rounds, the best so many are compared once more."""
+"""Of all rounds, the best so many are compared at the end."""
 
 
 class Tuner:
@@ -99,7 +101,7 @@ class Tuner:
         for i, reason in told.quarantined.items():
             self._log.warning(f'problem={self._problem.name} candidate={i} dropped: {reason} config="{self._texts[i]}"')
         suspects = [i for i in told.strikes if i not in told.failures and i not in told.latencies_ms]
-        n, n_rounds = max(4, n_compile_threads(1)), told.n_rounds
+        n = 2 if self._has_kernels is False else max(2, n_compile_threads(1))
         is_done = told.is_done and told.budget_s in (None, self._effort.budget_s)
         budget_s = told.budget_s if is_done else None
         while not is_done:
@@ -119,13 +121,12 @@ class Tuner:
                 break
             began = time.monotonic()
             self._round(new, journal)
-            n_rounds += 1
             self._show()
             seconds = time.monotonic() - began
             n = round(len(new) * min(2.0, max(0.5, self._round_s(elapsed_s + seconds) / max(seconds, 1e-3)))) or 1
         if told.champion is None:
             raise NoValidConfigError(no_valid_config(self._problem.name, self._texts, told.failures, "here")) from self._last_error
-        if n_rounds > 1 and not is_done and self._effort.search != "exhaustive":
+        if not is_done and self._effort.search != "exhaustive":
             self._play_off(journal)
         journal.finish(told.champion, budget_s)
         return told.champion
@@ -144,7 +145,8 @@ class Tuner:
             self._log.warning(f'problem={self._problem.name} candidate={i} dropped: {reason} config="{self._texts[i]}"')
         winner, latencies_ms = told.champion, dict[int, float]()
         if alive:
-            winner, latencies_ms, more = self._compete(alive if told.champion is None else [told.champion, *alive])
+            rivals = alive if told.champion is None else [told.champion, *alive]
+            winner, latencies_ms, more = self._compete(rivals, min(_N_REPEAT, self._effort.num_iters))
             failures |= more
         self._note(journal, winner, latencies_ms, failures)
         self._strategy.tell({i: ms for i, ms in latencies_ms.items() if i in new}, failures)
@@ -161,19 +163,19 @@ class Tuner:
         journal.end(latencies_ms, failures, winner)
 
     def _play_off(self, journal: Journal) -> None:
-        """Compare the best of all rounds, that were never in one."""
+        """Compare the best of all rounds, most of which were never in one."""
         told = self._progress
         times = {i: ms for i, ms in told.latencies_ms.items() if i not in told.failures}
         best = sorted(times, key=lambda i: (i != told.champion, times[i], i))[:_N_PLAYOFF]
         if len(best) > 1:
-            self._note(journal, *self._compete(best))
+            self._note(journal, *self._compete(best, self._effort.num_iters))
 
-    def _compete(self, candidates: list[int]) -> tuple[int | None, dict[int, float], dict[int, str]]:
+    def _compete(self, candidates: list[int], n_repeat: int) -> tuple[int | None, dict[int, float], dict[int, str]]:
         """One session: the winner, times and failures of these candidates; no winner if none runs."""
         is_table = self._effort.search == "exhaustive"
         # Cold, also in the finals: times of all rounds are to be compared. The run is all there is, so its clock is the kernel's.
         plan = Plan(
-            n_warmup=1 if is_table else 3, n_repeat=self._effort.num_iters, objective="kernel", is_cold=True,
+            n_warmup=1, n_repeat=self._effort.num_iters if is_table else n_repeat, objective="kernel", is_cold=True,
             search="exhaustive" if is_table else "racing",
         )  # fmt: skip
         tolerances = self._effort.atol, self._effort.rtol
