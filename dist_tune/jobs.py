@@ -178,7 +178,7 @@ class Job:
             tuner = Tuner(problem, effort, ranks, self._settings, log, start=start, watches=watches, keeps=True)
             self._journals.add(tuner.journal_path)
             return tuner.tune()
-        except Exception as error:
+        except Exception as error:  # the problem's, unless it is raised again here: then it is that of this process, or of all ranks
             is_its_own = isinstance(ranks, Solo) or isinstance(error, NoValidConfigError)
             if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_its_own:
                 raise

@@ -35,7 +35,6 @@ class Progress:
     """The best so far."""
     strikes: Counter[int] = field(default_factory=Counter)
     """Candidate -> how often the process ended while it was under way."""
-    n_rounds: int = 0
     is_done: bool = False
     """Whether the champion has won."""
     budget_s: float | None = None
@@ -154,7 +153,6 @@ def _replayed(entries: list[dict[str, Any]]) -> Progress:
             progress.strikes.update(_struck(under_way, progress.strikes))
         under_way = entry["candidates"] if entry["t"] == "begin" else []
         if entry["t"] == "end":
-            progress.n_rounds += 1
             progress.latencies_ms |= {int(i): ms for i, ms in entry["ms"].items()}
             progress.failures |= {int(i): reason for i, reason in entry["failed"].items()}
         progress.champion = entry.get("champion", progress.champion)

@@ -19,6 +19,7 @@ from dist_tune.compile import reason_of
 from dist_tune.dry_run import Watch
 from dist_tune.output_check import wrong_output
 from dist_tune.ranks import n_collectives
+from dist_tune.site import is_fatal
 from dist_tune.space import digest
 from dist_tune.timing import Span
 from dist_tune.tunable import Undo
@@ -205,7 +206,6 @@ class _LoneChecker:
     """Judges the runs of a process that asks nobody, and so may repeat one as often as it needs."""
 
     n_runs = 1
-    wants_rerun = False
 
     def __init__(self, scheduled: Callable[[], tuple[int, Made]], atol: float, rtol: float) -> None:
         self._scheduled = scheduled
@@ -221,7 +221,9 @@ class _LoneChecker:
             return ""
         try:
             return wrong_output(made.run, made.ground_truth, *self._tolerances, result)
-        except Exception as error:  # noqa: BLE001  # of a run that works once: this config is out, and the others go on
+        except Exception as error:  # of a run that works once: this config is out, and the others go on
+            if is_fatal(error):  # they could not: it is no verdict on them
+                raise
             return f"a repeated run raised {reason_of(error)}"
 
     def restore(self) -> None:

@@ -114,6 +114,25 @@ def test_why_nothing_runs_is_in_the_error():
     assert isinstance(caught.value.__cause__, TypeError)
 
 
+def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
+    """It is no verdict on the config at hand, nor on those after it, which would all fail; what was under way stays suspected."""
+    n_runs = 0
+
+    def make(config: Config) -> Any:
+        def run() -> torch.Tensor:
+            nonlocal n_runs
+            n_runs += 1
+            if n_runs == 3:  # a dry run, the run that is checked, and its repetition
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return torch.ones(4)
+
+        return run, torch.ones(4)
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tune_kernel(SPACE, make, num_iters=1)
+    assert list((tmp_path / "logs" / "journal").glob("*.jsonl"))
+
+
 def test_tolerances_and_tuples():
     """An error of 0.05 is within an atol of 0.1, also inside a tuple, and beyond 0.01."""
 

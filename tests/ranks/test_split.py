@@ -74,7 +74,7 @@ def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
 
 
 def test_the_first_rank_may_die_too(tmp_path: Path):
-    """The store is a file here, as torchrun's agent hosts it elsewhere: nobody needs rank 0."""
+    """Nobody needs rank 0 itself, as long as the store is hosted elsewhere: here it is a file."""
     outcomes = on_ranks(2, _share, str(tmp_path), 0)
     assert outcomes[0].error == "Died"
     assert values([outcomes[1]]) == [[(f"p{i}", i % 4, 4) for i in range(6)]]
