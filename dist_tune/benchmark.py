@@ -13,9 +13,8 @@ from typing import Any
 
 from dist_tune.compare import difference
 from dist_tune.errors import WrongResultError
-from dist_tune.launch import is_interpreted
 from dist_tune.output_check import wrong_output
-from dist_tune.timing import device_clock, wait_for_device, without_outliers
+from dist_tune.timing import device_clock, is_interpreted, wait_for_device, without_outliers
 
 _N_WARMUP = 5
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import triton
 from triton.runtime import _async_compile
@@ -22,7 +22,13 @@ from triton.runtime.errors import PTXASError
 
 from dist_tune.shared_memory import known_need, remember_need, shared_limit
 from dist_tune.terminal import Heard, quiet_terminal
-from dist_tune.tunable import Compilable
+
+
+class Compilable(Protocol):
+    """What can be asked what Triton would compile for it."""
+
+    def compile(self, config: Any) -> Any:
+        """Compile for ``config`` without launching."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,12 @@ from pathlib import Path
 import triton
 from triton.compiler.compiler import max_shared_mem
 
-from dist_tune.compile import Candidate, Compilation, Failure, Resources
+from dist_tune.compile import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.efforts import order
 from dist_tune.front_end import Turns, in_turn
 from dist_tune.shared_memory import early_check, known_need
 from dist_tune.shares import KEY_CHARS
 from dist_tune.terminal import quiet_terminal
-from dist_tune.tunable import Compilable
 
 _EXIT_WAIT_S = 10.0
 """How long the end of the process waits for threads in the compiler."""

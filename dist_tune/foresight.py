@@ -21,7 +21,6 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from dist_tune.patches import replaced
-from dist_tune.site import Site
 from dist_tune.space import FunctionConfig
 
 _MAX_LAUNCHES = 8
@@ -94,9 +93,9 @@ class Recorder:
             yield
 
     @contextmanager
-    def running(self, site: Site, candidate: int) -> Iterator[None]:
+    def running(self, label: str, candidate: int) -> Iterator[None]:
         """The function of a site runs with one of its configs."""
-        before, self._at = self._at, (site.label, candidate)
+        before, self._at = self._at, (label, candidate)
         try:
             yield
         finally:
@@ -160,8 +159,11 @@ class ForecastConfig(triton.Config):  # type: ignore[misc]  # untyped
 class Forecast:
     """All candidates of a function's site at one of its launches."""
 
-    site: Site
-    """In place of the function's: the kernel, with the same candidates in the same order."""
+    label: str
+    """The function's site and the kernel, in place of a site's label."""
+    kernel: str
+    configs: list[ForecastConfig]
+    """What each candidate of the function changes, in the same order."""
     launch: ForecastLaunch
     function: str
     """The function's site."""
@@ -177,14 +179,14 @@ class Foreseen:
     """On which rank, and why."""
 
 
-def forecasts(site: Site, seen: Sequence[Seen]) -> list[Forecast]:
-    """What the candidates of a function will launch, as far as it can be told."""
+def forecasts(function: str, candidates: Sequence[FunctionConfig], seen: Sequence[Seen]) -> list[Forecast]:
+    """What the candidates of a function's site will launch, as far as it can be told."""
     found: list[Forecast] = []
-    seen = [each for each in seen if each.label == site.label][:_MAX_LAUNCHES]
+    seen = [each for each in seen if each.label == function][:_MAX_LAUNCHES]
     if not seen:
         return []
-    fields = [_fields(config) for config in site.configs]
-    hooks = [_hook(config) for config in site.configs]
+    fields = [_fields(config) for config in candidates]
+    hooks = [_hook(config) for config in candidates]
     for each in seen:
         names = {name.lower(): name for name in fields[each.candidate]}
         given = each.given
@@ -201,8 +203,8 @@ def forecasts(site: Site, seen: Sequence[Seen]) -> list[Forecast]:
             for one, hook in zip(fields, hooks, strict=True)
         ]
         kernel = each.kernel.fn.__qualname__.rpartition("<locals>.")[2]
-        label = f"{site.label} > {len(found)}.{kernel}"
-        found.append(Forecast(Site(label, kernel, site.key, configs, site.texts), ForecastLaunch(each), site.label))
+        label = f"{function} > {len(found)}.{kernel}"
+        found.append(Forecast(label, kernel, configs, ForecastLaunch(each), function))
     return found
 
 

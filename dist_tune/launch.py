@@ -214,8 +214,3 @@ class _DtypeTexts(dict[Any, str]):
 
 
 _dtype_texts = _DtypeTexts()
-
-
-def is_interpreted() -> bool:
-    """Whether kernels run under Triton's interpreter, on the host, also on a machine with a GPU."""
-    return bool(triton.knobs.runtime.interpret)

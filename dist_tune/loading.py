@@ -41,20 +41,22 @@ class Loader:
 
         What some rank cannot launch will fail on all that come to it.
         """
-        found = {each.site.label: each for site in self._sites.met.values() for each in forecasts(site, recorder.seen)}
+        found = {each.label: each for site in self._sites.met.values() for each in forecasts(site.label, site.configs, recorder.seen)}
         known: set[str] = set()
         for label, each in list(found.items()):
-            self._compiler.begin(label, each.launch, each.site.configs, [])
+            self._compiler.begin(label, each.launch, each.configs, [])
             if self._compiler.keys(label) in known:  # the same kernel once more, as in the next layer
                 del found[label]
             else:
                 known.add(self._compiler.keys(label))
         called = self._agreement.roll_call(RollCall(self._bench, keys={label: self._compiler.keys(label) for label in found}))
-        failed = self._load([each.site for each in found.values()], called.keysets)
-        self._note_resources(list(found.values()))
+        kernels = {label: self._site_of(each) for label, each in found.items()}
+        failed = self._load(list(kernels.values()), called.keysets)
+        for label, each in found.items():
+            self._note_resources(each, kernels[label])
         for label, each in found.items():
             for index, reason in failed.get(label, {}).items():
-                foreseen = Foreseen(each.launch, each.site.configs[index], reason)
+                foreseen = Foreseen(each.launch, each.configs[index], reason)
                 recorder.foreseen.setdefault((each.function, index), []).append(foreseen)
 
     def _load(self, new: Sequence[Site], keysets: Mapping[str, Sequence[Keyset]]) -> Failures:
@@ -94,9 +96,13 @@ class Loader:
             elif index not in site.failures:
                 self._sites.load(site, index)
 
-    def _note_resources(self, found: Sequence[Forecast]) -> None:
-        for each in found:
-            mine = self._sites.met[each.function].resources
-            for index, resources in each.site.resources.items():
-                if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
-                    mine[index] = resources
+    def _site_of(self, forecast: Forecast) -> Site:
+        """The kernel of a function, with the function's candidates in the same order."""
+        function = self._sites.met[forecast.function]
+        return Site(forecast.label, forecast.kernel, function.key, forecast.configs, function.texts)
+
+    def _note_resources(self, forecast: Forecast, kernel: Site) -> None:
+        mine = self._sites.met[forecast.function].resources
+        for index, resources in kernel.resources.items():
+            if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
+                mine[index] = resources

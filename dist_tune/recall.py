@@ -7,7 +7,7 @@ never the tuning.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache import Cache
 from dist_tune.choice import Agreed
@@ -16,7 +16,6 @@ from dist_tune.plan import Known
 from dist_tune.records import SOFTWARE, CacheKey, TuningRecord, environment
 from dist_tune.settings import Settings
 from dist_tune.space import digest
-from dist_tune.tunable import Tunable
 
 if TYPE_CHECKING:
     import loguru
@@ -33,6 +32,21 @@ class Ticket(NamedTuple):
     """Why there is none, where that is an error."""
     is_open: bool = True
     """Whether it takes a config from a record; not if it shall tune anyway, or if its record's config does not run here."""
+
+
+class Keyed(Protocol):
+    """A launch as far as its cache key goes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel or function with its module."""
+
+    @property
+    def key_text(self) -> str:
+        """The tuning key."""
+
+    def source(self) -> str:
+        """Digest of the code, and of all it calls."""
 
 
 class Recall:
@@ -55,7 +69,7 @@ class Recall:
         """Whether a miss is an error."""
         return self._settings.require_cache
 
-    def look_up(self, label: str, launch: Tunable, texts: list[str]) -> TuningRecord | None:
+    def look_up(self, label: str, launch: Keyed, texts: list[str]) -> TuningRecord | None:
         """The record for a site whose candidates are ``texts``, if this rank has one."""
         if self._cache is None:
             return None

@@ -19,7 +19,6 @@ from dist_tune.discovery import Discovery
 from dist_tune.engine import Search
 from dist_tune.errors import DistTuneError, StoreGoneError
 from dist_tune.exclusive import one_at_a_time
-from dist_tune.launch import is_interpreted
 from dist_tune.loading import Loader
 from dist_tune.log import tuning_log
 from dist_tune.meetings import is_secondary
@@ -35,7 +34,7 @@ from dist_tune.settings import Settings
 from dist_tune.shares import Bench
 from dist_tune.site import check_alive, check_not_capturing
 from dist_tune.sites import WRONG, Sites
-from dist_tune.timing import device_clock
+from dist_tune.timing import device_clock, is_interpreted
 from dist_tune.tunable import Tunable
 
 NOT_RUN = object()

@@ -190,7 +190,7 @@ class Sites:
         """Meanwhile a function runs: what it launches is written down, and is a part of its time."""
         self._around.append(site.label)
         try:
-            with nullcontext() if self.recorder is None else self.recorder.running(site, index):
+            with nullcontext() if self.recorder is None else self.recorder.running(site.label, index):
                 yield
         finally:
             self._around.pop()

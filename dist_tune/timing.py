@@ -1,7 +1,7 @@
 """Stopwatches: how long a launch and a whole replay take.
 
-Knows devices and nothing of ranks, sites or Triton. A span is begun and ended inside a replay without waiting for
-anything; it is read at the meeting, when the device has gone past it. Times are milliseconds.
+Knows devices and nothing of ranks or sites, and of Triton only whether it interprets. A span is begun and ended inside a
+replay without waiting for anything; it is read at the meeting, when the device has gone past it. Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import triton
 
 MAX_LEAD_MS = 10.0
 """Longest time the device is kept busy before a replay; a closure that waits for its GPU cannot be outrun anyway."""
@@ -126,6 +127,11 @@ class CudaClock:
             self._flush.zero_()
         if host_ms:
             torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
+
+
+def is_interpreted() -> bool:
+    """True if kernels run under Triton's interpreter, on the host, also on a machine with a GPU."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def device_clock(is_interpreted: bool) -> Clock:

@@ -25,13 +25,6 @@ class Slot(Protocol):
         """Make the next launch a miss."""
 
 
-class Compilable(Protocol):
-    """What can be asked what Triton would compile for it."""
-
-    def compile(self, config: Any) -> Any:
-        """Compile for ``config`` without launching."""
-
-
 class Tunable(Protocol):
     """One launch, with the arguments of one call."""
 

@@ -17,7 +17,6 @@ from dist_tune.dry_run import Dry, TalkedError, compile_ahead, dry_run
 from dist_tune.errors import CommunicatesError, NoValidConfigError, StuckDeviceError
 from dist_tune.interruption import raising_on_termination
 from dist_tune.journal import Journal, Progress, forget
-from dist_tune.launch import is_interpreted
 from dist_tune.lockstep import Lockstep
 from dist_tune.plan import Plan
 from dist_tune.problem import Effort, Outcome, Problem, journal_path
@@ -29,6 +28,7 @@ from dist_tune.settings import Settings
 from dist_tune.site import is_fatal, no_valid_config
 from dist_tune.space import describe
 from dist_tune.strategies import Strategy, make_strategy
+from dist_tune.timing import is_interpreted
 
 if TYPE_CHECKING:
     import loguru

@@ -40,7 +40,11 @@ def record(function: Any, space: Any, candidate: int, *args: Any) -> tuple[Site,
     """A function's launches with one of its configs."""
     configs, texts = distinct(as_configs(space, function))
     site, recorder = Site("f[]", "f", "[]", configs, texts), Recorder()
-    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), recorder.recording(), recorder.running(site, candidate):
+    with (
+        replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None),
+        recorder.recording(),
+        recorder.running(site.label, candidate),
+    ):
         function(*args, **configs[candidate])
     return site, recorder
 

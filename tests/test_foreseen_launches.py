@@ -17,7 +17,6 @@ from triton.runtime.jit import JITFunction
 from dist_tune import autotune
 from dist_tune.foresight import Foreseen, ForeseenError, Recorder, Seen, forecasts
 from dist_tune.patches import replaced
-from dist_tune.site import Site
 from tests.fake_driver import FakeH200
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values
@@ -47,7 +46,7 @@ def _limits() -> Any:
     alive = weakref.ref(x)
     del x
     gc.collect()
-    return kernels, [each.site.label for each in forecasts(site, recorder.seen)], alive() is None
+    return kernels, [each.label for each in forecasts(site.label, site.configs, recorder.seen)], alive() is None
 
 
 def _restored() -> Any:
@@ -61,7 +60,7 @@ def _restored() -> Any:
     def fail() -> None:
         with recorder.recording():
             launch()  # outside the function
-            with recorder.running(Site("f[]", "f", "[]", tiles(16), ["a"]), 0):
+            with recorder.running("f[]", 0):
                 thread = threading.Thread(target=launch)
                 thread.start()
                 thread.join()
@@ -80,15 +79,15 @@ def _in_place_of_a_launch() -> Any:
     """Which launches end as foreseen, though they are not the one that was recorded."""
     x, y = x_and_y()
     site, recorder = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    (told,) = forecasts(site, recorder.seen)
-    recorder.foreseen = {("f[]", 1): [Foreseen(told.launch, told.site.configs[1], "rank 1: OutOfResources: out of resource: x")]}
+    (told,) = forecasts(site.label, site.configs, recorder.seen)
+    recorder.foreseen = {("f[]", 1): [Foreseen(told.launch, told.configs[1], "rank 1: OutOfResources: out of resource: x")]}
     ended: dict[str, str] = {}
 
     def attempt(name: str, candidate: int, launch: Any) -> None:
         with (
             replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None),
             recorder.recording(),
-            recorder.running(site, candidate),
+            recorder.running(site.label, candidate),
         ):
             try:
                 launch()
@@ -185,7 +184,7 @@ def test_a_launch_reads_as_its_arguments_by_name():
 
 def _interpreted(rank: int) -> Any:
     site, recorder = record(lambda x, block: None, [{"block": 1}], 0, torch.zeros(1))
-    with recorder.recording(), recorder.running(site, 0):
+    with recorder.recording(), recorder.running(site.label, 0):
         x = torch.zeros(64)
         copy_kernel[(1,)](x, x, 64, BLOCK=16)
     return type(copy_kernel).__name__, recorder.seen

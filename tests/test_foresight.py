@@ -12,7 +12,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune.compile import Candidate
 from dist_tune.foresight import ForecastConfig, ForecastLaunch, forecasts
-from dist_tune.site import Site
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values
 
@@ -35,12 +34,12 @@ def key(launch: ForecastLaunch, config: ForecastConfig) -> str:
 def told_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
     """For each launch that is forecast: the keys that are foreseen for all candidates, and those of the launches that follow."""
     site, recorder = record(function, space, 0, *args)
-    found = forecasts(site, recorder.seen)
+    found = forecasts(site.label, site.configs, recorder.seen)
     true = [record(function, space, i, *args)[1].seen for i in range(len(site.configs))]
     positions = [recorder.seen.index(each.launch._seen) for each in found]
     return [
         (
-            [key(each.launch, config) for config in each.site.configs],
+            [key(each.launch, config) for config in each.configs],
             [key(ForecastLaunch(seen[position]), ForecastConfig({}, None)) for seen in true],
         )
         for each, position in zip(found, positions, strict=True)
@@ -98,9 +97,9 @@ def _not_followed() -> Any:
     x, y = x_and_y()
     derived = record(lambda x, y, block: copy_kernel[(1,)](x, y, 256, BLOCK=2 * block), [{"block": 16}, {"block": 32}], 0, x, y)
     nothing = record(lambda x, y, block: None, [{"block": 16}], 0, x, y)
-    other = forecasts(Site("g[]", "g", "[]", tiles(16), ["a"]), derived[1].seen)
-    of_kernel = forecasts(Site("k[]", "k", "[]", [triton.Config({})], ["a"]), derived[1].seen)
-    return [*[forecasts(site, recorder.seen) for site, recorder in (derived, nothing)], other, of_kernel]
+    other = forecasts("g[]", tiles(16), derived[1].seen)
+    of_kernel = forecasts("k[]", [triton.Config({})], derived[1].seen)
+    return [*[forecasts(site.label, site.configs, recorder.seen) for site, recorder in (derived, nothing)], other, of_kernel]
 
 
 def _scenarios(rank: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ ONLY_USERS = {
     "triton": {
         "space",
         "prune",
+        "timing",
         "launch",
         "intercept",
         "shared_memory",
