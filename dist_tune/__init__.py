@@ -1,6 +1,6 @@
 """Tune Triton kernels inside the distributed step they belong to, on all ranks at once."""
 
-from dist_tune.checks import matches
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord
 from dist_tune.contextual import TunedClosure, contextual_autotune
 from dist_tune.errors import (
     AbsentRanksError,
@@ -14,10 +14,10 @@ from dist_tune.errors import (
     StoreGoneError,
     StuckDeviceError,
 )
-from dist_tune.function_level import TunedFunction, autotune
+from dist_tune.function import TunedFunction, autotune
 from dist_tune.keys import power_of_two, size_classes, to_hashable
+from dist_tune.measure import matches
 from dist_tune.prune import prune_by_group_size_m, prune_by_shared_memory
-from dist_tune.records import CandidateRecord, Environment, TuningRecord
 
 __all__ = [
     "AbsentRanksError",

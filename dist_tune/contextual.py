@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 import torch
 
-from dist_tune import intercept
-from dist_tune.choice import Objective
+from dist_tune.cache import TuningRecord
+from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
-from dist_tune.plan import Plan, SearchName
-from dist_tune.ranks import Ranks, Solo, group_of, member_ranks
-from dist_tune.records import TuningRecord
-from dist_tune.session import Session
+from dist_tune.measure import is_capturing
+from dist_tune.runtime import Tunable, intercept
+from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
-from dist_tune.site import check_not_capturing
-from dist_tune.timing import is_capturing
-from dist_tune.tunable import Tunable
+from dist_tune.tuning import Session, check_not_capturing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

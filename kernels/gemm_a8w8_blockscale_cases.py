@@ -24,7 +24,7 @@ from kernels.gemm_a8w8_blockscale import (  # before triton: without a GPU it ch
 
 import triton  # isort: skip
 
-from dist_tune.benchmark import measure
+from dist_tune.measure import measure
 
 
 def check(shape: tuple[int, int, int], device: str) -> bool:

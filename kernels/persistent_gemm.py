@@ -209,7 +209,7 @@ def bucket_cost(shape: Shape, dtype: torch.dtype, device: torch.device) -> Table
 
     Of the space each config is timed shortly and the best three again; the slowdown is of means without outliers.
     """
-    from dist_tune.benchmark import measure
+    from dist_tune.measure import measure
 
     a, b = _operands(shape, dtype, device)
     persistent_gemm(a, b)

@@ -109,7 +109,7 @@ def config_text(config: triton.Config | None) -> str:
 def perf(problems: Iterable[Problem]) -> Table:
     """Microseconds of each problem: tuned, with the first config, by torch. Tunes whatever is not tuned yet."""
     # Imported here: checking results needs no clock.
-    from dist_tune.benchmark import measure
+    from dist_tune.measure import measure
 
     table = Table(title="us: mean without outliers, after warm-up")
     for heading in ("problem", "tuned us", "min us", "outliers", "first config us", "torch us", "rate", "x first config", "x torch"):

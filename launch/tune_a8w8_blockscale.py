@@ -31,9 +31,8 @@ from kernels import gemm_a8w8_blockscale as gemm  # before triton: without a GPU
 from rich.console import Console  # isort: skip
 from rich.table import Table
 
-from dist_tune.offline import ConfigFile, Outcome, Settled, load_config, measure, small_medium_large, tune_files, tune_problems
-from dist_tune.search_space import launchable
-from dist_tune.strategies import STRATEGIES
+from dist_tune.offline import ConfigFile, Outcome, Settled, launchable, load_config, measure, small_medium_large, tune_files, tune_problems
+from dist_tune.search import STRATEGIES
 
 MIN_GAIN = 0.03
 """With --compare an older config is replaced if the new one is faster by this share."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.checks import Checker
+from dist_tune.measure.checks import Checker
 
 A = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

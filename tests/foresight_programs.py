@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from dist_tune.foresight import Recorder
-from dist_tune.patches import replaced
-from dist_tune.site import Site
+from dist_tune.compiler.patches import replaced
+from dist_tune.runtime.foresight import Recorder
 from dist_tune.space import as_configs, distinct
+from dist_tune.tuning.site import Site
 
 
 @triton.jit

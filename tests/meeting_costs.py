@@ -13,11 +13,11 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
-from dist_tune import agreement
-from dist_tune.ballots import RollCall, roll
-from dist_tune.shares import KEY_CHARS, Bench
+from dist_tune.compiler.shares import KEY_CHARS, Bench
+from dist_tune.search.tally import Account, Report, account
 from dist_tune.space import digest
-from dist_tune.tally import Account, Report, account
+from dist_tune.tuning import agreement
+from dist_tune.tuning.ballots import RollCall, roll
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 """Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dist_tune.strategies import SearchStrategy, make_strategy
+from dist_tune.search.strategies import SearchStrategy, make_strategy
 from tests.timing_tables import TABLES
 
 NOISE = 0.01

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
-from dist_tune.choice import Policy
-from dist_tune.engine import Search
-from dist_tune.ledger import Ledger
-from dist_tune.plan import Plan, Replay
-from dist_tune.tally import Account, Report, account
+from dist_tune.search.choice import Policy
+from dist_tune.search.engine import Search
+from dist_tune.search.ledger import Ledger
+from dist_tune.search.plan import Plan, Replay
+from dist_tune.search.tally import Account, Report, account
 from tests.meeting_costs import Cost, tuning
 from tests.timing_tables import Table, load_tables
 

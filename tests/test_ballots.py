@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.ballots import Recalled, Roll, RollCall, roll
-from dist_tune.choice import Agreed
-from dist_tune.plan import Known
-from dist_tune.recall import Ticket
-from dist_tune.shares import KEY_CHARS, Bench, Keyset
+from dist_tune.cache.recall import Ticket
+from dist_tune.compiler.shares import KEY_CHARS, Bench, Keyset
+from dist_tune.search.choice import Agreed
+from dist_tune.search.plan import Known
 from dist_tune.space import digest
+from dist_tune.tuning.ballots import Recalled, Roll, RollCall, roll
 
 pytestmark = pytest.mark.once
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune import benchmark, timing
-from dist_tune.benchmark import Latency, benchmark_config, measure
 from dist_tune.errors import WrongResultError
-from dist_tune.timing import WallClock
+from dist_tune.measure import benchmark, timing
+from dist_tune.measure.benchmark import Latency, benchmark_config, measure
+from dist_tune.measure.timing import WallClock
 
 pytestmark = pytest.mark.once
 

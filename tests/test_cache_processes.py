@@ -22,10 +22,10 @@ from typing import IO, Any
 
 import pytest
 
-from dist_tune import atomic
-from dist_tune.cache import Cache
-from dist_tune.records import CacheKey, TuningRecord
-from dist_tune.sealed import read_record
+from dist_tune.cache import atomic
+from dist_tune.cache.cache import Cache
+from dist_tune.cache.records import CacheKey, TuningRecord
+from dist_tune.cache.sealed import read_record
 from tests.cached_records import NOON, candidate, environment, record
 
 pytestmark = pytest.mark.once

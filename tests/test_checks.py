@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune.checks import Checker, matches
+from dist_tune.measure.checks import Checker, matches
 
 pytestmark = pytest.mark.once
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.choice import Agreed, Objective, Policy, judge, kept
+from dist_tune.search.choice import Agreed, Objective, Policy, judge, kept
 
 pytestmark = pytest.mark.once
 

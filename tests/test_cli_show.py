@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune import records
-from dist_tune.cache import Cache
-from dist_tune.records import TuningRecord
+from dist_tune.cache import records
+from dist_tune.cache.cache import Cache
+from dist_tune.cache.records import TuningRecord
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune import compare
-from dist_tune.compare import difference, tolerance
+from dist_tune.measure import compare
+from dist_tune.measure.compare import difference, tolerance
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
+from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
 
 pytestmark = pytest.mark.once
 

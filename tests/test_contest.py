@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.choice import Agreed, Policy
-from dist_tune.contest import MAX_OVERTIME
-from dist_tune.engine import Search
-from dist_tune.plan import Known, Plan, SearchName, Tally, Trial
+from dist_tune.search.choice import Agreed, Policy
+from dist_tune.search.contest import MAX_OVERTIME
+from dist_tune.search.engine import Search
+from dist_tune.search.plan import Known, Plan, SearchName, Tally, Trial
 from tests.test_engine import Take, World
 
 pytestmark = pytest.mark.once

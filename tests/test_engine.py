@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.choice import Agreed
-from dist_tune.contest import MAX_OVERTIME
-from dist_tune.engine import Search
-from dist_tune.plan import Known, Plan, Replay, Tally, Trial
-from dist_tune.tally import Measured, Report, account
+from dist_tune.search.choice import Agreed
+from dist_tune.search.contest import MAX_OVERTIME
+from dist_tune.search.engine import Search
+from dist_tune.search.plan import Known, Plan, Replay, Tally, Trial
+from dist_tune.search.tally import Measured, Report, account
 
 pytestmark = pytest.mark.once
 

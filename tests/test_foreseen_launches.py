@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune
-from dist_tune.foresight import Foreseen, ForeseenError, Recorder, Seen, forecasts
-from dist_tune.patches import replaced
+from dist_tune.compiler.patches import replaced
+from dist_tune.runtime.foresight import Foreseen, ForeseenError, Recorder, Seen, forecasts
 from tests.fake_driver import FakeH200
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values

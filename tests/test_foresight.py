@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dist_tune.compile import Candidate
-from dist_tune.foresight import ForecastConfig, ForecastLaunch, forecasts
+from dist_tune.compiler.compile import Candidate
+from dist_tune.runtime.foresight import ForecastConfig, ForecastLaunch, forecasts
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.front_end import Turns, _Watched, in_turn
+from dist_tune.compiler.front_end import Turns, _Watched, in_turn
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 from tests.ranks.world import on_ranks, values
 

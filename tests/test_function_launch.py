@@ -10,8 +10,9 @@ import pytest
 import torch
 import triton
 
-from dist_tune import NoValidConfigError, autotune, intercept, power_of_two, size_classes, to_hashable
-from dist_tune.function_launch import FunctionLaunch, TunableFunction
+from dist_tune import NoValidConfigError, autotune, power_of_two, size_classes, to_hashable
+from dist_tune.runtime import intercept
+from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.space import as_configs, distinct
 from tests.function_options import BLOCKS, QUICK, quiet
 

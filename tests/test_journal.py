@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.journal import Journal, Progress
+from dist_tune.offline.journal import Journal, Progress
 
 pytestmark = pytest.mark.once
 
@@ -159,7 +159,7 @@ def test_a_journal_of_other_measurements_is_begun_anew(path: Path):
 
 def test_one_process_has_a_journal_at_a_time(path: Path):
     """Another one keeps its own in memory, and writes nothing, until the first closes it or ends."""
-    program = "import sys; from pathlib import Path; from dist_tune.journal import Journal\n"
+    program = "import sys; from pathlib import Path; from dist_tune.offline.journal import Journal\n"
     program += "j = Journal(Path(sys.argv[1]), 'id'); j.begin([1]); print(j.is_kept, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

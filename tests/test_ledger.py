@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.ledger import Ledger
-from dist_tune.plan import Replay, Trial
-from dist_tune.tally import Measured, Report
+from dist_tune.search.ledger import Ledger
+from dist_tune.search.plan import Replay, Trial
+from dist_tune.search.tally import Measured, Report
 
 pytestmark = pytest.mark.once
 

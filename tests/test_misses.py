@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.misses import differences, explain, nearest, nearest_shape
-from dist_tune.records import CacheKey, TuningRecord
+from dist_tune.cache.misses import differences, explain, nearest, nearest_shape
+from dist_tune.cache.records import CacheKey, TuningRecord
 from tests.cached_records import NOON, environment, record
 
 pytestmark = pytest.mark.once

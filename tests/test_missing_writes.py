@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.checks import Checker, matches
-from dist_tune.result_memory import _SPOILT
+from dist_tune.measure.checks import Checker, matches
+from dist_tune.measure.result_memory import _SPOILT
 from tests.checked_runs import A, B, Function, is_right, multiply, out_function, out_half, out_nothing, run, wants_rerun
 
 pytestmark = pytest.mark.once

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dist_tune.offline import Outcome, Problem, tune_problems
-from dist_tune.strategies import grouped_order
+from dist_tune.search.strategies import grouped_order
 
 pytestmark = pytest.mark.once
 

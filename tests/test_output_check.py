@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.output_check import wrong_output
+from dist_tune.measure.output_check import wrong_output
 
 pytestmark = pytest.mark.once
 

@@ -15,35 +15,31 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dist_tune"
 
-# A module imports only modules that stand before it.
-LAYERS = (
-    "errors", "settings", "space", "source", "keys", "timing", "rng", "tensor_memory", "result_memory", "compare", "reference", "checks",
-    "prune", "tunable", "meetings", "ranks", "choice", "plan", "tally", "contest", "engine", "ledger", "shares", "launch",
-    "function_launch", "intercept", "terminal", "patches", "shared_memory", "front_end", "efforts", "compile", "compiler", "records",
-    "misses", "atomic", "sealed", "cache", "recall", "ballots", "log", "site", "foresight", "sites", "outcome", "agreement", "replayer",
-    "discovery", "loading", "rehearsal", "exclusive", "session", "contextual", "fallback", "function_level", "transfer", "tables",
-    "cli_cache", "cli_explain", "machine", "probes", "doctor", "cli_doctor", "cli", "__main__", "config_files", "search_space",
-    "settling", "strategies", "surroundings", "interruption", "journal", "lockstep", "output_check", "benchmark", "dry_run", "runs",
-    "problem", "tuner", "work_queue", "jobs", "class_configs", "offline",
-)  # fmt: skip
+# A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "settings", "log", "space", "keys", "prune"),
+    ("distributed",),
+    ("measure",),
+    ("search",),
+    ("compiler",),
+    ("cache",),
+    ("runtime",),
+    ("tuning",),
+    ("contextual", "function"),
+    ("offline",),
+    ("cli", "__main__"),
+)
+FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {
-        "space",
-        "prune",
-        "timing",
-        "launch",
-        "intercept",
-        "shared_memory",
-        "front_end",
-        "compile",
-        "compiler",
-        "foresight",
-        "dry_run",
-        "probes",
-    },
-    "torch.distributed": {"meetings", "ranks", "probes"},
+    "triton": {"space", "prune", "measure.timing", "compiler", "runtime", "cli.probes"},
+    "torch.distributed": {"distributed", "cli.probes"},
 }
-MODULES = sorted(PACKAGE.glob("*.py"))
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Dotted name below dist_tune: "search.engine", "contextual"; of a folder's ``__init__`` the folder's."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -68,53 +64,88 @@ def is_of(name: str, library: str) -> bool:
     return f"{name}.".startswith(f"{library}.")
 
 
+def layer_of(module: str) -> int:
+    """Number of a module's place, from the top; raises where it has none."""
+    place = module.partition(".")[0]
+    return next(number for number, places in enumerate(LAYERS) if place in places)
+
+
 def misplaced(module: str, source: str) -> list[str]:
-    """Imports of `module` that point downward in LAYERS."""
-    below = LAYERS[LAYERS.index(module) :]
-    return [name for name in imported(ast.parse(source)) if any(is_of(name, f"dist_tune.{other}") for other in below)]
+    """Imports of ``module`` that point down, or into another folder past its ``__init__``."""
+    wrong = []
+    for name in imported(ast.parse(source)):
+        root, *rest = name.split(".")
+        if root != "dist_tune" or not rest or not any(rest[0] in places for places in LAYERS):
+            continue
+        is_own = rest[0] == module.partition(".")[0]
+        is_inside = rest[0] in FOLDERS and len(rest) > 2 and (PACKAGE / rest[0] / f"{rest[1]}.py").exists()
+        if layer_of(rest[0]) > layer_of(module) or (is_inside and not is_own):
+            wrong.append(name)
+    return wrong
 
 
 def trespasses(module: str, source: str) -> list[str]:
-    """Imports of `module` that are another module's job."""
+    """Imports of ``module`` that are another place's job."""
     names = list(imported(without_type_checking(ast.parse(source))))
-    foreign = [library for library, users in ONLY_USERS.items() if module not in users]
+    foreign = [library for library, users in ONLY_USERS.items() if not any(is_of(module, user) for user in users)]
     return [name for name in names if any(is_of(name, library) for library in foreign)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_upward(path: Path):
-    """Each module imports only what stands before it, and only its owner touches triton or torch.distributed."""
-    if path.stem == "__init__":
-        assert trespasses("__init__", path.read_text()) == []
+    """Each module imports only what stands above it, and only its owners touch triton or torch.distributed."""
+    module = name_of(path)
+    if module in ("", "__init__"):
+        assert trespasses("dist_tune", path.read_text()) == []
         return
-    assert path.stem in LAYERS, f"dist_tune/{path.name} has no place in LAYERS: say what it may import"
-    assert misplaced(path.stem, path.read_text()) == []
-    assert trespasses(path.stem, path.read_text()) == []
+    assert any(module.partition(".")[0] in places for places in LAYERS), f"{path.name} has no place in LAYERS: say what it may import"
+    assert misplaced(module, path.read_text()) == []
+    assert trespasses(module, path.read_text()) == []
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_folder_says_what_it_is_for(folder: str):
+    """Its ``__init__`` opens with a description, and exports by name what others may use."""
+    tree = ast.parse((PACKAGE / folder / "__init__.py").read_text())
+    assert len((ast.get_docstring(tree) or "").splitlines()) >= 3
+    assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
 
 
 @pytest.mark.parametrize(
     "source",
-    ["from dist_tune.session import Session", "from .session import Session", "from . import session", "import dist_tune.session"],
+    [
+        "from dist_tune.tuning import Session",
+        "from dist_tune import tuning",
+        "import dist_tune.tuning.session",
+        "def f():\n from dist_tune.tuning.session import Session",
+    ],
 )
 def test_a_downward_import_is_seen(source: str):
-    assert misplaced("engine", source)
-    assert misplaced("contextual", source) == []
+    assert misplaced("search.engine", source)
+    assert misplaced("tuning.sites", source) == []
+
+
+def test_an_import_past_a_folder_s_door_is_seen():
+    """Another folder's modules are its own business."""
+    assert misplaced("tuning.sites", "from dist_tune.search.engine import Search")
+    assert misplaced("tuning.sites", "from dist_tune.search import Search") == []
+    assert misplaced("search.plan", "from dist_tune.search.engine import Search") == []
 
 
 @pytest.mark.parametrize(
     "source", ["import torch.distributed as dist", "from torch import distributed", "def f():\n torch.distributed.barrier()"]
 )
 def test_a_foreign_import_is_seen(source: str):
-    assert trespasses("engine", source)
-    assert trespasses("ranks", source) == []
-    assert trespasses("engine", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
+    assert trespasses("search.engine", source)
+    assert trespasses("distributed.ranks", source) == []
+    assert trespasses("search.engine", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
 
 
 def test_no_module_has_a_public_name():
     """Importing `dist_tune.x` would put the module in the place of the function `x`."""
     import dist_tune
 
-    assert {path.stem for path in MODULES} & set(dist_tune.__all__) == set()
+    assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == set()
 
 
 def test_importing_changes_nothing():
@@ -142,4 +173,4 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
     assert wheel.name == "dist_tune-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.startswith("dist_tune-0.1.0.dist-info/")]
-    assert sorted(names) == sorted(f"dist_tune/{path.name}" for path in [*MODULES, PACKAGE / "py.typed"])
+    assert sorted(names) == sorted(str(path.relative_to(ROOT)) for path in [*MODULES, PACKAGE / "py.typed"])

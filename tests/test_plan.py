@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.plan import Plan
+from dist_tune.search.plan import Plan
 
 pytestmark = pytest.mark.once
 

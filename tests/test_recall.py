@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Cache
-from dist_tune.recall import Recall, Ticket
-from dist_tune.records import TuningRecord, environment
+from dist_tune.cache.cache import Cache
+from dist_tune.cache.recall import Recall, Ticket
+from dist_tune.cache.records import TuningRecord, environment
 from dist_tune.settings import Settings
 from tests.cached_records import candidate, record
 

@@ -11,7 +11,7 @@ import torch
 import triton
 from pydantic import ValidationError
 
-from dist_tune.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
+from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
 from dist_tune.space import digest
 
 pytestmark = pytest.mark.once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dist_tune.checks import Checker
+from dist_tune.measure.checks import Checker
 from tests.checked_runs import A, B, Function, multiply, run
 
 pytestmark = pytest.mark.once

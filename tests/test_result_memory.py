@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.checks import Checker
+from dist_tune.measure.checks import Checker
 from tests.checked_runs import A, B, Function, accumulate, is_right, multiply, out_nothing, run, wants_rerun
 
 pytestmark = pytest.mark.once

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune import sealed
-from dist_tune.records import SCHEMA_VERSION, CandidateRecord, Environment, Seconds, TuningRecord
-from dist_tune.sealed import MAX_BYTES, BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
+from dist_tune.cache import sealed
+from dist_tune.cache.records import SCHEMA_VERSION, CandidateRecord, Environment, Seconds, TuningRecord
+from dist_tune.cache.sealed import MAX_BYTES, BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 from tests.cached_records import candidate, forged, measured, record
 
 pytestmark = pytest.mark.once

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.search_space import get_search_space, launchable, products
+from dist_tune.offline.search_space import get_search_space, launchable, products
 
 pytestmark = pytest.mark.once
 

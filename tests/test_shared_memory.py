@@ -12,7 +12,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.cache import FileCacheManager, get_cache_manager
 
-from dist_tune.shared_memory import early_check, known_need, remember_need, shared_limit
+from dist_tune.compiler.shared_memory import early_check, known_need, remember_need, shared_limit
 
 KEY = "ab" * 32
 OWN = CUDABackend.make_ptx

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.ballots import RollCall, roll
-from dist_tune.shares import KEY_CHARS, Bench, Keyset, deal, share, split_keys
+from dist_tune.compiler.shares import KEY_CHARS, Bench, Keyset, deal, share, split_keys
+from dist_tune.tuning.ballots import RollCall, roll
 
 pytestmark = pytest.mark.once
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.choice import Agreed
-from dist_tune.plan import Plan
+from dist_tune.search.choice import Agreed
+from dist_tune.search.plan import Plan
 from tests.meeting_costs import Cost, latency_ms, tuning
 from tests.simulator import Kernel, Played, World, kernel_of, many, play, step_of_148
 from tests.timing_tables import load_tables, read_log

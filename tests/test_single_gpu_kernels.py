@@ -208,7 +208,7 @@ def test_times_are_shown_as_a_table_a_person_can_judge(tmp_path: Path):
         tmp_path,
         "import torch\n"
         "from rich.console import Console\n"
-        "import dist_tune.benchmark as benchmark, kernels.persistent_gemm as p, kernels.vector_add as v\n"
+        "import dist_tune.measure.benchmark as benchmark, kernels.persistent_gemm as p, kernels.vector_add as v\n"
         "from kernels.single_gpu_cases import perf\n"
         "measure, asked = benchmark.measure, []\n"
         "def short(run, n_warmup, num_iters):\n"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dist_tune.tables import ago, amount, facts, grid, hardware, least_width, milliseconds, phases, plain, shared_fields, size, texts
+from dist_tune.cli.tables import ago, amount, facts, grid, hardware, least_width, milliseconds, phases, plain, shared_fields, size, texts
 from tests.cached_records import candidate, environment, record
 
 pytestmark = pytest.mark.once

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.choice import Agreed
-from dist_tune.tally import MAX_RANKS_LISTED, Account, Measured, Report, account
+from dist_tune.search.choice import Agreed
+from dist_tune.search.tally import MAX_RANKS_LISTED, Account, Measured, Report, account
 
 pytestmark = pytest.mark.once
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune import tensor_memory
-from dist_tune.tensor_memory import Region, is_one_of, leaves_of, tensors_in, tensors_in_objects
+from dist_tune.measure import tensor_memory
+from dist_tune.measure.tensor_memory import Region, is_one_of, leaves_of, tensors_in, tensors_in_objects
 
 pytestmark = pytest.mark.once
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune import transfer
-from dist_tune.cache import Cache
-from dist_tune.records import TuningRecord
-from dist_tune.sealed import BrokenRecordError, seal
-from dist_tune.transfer import merge, pack, unpack, write_export
+from dist_tune.cache.cache import Cache
+from dist_tune.cache.records import TuningRecord
+from dist_tune.cache.sealed import BrokenRecordError, seal
+from dist_tune.cli import transfer
+from dist_tune.cli.transfer import merge, pack, unpack, write_export
 from tests.cached_records import forged, measured, record
 
 pytestmark = pytest.mark.once

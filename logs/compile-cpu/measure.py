@@ -25,10 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.compile import Candidate
-from dist_tune.compiler import Compiler
-from dist_tune.efforts import effort
-from dist_tune.launch import Launch
+from dist_tune.compiler import Candidate, Compiler, effort
+from dist_tune.runtime import Launch
 from tests.fake_driver import install
 from tests.ranks.world import on_ranks, values
 

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import prune
-from dist_tune.checks import Checker
-from dist_tune.compare import difference
-from dist_tune.result_memory import _SPOILT
+from dist_tune.measure.checks import Checker
+from dist_tune.measure.compare import difference
+from dist_tune.measure.result_memory import _SPOILT
 
 pytestmark = pytest.mark.gpu
 

@@ -75,7 +75,7 @@ def _steady(rank: int) -> Any:
     step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
     step(torch.zeros(64))
     calls = {"store": 0, "collective": 0, "log": 0}
-    from dist_tune import session
+    from dist_tune.tuning import session
 
     def count(owner: Any, name: str, kind: str) -> None:
         original = getattr(owner, name)

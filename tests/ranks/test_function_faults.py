@@ -245,7 +245,7 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(pair: Seen):
 
 
 def _captures(rank: int) -> Any:
-    from dist_tune import site
+    from dist_tune.tuning import site
 
     function = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
     function(1)

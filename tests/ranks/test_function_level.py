@@ -48,7 +48,7 @@ def _slowest_decides(rank: int) -> Any:
 
 def _spent_in(call: Any) -> tuple[dict[str, int], bool]:
     """How often a call talks, and whether Triton was patched in it."""
-    from dist_tune import session
+    from dist_tune.tuning import session
 
     spent: Counter[str] = Counter()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.errors import DistTuneError
-from dist_tune.ranks import Group, group_of
 from tests.ranks.test_ranks import AGAIN, entered, meet_again
 from tests.ranks.world import on_ranks, values
 

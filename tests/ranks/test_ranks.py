@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_tune.distributed.meetings import is_secondary
+from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.errors import NoValidConfigError
-from dist_tune.meetings import is_secondary
-from dist_tune.ranks import Group, group_of
 from tests.ranks.world import Outcome, caught, on_ranks, values
 
 pytestmark = pytest.mark.once

@@ -18,7 +18,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
-from dist_tune.agreement import Agreement
+from dist_tune.tuning.agreement import Agreement
 from tests.fake_driver import FakeH200
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.world import Outcome, on_ranks, same_error, values

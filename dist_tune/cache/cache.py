@@ -1,0 +1,249 @@
+"""Records of finished tunings in a directory, one file per key: find, store, merge, list.
+
+The only user of that directory, which other processes, other jobs and other versions of dist_tune use at the same time.
+Knows keys and files; nothing of ranks (who asks and who stores is for others to agree on) and nothing of the bytes of a file.
+Whatever lies there and whatever the disk does, a tuning goes on: there is a warning, and what was lost is tuned again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import socket
+import uuid
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+
+from dist_tune.cache.atomic import locked, sweep, write_whole
+from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
+from dist_tune.cache.sealed import BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
+
+__all__ = ["BrokenRecordError", "Cache", "Entry", "OtherSchemaError", "UnreadableRecordError", "read_record", "seal", "unseal"]
+
+BROKEN_SUFFIX = ".broken"
+MAX_NAME = 100
+_FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}-[0-9a-f]{12}\.json")
+_PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record and the file that it lies in."""
+
+    path: Path
+    record: TuningRecord
+
+
+class Cache:
+    """Records of finished tunings in a directory, one JSON file per key. Making one touches nothing.
+
+    No method raises for what it finds on the disk or for a disk that refuses: it warns, and answers that there is nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Without a home the ~ stays, and _make refuses it. Absolute: the program may change its working directory.
+        with suppress(RuntimeError, OSError):
+            folder = folder.expanduser().absolute()
+        self.folder = folder
+        self._warned: set[Path] = set()
+
+    @property
+    def identity(self) -> str:
+        """This machine and the folder on it: processes with equal answers share files. Makes the folder if it can."""
+        with suppress(OSError):
+            self._make(self.folder)
+        with suppress(OSError):
+            status = self.folder.stat()
+            return f"{socket.gethostname()} {status.st_dev}:{status.st_ino}"
+        return f"{socket.gethostname()} process {os.getpid()}"
+
+    def path_of(self, key: CacheKey) -> Path:
+        """Where the record of this key lies, or would: "<name>/<what>-<software>-<candidates>.json" in the folder."""
+        env = key.environment
+        what = _digest(SCHEMA_VERSION, key.name, key.source, key.key, *(getattr(env, field) for field in HARDWARE))
+        software = _digest(*(getattr(env, field) for field in SOFTWARE))
+        return self.folder / _folder_name(key.name) / f"{what}-{software}-{_digest(key.candidates)}.json"
+
+    def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
+        """The record of this key, None if there is none.
+
+        With ``any_software``, failing that, the newest one that differs in versions of Python, torch, triton or CUDA alone.
+        """
+        path = self.path_of(key)
+        record = self._take(path)
+        if record is not None and record.cache_key == key:
+            return record
+        if not any_software:
+            return None
+        what, _, candidates = path.stem.split("-")
+        records = self._take_all(path.parent, re.compile(f"{what}-.*-{candidates}.json"))
+        return next((each for each in records if _less_software(each.cache_key) == _less_software(key)), None)
+
+    def siblings(self, key: CacheKey) -> list[TuningRecord]:
+        """Records of keys that differ from this one in the candidates alone, newest first."""
+        path = self.path_of(key)
+        what, software, _ = path.stem.split("-")
+        records = self._take_all(path.parent, re.compile(f"{what}-{software}-.*"))
+        keys = [each.cache_key for each in records]
+        others = [each != key and each.model_copy(update={"candidates": key.candidates}) == key for each in keys]
+        return list(compress(records, others))
+
+    def of_name(self, name: str) -> list[TuningRecord]:
+        """All records of this kernel or function, newest first. Leaves broken files where they are."""
+        records = [entry.record for entry in self._listed(self.folder / _folder_name(name))]
+        return _newest_first(each for each in records if each.kernel == name)
+
+    def entries(self) -> list[Entry]:
+        """All records, in the order of their names and keys. Leaves broken files where they are."""
+        found = [entry for name in self._names(self.folder) for entry in self._listed(self.folder / name)]
+        return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
+
+    def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
+        """Keep a record, or the one that is there if that is better; the path of its file, None if it could not be written.
+
+        A record that was written while this one was being tuned stays if it was measured better, that is, with more timed
+        replays; an older one is replaced. With ``is_import`` the better measured one stays, whenever it was written.
+        """
+        path = self.path_of(record.cache_key)
+        try:
+            content = seal(record)
+            self._make(path.parent)
+            with locked(path.parent):
+                present = self._sound(path)
+                if present is None or _replaces(record, present, is_import):
+                    write_whole(path, content)
+                    with suppress(OSError):  # removed already
+                        # Dated by the file server as all of them are, so clocks need not agree.
+                        sweep(path.parent, path.stat().st_mtime)
+        except (OSError, BrokenRecordError) as error:
+            warnings.warn(
+                f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: "
+                f"{path} cannot be written: {error}. DIST_TUNE_CACHE_DIR names another folder.",
+                stacklevel=2,
+            )
+            return None
+        return path
+
+    def remove(self, path: Path) -> None:
+        """Delete a file of the cache; nothing happens if it is gone.
+
+        Raises:
+            ValueError: it does not lie in the cache folder.
+            OSError: it is a folder, or the system refuses.
+        """
+        if Path(os.path.realpath(self.folder)) not in (Path(os.path.realpath(path.parent)) / path.name).parents:
+            raise ValueError(f"{path} is not in the cache folder {self.folder}")
+        path.unlink(missing_ok=True)
+
+    def _make(self, folder: Path) -> None:
+        if str(self.folder).startswith("~"):
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory", str(self.folder))
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _take(self, path: Path) -> TuningRecord | None:
+        """The record at this path; what is broken is set aside."""
+        try:
+            return self._checked(path)
+        except FileNotFoundError:
+            return None
+        except BrokenRecordError:
+            # Again with the lock held: another process may be putting a good one in its place.
+            with locked(path.parent):
+                return self._sound(path)
+
+    def _take_all(self, folder: Path, names: re.Pattern[str]) -> list[TuningRecord]:
+        found = [self._take(folder / name) for name in self._names(folder) if _FILE.fullmatch(name) and names.fullmatch(name)]
+        return _newest_first(record for record in found if record is not None)
+
+    def _sound(self, path: Path) -> TuningRecord | None:
+        """As ``_take``, with the lock held."""
+        try:
+            return self._checked(path)
+        except FileNotFoundError:
+            return None
+        except BrokenRecordError as error:
+            self._set_aside(path, error)
+            return None
+
+    def _checked(self, path: Path) -> TuningRecord:
+        record = read_record(path)
+        if self.path_of(record.cache_key) != path:
+            raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
+        return record
+
+    def _set_aside(self, path: Path, error: BrokenRecordError) -> None:
+        if isinstance(error, UnreadableRecordError):
+            self._warn(path, f"{error}. What it may hold is tuned again")
+            return
+        aside = path.with_name(path.name + BROKEN_SUFFIX)
+        try:
+            if aside.is_dir() or path.is_dir():  # neither can take the other's place
+                aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{BROKEN_SUFFIX}")
+            os.replace(path, aside)
+        except OSError as refusal:
+            self._warn(path, f"{error}. It cannot be set aside ({refusal.strerror}); what it was for is tuned again")
+        else:
+            warnings.warn(
+                f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again", stacklevel=2
+            )
+
+    def _warn(self, path: Path, reason: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            warnings.warn(f"cache file {path} is not used: {reason}", stacklevel=2)
+
+    def _listed(self, folder: Path) -> Iterator[Entry]:
+        for name in self._names(folder):
+            path = folder / name
+            if _FILE.fullmatch(name):
+                try:
+                    yield Entry(path, self._checked(path))
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                except BrokenRecordError as error:
+                    self._warn(path, str(error))
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._warn(folder, str(error.strerror))
+            return []
+
+
+def _digest(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+
+def _folder_name(name: str) -> str:
+    """The name itself where it can be a folder's; otherwise what can be kept of it, with a digest that keeps two names apart."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    digest = _digest(name)
+    kept = re.sub(r"[^A-Za-z0-9._-]", "_", name[:MAX_NAME])
+    return f"{re.sub('^[.-]', '_', kept)[: MAX_NAME - len(digest) - 1]}-{digest}".removeprefix("-")
+
+
+def _less_software(key: CacheKey) -> CacheKey:
+    return key.model_copy(update={"environment": key.environment.model_copy(update=dict.fromkeys(SOFTWARE, ""))})
+
+
+def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:
+    return sorted(records, key=lambda record: record.tuned_at, reverse=True)
+
+
+def _replaces(record: TuningRecord, present: TuningRecord, is_import: bool) -> bool:
+    # As numbers: dates end with the year 9999, and a file may say anything of seconds.
+    began = record.tuned_at.timestamp() - record.seconds
+    if not is_import and present.tuned_at.timestamp() <= began:
+        return True
+    return (record.n_samples, record.tuned_at) > (present.n_samples, present.tuned_at)

@@ -1,0 +1,133 @@
+"""The cache as one tuning uses it: what this rank has of a site, and what it keeps.
+
+Knows keys and records and nothing of how ranks agree on them. Everything that can fail here costs a warning and the cache,
+never the tuning.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dist_tune.cache.cache import Cache
+from dist_tune.cache.misses import differences, explain
+from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, environment
+from dist_tune.search import Agreed, Known
+from dist_tune.settings import Settings
+from dist_tune.space import digest
+
+if TYPE_CHECKING:
+    import loguru
+
+
+class Ticket(NamedTuple):
+    """What a rank says of its cache at a roll call, for one site. A JSON array."""
+
+    key: str
+    """Digest of the cache key; empty on a rank that uses no cache."""
+    winner: str = ""
+    """The config that its record chose, described; empty where it has none."""
+    miss: str = ""
+    """Why there is none, where that is an error."""
+    is_open: bool = True
+    """Whether it takes a config from a record; not if it shall tune anyway, or if its record's config does not run here."""
+
+
+class Keyed(Protocol):
+    """A launch as far as its cache key goes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel or function with its module."""
+
+    @property
+    def key_text(self) -> str:
+        """The tuning key."""
+
+    def source(self) -> str:
+        """Digest of the code, and of all it calls."""
+
+
+class Recall:
+    """The cache in one tuning on this rank; one without a cache finds nothing and keeps nothing."""
+
+    def __init__(self, settings: Settings, log: loguru.Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
+        self._settings = settings
+        self._log = log
+        self._cache = Cache(settings.cache_dir) if is_used else None
+        self._world = world_size, ranks_per_host
+        self._keys: dict[str, CacheKey] = {}
+
+    @property
+    def folder(self) -> str:
+        """Where it lies, in words that two processes share if they share the files; empty without a cache."""
+        return self._cache.identity if self._cache is not None and self._keys else ""
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a miss is an error."""
+        return self._settings.require_cache
+
+    def look_up(self, label: str, launch: Keyed, texts: list[str]) -> TuningRecord | None:
+        """The record for a site whose candidates are ``texts``, if this rank has one."""
+        if self._cache is None:
+            return None
+        began = time.perf_counter()
+        key = self._keys[label] = CacheKey(
+            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=environment(*self._world)
+        )
+        if self._settings.always_tune:
+            return None
+        record = self._cache.find(key, any_software=not self._settings.version_check)
+        if record is not None and (others := differences(key, record.cache_key)):
+            versions = ", ".join(f"{name} {theirs}, here {mine}" for name, (mine, theirs) in others.items() if name in SOFTWARE)
+            self._log.bind(progress=True).warning(f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)")
+        found = "found" if record is not None else "not found"
+        self._log.debug(f"site={label} {found} in {self._cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
+        return record
+
+    def source(self, label: str) -> str:
+        """Digest of the site's code; empty if the cache was not asked for it."""
+        return self._keys[label].source if label in self._keys else ""
+
+    def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> Ticket:
+        """What to tell the other ranks. ``runs``: whether the record's config runs here, as far as it was tried."""
+        if self._cache is None or label not in self._keys:
+            return Ticket("", miss="It uses no cache." if self.is_required else "", is_open=False)
+        key = self._keys[label]
+        name = digest([key.model_dump_json()])
+        if self._settings.always_tune:
+            return Ticket(name, miss="DIST_TUNE_ALWAYS_TUNE is set." if self.is_required else "", is_open=False)
+        if record is not None:
+            return Ticket(name, record.best.config, is_open=runs)
+        return Ticket(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
+
+    def known(self, label: str, texts: list[str]) -> Known:
+        """What a tuning of the same thing has found, in this environment, with another list of candidates.
+
+        Of several the one that has measured the most of these, and the newest of those: its winner has beaten all of them.
+        """
+        if self._cache is None or label not in self._keys or self._settings.always_tune:
+            return Known()
+        found = [_known(record, texts) for record in self._cache.siblings(self._keys[label])]
+        return max(found, key=lambda known: len(known.agreed), default=Known())
+
+    def keep(self, record: TuningRecord) -> None:
+        """Put a record into the cache; not one of a choice that nothing was measured for, which would stand there for good."""
+        had_choice = sum(each.failure is None for each in record.candidates) > 1
+        is_found = record.best.latency_ms is not None or not had_choice
+        path = self._cache.store(record) if self._cache is not None and record.source and is_found else None
+        self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
+
+
+def _known(record: TuningRecord, texts: list[str]) -> Known:
+    """What a record says of these candidates."""
+    agreed = {}
+    by_text = {each.config: each for each in record.candidates}
+    for i, text in enumerate(texts):
+        each = by_text.get(text)
+        if each is not None and each.latency_ms and each.closure_ms is not None:
+            agreed[i] = Agreed(
+                each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
+            )
+    return Known(agreed, texts.index(record.best.config) if record.best.config in texts else None)

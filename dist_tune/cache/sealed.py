@@ -1,0 +1,166 @@
+"""The bytes of a cache file: one record, and the checksum of its bytes.
+
+Knows the file format and how to refuse what is not one, whoever wrote it; nothing of folders, keys or merging. Reading never
+evaluates anything: JSON goes into a model that forbids what it does not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dist_tune.cache.records import SCHEMA_VERSION, TuningRecord
+
+MAX_BYTES = 16 * 2**20
+"""Of a file; larger ones are refused unread. 216 candidates with all their facts take 0.2 MB."""
+MAX_VALUES = 400_000
+"""In a file, about 15,000 candidates. Each wrong value costs 2 kB and 10 us, so that a forged file could eat all memory."""
+# One layout and no other: with the checksum over the record's raw bytes, any changed byte of the file is found.
+_LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"record": (\{.*\})\n\}\n', re.DOTALL)
+_SCHEMA = re.compile(rb'\{\s*"schema_version":\s*(\d{1,9})\s*[,}]')
+_SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
+_NO_DEFAULT = {"schema_version", "tuned_at"}
+"""Fields that the model would fill in, and a file must not leave to it."""
+_MAX_REASON = 200
+
+
+class BrokenRecordError(ValueError):
+    """What was read is no record of this version of dist_tune. The message is the reason, on one short line."""
+
+
+class OtherSchemaError(BrokenRecordError):
+    """The file is whole, but of an older or newer dist_tune."""
+
+
+class UnreadableRecordError(BrokenRecordError):
+    """The system refused to read the file: what is in it may be right."""
+
+
+def seal(record: TuningRecord) -> bytes:
+    """The content of a record's file: JSON, one line for each field and each candidate; what equals its default is left out.
+
+    Raises:
+        BrokenRecordError: the record holds what no file can give back (a NaN put into a dict of it), or is too large.
+    """
+    values = {"schema_version": record.schema_version} | record.model_dump(mode="json", exclude_defaults=True)
+    try:
+        lines = [f" {_json(name)}: {_rows(value) if name == 'candidates' else _json(value)}" for name, value in values.items()]
+        raw = ("{\n" + ",\n".join(lines) + "\n}").encode()
+    except ValueError as error:  # NaN, a string that is no text, an integer of thousands of digits
+        raise BrokenRecordError(_one_line(error)) from error
+    content = b'{\n"sha256": "%s",\n"record": %s\n}\n' % (hashlib.sha256(raw).hexdigest().encode(), raw)
+    unseal(content)
+    return content
+
+
+def unseal(content: bytes) -> TuningRecord:
+    """The record in a file's content.
+
+    Raises:
+        OtherSchemaError: it was written by a dist_tune with another schema.
+        BrokenRecordError: it is anything else but what ``seal`` makes.
+    """
+    if len(content) > MAX_BYTES:
+        raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
+    layout = _LAYOUT.fullmatch(content)
+    if layout is None:
+        raise BrokenRecordError("not laid out as a record" if content else "empty")
+    checksum, raw = layout.groups()
+    if hashlib.sha256(raw).hexdigest().encode() != checksum:
+        raise BrokenRecordError("its checksum is wrong: changed or damaged after it was written")
+    if raw.count(b",") > MAX_VALUES:
+        raise BrokenRecordError(f"more than {MAX_VALUES} values")
+    schema = _SCHEMA.match(raw)
+    if schema is not None and int(schema[1]) != SCHEMA_VERSION:
+        # Before the fields are looked at: with another schema they would only fail to fit.
+        raise OtherSchemaError(f"written with schema {int(schema[1])}, and this dist_tune reads schema {SCHEMA_VERSION}")
+    return _parsed(raw)
+
+
+def read_record(path: Path) -> TuningRecord:
+    """The record in a file. A fifo, device or folder, or more than 16 MiB, is refused without being read.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UnreadableRecordError: the system refuses to read it.
+        BrokenRecordError: it holds no record.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BrokenRecordError("not a regular file")
+            if status.st_size > MAX_BYTES:
+                raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # A folder, a socket and a loop of links will be no record later either.
+        kind = BrokenRecordError if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR) else UnreadableRecordError
+        raise kind(f"cannot be read: {error.strerror}") from error
+    return unseal(content)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # opening a fifo would wait for a writer
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _rows(values: list[Any]) -> str:
+    return "[\n  " + ",\n  ".join(map(_json, values)) + "\n ]"
+
+
+def _parsed(raw: bytes) -> TuningRecord:
+    try:
+        record = TuningRecord.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise BrokenRecordError(_first_of(error)) from None  # the error holds all that was read
+    if missing := _NO_DEFAULT - record.model_fields_set:
+        raise BrokenRecordError(f"lacks {' and '.join(sorted(missing))}")
+    if _may_repeat_keys(raw, record):
+        try:
+            json.loads(raw, object_pairs_hook=_unique)
+        except ValueError as error:
+            raise BrokenRecordError(_one_line(error)) from error
+    return record
+
+
+def _first_of(error: ValidationError) -> str:
+    if (count := error.error_count()) > 1000:  # even naming them takes a second for every 100,000
+        return f"{count} values do not fit a record"
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return _one_line(f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def _may_repeat_keys(raw: bytes, record: TuningRecord) -> bool:
+    """Whether there are more ends of keys than keys; also true of some strings. Twice as fast as parsing again to find out."""
+    models = (record, record.spent, record.environment, *record.candidates)
+    n_keys = sum(len(model.model_fields_set) for model in models)
+    n_keys += sum(len(each.fields) + len(each.rank_latencies_ms) for each in record.candidates)
+    return raw.count(b'":') != n_keys or _SPACED_KEY.search(raw) is not None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return unique
+
+
+def _one_line(reason: object) -> str:
+    """Printable and short, whatever a file put into it."""
+    text = "".join(char if char.isprintable() else "?" for char in str(reason))
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."

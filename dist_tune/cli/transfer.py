@@ -1,0 +1,161 @@
+"""Records carried from one cache to another: many in one file, checked again one by one where they arrive.
+
+Knows the format of an exported file and what the cache made of each record in it. Where a record goes is derived from the record
+alone, never from a name in a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, seal, unseal, write_whole
+
+MAX_BYTES = 256 * 2**20
+"""Of an exported file: some thousand records of 216 candidates. Larger ones are neither written nor read."""
+_LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"records": (\[\n.*\n\])\n\}\n', re.DOTALL)
+_HEAD = re.compile(rb'\{\n"sha256": "[0-9a-f]{64}",\n"records": \[')
+_BETWEEN = re.compile(rb'(?<=\n\}),\n|,\n(?=\{\n"sha256": ")')
+"""Between two records: no line within a sealed one ends or begins so."""
+
+Outcome = Literal["added", "replaced", "kept", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came of one record, or of a file in which there is none."""
+
+    source: str
+    """The file, with the number of the record where there are several."""
+    record: TuningRecord | None
+    outcome: Outcome
+    reason: str
+
+
+def pack(records: Sequence[TuningRecord]) -> bytes:
+    """Many records as the content of one JSON file with a checksum.
+
+    Raises:
+        ValueError: they take more than 256 MiB.
+    """
+    body = b"[\n" + b",\n".join(seal(record).rstrip(b"\n") for record in records) + b"\n]"
+    content = b'{\n"sha256": "%s",\n"records": %s\n}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{len(records)} records take {len(content)} bytes, and an exported file holds {MAX_BYTES}: export by --name")
+    return content
+
+
+def unpack(content: bytes) -> Iterator[TuningRecord | BrokenRecordError]:
+    """The records in the content of an exported file, or of a single record's file, each or why it is none.
+
+    Raises:
+        BrokenRecordError: the file as a whole is neither.
+    """
+    layout = _LAYOUT.fullmatch(content)
+    if layout is None:
+        yield unseal(content)
+        return
+    checksum, body = layout.groups()
+    if hashlib.sha256(body).hexdigest().encode() != checksum:
+        raise BrokenRecordError("its checksum is wrong: changed or damaged after it was written")
+    for piece in _BETWEEN.split(body[2:-2]):
+        try:
+            yield unseal(piece + b"\n")
+        except BrokenRecordError as error:
+            yield error
+
+
+def write_export(path: Path, records: Sequence[TuningRecord]) -> int:
+    """Write them to ``path``, whole or not at all, in place of an earlier export; bytes written.
+
+    Raises:
+        FileExistsError: something else lies there.
+        OSError: it cannot be written.
+        ValueError: they take more than 256 MiB.
+    """
+    content = pack(records)
+    path = Path(os.path.realpath(path))  # of a link the file that it leads to
+    if os.path.lexists(path) and not _is_export(path):
+        raise FileExistsError(f"{path} exists and is no export: it is left alone")
+    write_whole(path, content)
+    return len(content)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file of at most 256 MiB.
+
+    Raises:
+        BrokenRecordError: it is no such file, or cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BrokenRecordError("not a regular file")
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, BrokenRecordError):
+            raise
+        raise BrokenRecordError(getattr(error, "strerror", None) or str(error)) from error
+    if len(content) > MAX_BYTES:
+        raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
+    return content
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        return _HEAD.match(read_bytes(path)) is not None
+    except BrokenRecordError:
+        return False
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # opening a fifo would wait for a writer
+
+
+def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
+    """Take in all records of these files, and of all ``*.json`` in these folders; of two with one key the better measured stays."""
+    for path in paths:
+        if os.path.isdir(path):  # unlike Path.is_dir no error where it may not be looked at
+            inside = sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
+            if not inside:
+                yield Arrival(str(path), None, "refused", "there is no .json file in this folder")
+            for each in inside:
+                yield from _merge_file(cache, each)
+        else:
+            yield from _merge_file(cache, path)
+
+
+def _merge_file(cache: Cache, path: Path) -> Iterator[Arrival]:
+    try:
+        for number, found in enumerate(unpack(read_bytes(path)), 1):
+            if isinstance(found, BrokenRecordError):
+                yield Arrival(f"{path}, record {number}", None, "refused", str(found))
+            else:
+                yield Arrival(str(path), found, *_take_in(cache, found))
+    except BrokenRecordError as error:
+        yield Arrival(str(path), None, "refused", str(error))
+
+
+def _take_in(cache: Cache, record: TuningRecord) -> tuple[Outcome, str]:
+    before = cache.find(record.cache_key)
+    if before == record:
+        return "kept", "the same record is there"
+    if cache.store(record, is_import=True) is None:
+        return "refused", f"{cache.folder} cannot be written"
+    after = cache.find(record.cache_key)
+    if after == record:
+        return ("added", "") if before is None else ("replaced", _comparison(record, before))
+    return "kept", _comparison(after, record) if after is not None else "it was removed meanwhile"
+
+
+def _comparison(better: TuningRecord, other: TuningRecord) -> str:
+    if better.n_samples != other.n_samples:
+        return f"{better.n_samples} timed replays are better than {other.n_samples}"
+    return f"newer: {better.tuned_at:%Y-%m-%d %H:%M} after {other.tuned_at:%Y-%m-%d %H:%M}"

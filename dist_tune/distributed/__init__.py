@@ -1,0 +1,14 @@
+"""Ranks, and what they tell each other over the c10d store.
+
+Meetings, deadlines, aborts and the work queue: the only user of torch.distributed.
+Exchanges values that it does not interpret; imports only the leaves.
+"""
+
+from dist_tune.distributed.meetings import is_secondary
+from dist_tune.distributed.ranks import Ranks, Solo, device_identity, group_of, is_symmetric, member_ranks, n_collectives, shared_store
+from dist_tune.distributed.work_queue import WorkQueue
+
+__all__ = [
+    "Ranks", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives",
+    "shared_store",
+]  # fmt: skip

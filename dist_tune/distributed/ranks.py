@@ -1,0 +1,224 @@
+"""Who decides together: one process alone, or the ranks of a process group.
+
+With meetings.py the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
+Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
+nothing: a gloo group that timed out is dead, and an NCCL communicator may take the process with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dist_tune.distributed.meetings import Meetings, Reduce
+from dist_tune.errors import DistTuneError
+
+
+class Ranks(Protocol):
+    """Those who decide together."""
+
+    rank: int
+    """Global rank of this process."""
+    members: tuple[int, ...]
+    """Global ranks of all who meet, in the order in which parts are given."""
+
+    neighbours: tuple[int, int]
+    """Position of this process among the members on its host, as far as it knows, and how many these are."""
+
+    def enter(self, closure: str, call: int = 0) -> None:
+        """Say which call of which closure the coming meetings are about."""
+
+    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
+        """Bring a part, and take away what follows from all. Collective."""
+
+    def beat(self, doing: str) -> None:
+        """Between replays: tell the others that this rank is alive, and hear whether the tuning has been ended."""
+
+    def abort(self, error: BaseException) -> None:
+        """End the tuning on all ranks; raises if another rank ended it first."""
+
+    def align(self) -> None:
+        """Queue a wait on the device, if there is one, until all ranks' devices are here."""
+
+    def short_timeouts(self) -> AbstractContextManager[None]:
+        """Context in which this process's own collectives fail within the deadline."""
+
+
+class Solo:
+    """One process that asks nobody."""
+
+    def __init__(self) -> None:
+        # Its rank names its log, also where other processes tune beside it.
+        self.rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        self.members: tuple[int, ...] = (self.rank,)
+        self.neighbours = (0, 1)
+
+    def enter(self, closure: str, call: int = 0) -> None:
+        """Nobody else to tell."""
+
+    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
+        """What follows from this rank's part alone."""
+        return reduce({self.rank: part})
+
+    def beat(self, doing: str) -> None:
+        """Nobody else to hear."""
+
+    def abort(self, error: BaseException) -> None:
+        """Nobody else to stop."""
+
+    def align(self) -> None:
+        """Nobody else to wait for."""
+
+    @contextmanager
+    def short_timeouts(self) -> Iterator[None]:
+        """No collectives of ours; the closure's own, if any, are left as they are."""
+        yield
+
+
+class Group(Meetings):
+    """The ranks of a process group. One per group and process: see ``group_of``."""
+
+    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
+        members = tuple(dist.get_process_group_ranks(group))
+        # A client of our own: on a shared one, a set() waits until another thread's wait() is over.
+        store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+        space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
+        super().__init__(space, dist.get_rank(), members, deadline_s)
+        self._group = group
+        self.neighbours = _neighbours(self.rank, members)
+
+    def align(self) -> None:
+        """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
+
+        Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
+        """
+        if not torch.cuda.is_available() or torch.device("cuda") not in self._group._device_types or not dist.is_nccl_available():
+            return
+        if isinstance(self._group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL):
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
+
+    @contextmanager
+    def short_timeouts(self) -> Iterator[None]:
+        """Lower the timeouts of all process groups of this process, and put them back after.
+
+        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to
+        half the deadline: it must come back before those who wait in a meeting give it up. Others to four times it: when
+        NCCL's expires, the process is gone, and a rank may only be slow to compile its first candidates.
+        """
+        before = []
+        for backend in _backends():
+            is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
+            short = timedelta(seconds=self.deadline_s * (0.5 if is_gloo else 4.0))
+            if backend.options._timeout > short:
+                before.append((backend, backend.options._timeout))
+                backend._set_default_timeout(short)
+        try:
+            yield
+        finally:
+            for backend, timeout in before:
+                backend._set_default_timeout(timeout)
+
+
+def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
+    """The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here."""
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
+    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
+    return here.index(rank), len(here)
+
+
+def _backends() -> list[Any]:
+    """What runs the collectives of this process, one for each kind of device of each group, if its timeout can be set."""
+    groups = c10d._world.pg_map
+    found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
+    return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
+
+
+def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
+    """Global ranks of a group; None is the world. Empty without torch.distributed."""
+    return frozenset(dist.get_process_group_ranks(group)) if dist.is_initialized() else frozenset()
+
+
+_groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}
+# A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
+atexit.register(_groups.clear)
+_groups_lock = threading.Lock()
+
+
+def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
+    """The one ``Group`` of a process group (None: the world), so that all closures on it share one sequence of epochs.
+
+    Raises:
+        DistTuneError: torch.distributed is not initialised.
+        ValueError: this rank is not in the group.
+    """
+    if not dist.is_initialized():
+        raise DistTuneError(
+            "is_dist=True needs torch.distributed: call init_process_group() before the first call of the tuned closure and start the "
+            "script with torchrun or launch/launch.sh, or pass is_dist=False to tune this process alone."
+        )
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
+    with _groups_lock:
+        for key, (known, _) in list(_groups.items()):
+            if known not in c10d._world.pg_map:  # destroyed since
+                del _groups[key]
+        if id(group) not in _groups:
+            _groups[id(group)] = (group, Group(group, deadline_s))
+        ranks = _groups[id(group)][1]
+    ranks.deadline_s = deadline_s
+    return ranks
+
+
+StoreError = dist.DistError
+"""What a store raises that is gone."""
+
+
+def shared_store(space: str) -> dist.Store:
+    """A client of the job's c10d store, of the caller's own, with its keys in a space of their own.
+
+    Raises:
+        DistTuneError: torch.distributed is not initialised.
+    """
+    if not dist.is_initialized():
+        raise DistTuneError(
+            "there is no c10d store: call init_process_group() first, and start the script with torchrun or launch/launch.sh"
+        )
+    return dist.PrefixStore(space, c10d._get_default_store().clone())  # type: ignore[attr-defined]  # as above
+
+
+def device_identity() -> str:
+    """This machine and the current CUDA device, by which processes tell whether they share it; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """Whether peers can reach its memory."""
+    try:
+        from torch.distributed._symmetric_memory import is_symm_mem_tensor
+
+        return bool(is_symm_mem_tensor(tensor))
+    except (ImportError, RuntimeError):  # a build of torch without it
+        return False
+
+
+def n_collectives() -> int:
+    """Collectives that this process has issued on all groups so far, as far as their backends count them."""
+    count = 0
+    for group in c10d._world.pg_map:
+        with suppress(RuntimeError):  # a backend that does not count
+            count += group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # missing in torch's stubs
+    return count

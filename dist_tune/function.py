@@ -1,0 +1,269 @@
+"""``autotune``: tune a function over a space of configs, one of which is passed to it as keyword arguments.
+
+The face of a session for a function that the tuner calls itself: a closure with one site. Inside another tuned closure it is
+one of that closure's sites.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial, update_wrapper
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from dist_tune.cache import TuningRecord
+from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
+from dist_tune.errors import NestedTuningError
+from dist_tune.runtime import FunctionLaunch, TunableFunction, intercept
+from dist_tune.search import Plan
+from dist_tune.settings import Settings
+from dist_tune.space import FunctionConfig, as_configs, distinct
+from dist_tune.tuning import Session, check_not_capturing, nearest_config
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class TunedFunction(Protocol):
+    """A decorated function, and what its tunings found."""
+
+    records: list[TuningRecord]
+    """One per tuned key, oldest first; equal on all ranks but for facts that only this rank measured."""
+    configs: list[FunctionConfig]
+    """What is chosen from, without repeats."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(
+        self,
+        *args: Any,
+        autotune: bool = True,
+        autotune_verbose: bool = False,
+        autotune_pg: ProcessGroup | None = None,
+        autotune_allow_arg_overwrite: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Call the function with the config for its key; tune first where there is none."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        """A method, where the function is one."""
+
+
+def autotune(
+    config_space: Iterable[Any],
+    key_fn: Callable[..., Hashable] | None,
+    prune_fn: Callable[..., bool] | None = None,
+    *,
+    check: Callable[..., Any] | None = None,
+    reset: Callable[[], object] | None = None,
+    n_warmup: int = 5,
+    n_repeat: int = 10,
+    cache: bool = True,
+    bucket: Callable[[int], Hashable] | None = None,
+    nearest: bool = False,
+) -> Callable[[Callable[..., Any]], TunedFunction]:
+    """Tune a function over a space of configs, by calling it; all ranks end with the config whose slowest rank is fastest.
+
+    The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the config from the cache if all ranks
+    can use the same, and tunes otherwise: every config runs once untimed, which drops what fails or answers wrongly on any rank, then
+    they race, and the best few are compared again. Later calls are ordinary calls.
+
+    Call-time keywords of the decorated function: ``autotune=False`` uses the first config and tunes nothing; ``autotune_verbose=True``
+    shows the account of a tuning on the first rank's terminal; ``autotune_pg`` is the process group that decides together (None: the
+    world if there is one, else this process alone); ``autotune_allow_arg_overwrite=True`` lets the caller pass config arguments, which
+    then take the place of those of every config.
+
+    Args:
+        config_space: the configs: mappings from keyword arguments to values of any kind, or values (a ``triton.Config``) for the
+            parameter ``config``. The order must be the same on all ranks.
+        key_fn: from the arguments of a call to what decides whether a config can be used again: sizes, dtypes. Hashable. None: one
+            config for all calls.
+        prune_fn: ``prune_fn(config, *args, **kwargs)``, True keeps. ``config["gemm_config"]["BLOCK_M"]`` and ``config["BLOCK_M"]`` work.
+        check: ``check(result, *args, **kwargs)``, False or an AssertionError is wrong; or a function that returns the right result;
+            or ``matches(reference, rtol=..., atol=...)``.
+        reset: called before each replay but the first.
+        n_warmup: untimed replays before the race.
+        n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
+        cache: whether winners are kept on disk.
+        bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
+        nearest: whether ``autotune=False`` uses the config of the nearest shape in the cache instead of the first one. The first such
+            call of a key is collective then; inside a tuned closure, where ranks do not talk, it is the first one all the same.
+
+    Raises:
+        TypeError: a config has a name that the function does not take, or what is decorated is not an ordinary function.
+        ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
+        DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
+    """
+    plan = Plan(n_warmup, n_repeat)
+    space = list(config_space)
+
+    def decorate(function: Callable[..., Any]) -> TunedFunction:
+        is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if isinstance(function, staticmethod | classmethod):
+            raise TypeError(f"put @{type(function).__name__} above @autotune(...), not below it")
+        if hasattr(function, "run") and hasattr(function, "__getitem__"):
+            raise TypeError(f"autotune decorates functions that launch kernels, and got a kernel: {function!r}. Those have triton.autotune")
+        if not callable(function) or is_deferred:
+            raise TypeError(f"autotune decorates ordinary functions, which have run when they return; got {function!r}")
+        tunable = TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, check, bucket)
+        return _FunctionTuner(tunable, plan, reset, uses_cache=cache, uses_nearest=nearest).tuned()
+
+    return decorate
+
+
+class _FunctionTuner:
+    """What one decorated function needs between calls."""
+
+    def __init__(
+        self, tunable: TunableFunction, plan: Plan, reset: Callable[[], object] | None, *, uses_cache: bool, uses_nearest: bool
+    ) -> None:
+        self.tunable = tunable
+        self.plan = plan
+        self.reset = reset
+        self.uses_cache = uses_cache
+        self.uses_nearest = uses_nearest
+        self.records: list[TuningRecord] = []
+        self.names = tunable.names
+        self.borrowed: dict[Hashable, FunctionConfig] = {}
+        """Key -> config of another shape."""
+        self.turn = threading.RLock()
+        """Threads that miss together wait for what one of them finds."""
+
+    def tuned(self) -> TunedFunction:
+        """The function to put in its place; a plain function, so that it also works as a method."""
+        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, intercept.listeners
+        intercept.triton_patch()  # takes some milliseconds; here rather than in the first call
+        key_of_fixed = self.tunable.key_of_fixed
+        key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
+
+        def call(
+            *args: Any,
+            autotune: bool = True,
+            autotune_verbose: bool = False,
+            autotune_pg: ProcessGroup | None = None,
+            autotune_allow_arg_overwrite: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
+            if is_fixed:
+                self.check_overwrite(kwargs, is_allowed=autotune_allow_arg_overwrite)
+                if names <= kwargs.keys():
+                    return function(*args, **kwargs)
+            if not autotune:
+                return self.call_untuned(args, kwargs, autotune_pg)
+            key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
+            slot_key = key if autotune_pg is None else (autotune_pg, key)
+            try:
+                config = winners.get(slot_key)
+            except TypeError:
+                self.tunable.check_key(key)
+                raise
+            if config is not None and not listeners:
+                return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
+            return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
+
+        wrapper = cast("TunedFunction", update_wrapper(call, function))
+        wrapper.records = self.records
+        wrapper.configs = self.tunable.configs
+        return wrapper
+
+    def call_new(self, key: Hashable, slot_key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+        """A call that may have to tune, or that a tuning is listening to."""
+        listener = intercept.listener_here()
+        launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=listener is None)
+        if listener is not None and listener.is_watching:
+            listener.launching(launch)
+        config = launch.known_config()
+        if config is not None:
+            return self.tunable.function(*args, **{**config, **kwargs})
+        self.tunable.check_key(key)
+        self.check_arguments(args, kwargs)
+        if listener is None:
+            check_not_capturing(launch, launch.name)
+            with self.turn:
+                config = launch.known_config()
+                if config is None:
+                    return self.tune(launch, group, is_verbose=is_verbose)
+            return self.tunable.function(*args, **{**config, **kwargs})
+        missing = member_ranks(group) - listener.members
+        if missing:
+            raise NestedTuningError(
+                f"{launch.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
+                f"Give the outer closure is_dist=True and a group that contains theirs, or pass autotune_pg=."
+            )
+        return listener.missed(launch)
+
+    def tune(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+        """Settle the config for the launch's key, and return what the call returns."""
+        settings = Settings()
+        ranks = ranks_of(group, settings)
+        session = Session(
+            launch.name, _number(launch.name), ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache, is_verbose=is_verbose
+        )
+        try:
+            session.sites.meet(launch)
+        except BaseException as error:  # the user's prune_fn: the other ranks must know
+            session.leave(error)
+            raise
+        value = session.tune(partial(session.missed, launch))
+        self.records += session.records
+        return value
+
+    def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
+        """A call that tunes nothing: with the first config, or with that of the nearest shape in the cache."""
+        config = self.tunable.configs[0]
+        if self.uses_nearest:
+            key = self.tunable.key(*args, **kwargs) if self.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
+            self.tunable.check_key(key)
+            slot_key = key if group is None else (group, key)
+            launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=False)
+            known = launch.known_config()
+            if known is None:
+                known = self.borrowed.get(slot_key)
+            if known is None and not intercept.is_listening():  # inside a closure ranks do not talk
+                settings = Settings()
+                known = nearest_config(launch, _number(launch.name), ranks_of(group, settings), settings, config)
+                self.borrowed[slot_key] = known
+            config = known if known is not None else config
+        return self.tunable.function(*args, **{**config, **kwargs})
+
+    def check_arguments(self, args: Any, kwargs: Any) -> None:
+        """Refuse what does not fit the function's parameters: it fits with no config.
+
+        Raises:
+            TypeError: it does not fit.
+        """
+        try:
+            signature = inspect.signature(self.tunable.function)
+        except ValueError:  # a builtin
+            return
+        try:
+            signature.bind(*args, **{**self.tunable.configs[0], **kwargs})
+        except TypeError as error:
+            raise TypeError(f"{self.tunable.name}: {error}; autotune passes {sorted(self.names)} as keywords") from None
+
+    def check_overwrite(self, kwargs: dict[str, Any], *, is_allowed: bool) -> None:
+        """Refuse config arguments from the caller, unless they were asked for."""
+        given = sorted(self.names & kwargs.keys())
+        if not is_allowed:
+            raise ValueError(
+                f"{self.tunable.name} was called with {given}, which autotune chooses: pass autotune_allow_arg_overwrite=True to use "
+                f"yours, or leave them out"
+            )
+
+
+_n_calls: Counter[str] = Counter()
+
+
+def _number(name: str) -> int:
+    """Of a call in which ranks meet, by which they tell it from others of its name: a layer may be decorated anew for each instance."""
+    _n_calls[name] += 1
+    return _n_calls[name]
+
+
+def ranks_of(group: ProcessGroup | None, settings: Settings) -> Ranks:
+    """The ranks of a process group; of the world, if there is one; or this process alone."""
+    return group_of(group, settings.deadline_s) if group is not None or member_ranks(None) else Solo()

@@ -1,0 +1,17 @@
+"""How long a run takes, and whether its result is right.
+
+Clocks, statistics, generator state, comparison with a reference.
+Knows devices and tensors; nothing of candidates, ranks or search.
+"""
+
+from dist_tune.measure.benchmark import Latency, benchmark_config, measure
+from dist_tune.measure.checks import Checker, Matches, matches
+from dist_tune.measure.output_check import wrong_output
+from dist_tune.measure.rng import RngState
+from dist_tune.measure.tensor_memory import tensors_in
+from dist_tune.measure.timing import Clock, Span, device_clock, is_capturing, is_interpreted, median, spread, without_outliers
+
+__all__ = [
+    "Checker", "Clock", "Latency", "Matches", "RngState", "Span", "benchmark_config", "device_clock", "is_capturing", "is_interpreted",
+    "matches", "measure", "median", "spread", "tensors_in", "without_outliers", "wrong_output",
+]  # fmt: skip

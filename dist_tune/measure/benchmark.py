@@ -1,0 +1,92 @@
+"""How long one run takes, measured as it should be: warm, cold caches, outliers out, and only if its result is right.
+
+Knows clocks and checks, and nothing of candidates, search or ranks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_tune.errors import WrongResultError
+from dist_tune.measure.compare import difference
+from dist_tune.measure.output_check import wrong_output
+from dist_tune.measure.timing import device_clock, is_interpreted, wait_for_device, without_outliers
+
+_N_WARMUP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a run takes, in microseconds, outliers left out."""
+
+    mean_us: float
+    min_us: float
+    median_us: float
+    n_samples: int
+    """Timed runs that count."""
+    n_outliers: int
+    """Timed runs that do not: further from the median than five times what half of them are."""
+
+
+def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 10, *, is_cold: bool = True) -> Latency:
+    """Time ``run()``: ``n_warmup`` untimed runs, then ``num_iters`` timed ones.
+
+    On a GPU by CUDA events around each run, with the device kept busy until the host has queued it, and with the L2 cache flushed before
+    it (``is_cold``); elsewhere by the host's clock.
+
+    Raises:
+        ValueError: less than one timed run, or a negative number of others.
+        Exception: whatever ``run`` raises.
+    """
+    latency, _ = _measure(run, n_warmup, num_iters, is_cold=is_cold)
+    return latency
+
+
+def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1) -> float:
+    """The average latency of ``run()`` in microseconds, without outliers, if it returns what it should.
+
+    ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
+    and dtypes, every element within ``atol + rtol * |expected|``; None checks nothing. Before a second run the memory of the first one's
+    result is spoiled, so that a run which writes nothing, or not all, is found. The last timed run is checked as well.
+
+    Raises:
+        WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.
+        Exception: whatever ``run`` raises, as ``triton.OutOfResources``.
+    """
+    if ground_truth is not None and (wrong := wrong_output(run, ground_truth, atol, rtol)):
+        raise WrongResultError(wrong)
+    latency, result = _measure(run, _N_WARMUP, num_iters, is_cold=True)
+    if ground_truth is not None and (wrong := difference(result, ground_truth, rtol, atol)):
+        raise WrongResultError(f"after {_N_WARMUP + num_iters} runs: {wrong}. A run must do the same however often it is repeated.")
+    return latency.mean_us
+
+
+def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: bool) -> tuple[Latency, Any]:
+    if num_iters < 1 or n_warmup < 0:
+        raise ValueError(f"need num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}")
+    clock = device_clock(is_interpreted())
+    host_ms, result = 1.0, None
+    for k in range(n_warmup):
+        if k == n_warmup - 1:
+            wait_for_device()  # a full launch queue would be taken for the host's own time
+        began = time.perf_counter()
+        result = run()
+        host_ms = (time.perf_counter() - began) * 1e3
+    spans = []
+    for _ in range(num_iters):
+        result = None  # its memory is for the next one
+        clock.prepare(1.5 * host_ms, is_cold=is_cold)
+        span = clock.span()
+        span.begin()
+        result = run()
+        span.end()
+        spans.append(span)
+    wait_for_device()
+    times_us = [span.ms() * 1e3 for span in spans]
+    counted = without_outliers(times_us)
+    latency = Latency(statistics.fmean(counted), min(counted), statistics.median(counted), len(counted), len(times_us) - len(counted))
+    return latency, result

@@ -1,0 +1,155 @@
+"""Files of tuned configs that are shipped with a kernel: JSON, one config for each class of sizes.
+
+Knows the layouts of such files (small/medium/large, M_LEQ_n, any) and how to write them safely; nothing of tuning. The formats are those of
+aiter's tuned GEMMs, so files may be exchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_tune.cache import locked, sweep, write_whole
+
+AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+"""Options of Triton's AMD backend. Its NVIDIA backend refuses to launch with them."""
+SMALL, MEDIUM = 256, 2048
+"""Largest sizes of the classes small and medium."""
+_NAMED = ("small", "medium", "large")
+_BOUND = re.compile(r"M_(LEQ|GEQ)_(\d+)")
+
+
+def small_medium_large(suffix: str = "") -> Callable[[int], str]:
+    """The classes "small" (up to 256), "medium" (up to 2048) and "large"; with ``suffix="_M"`` they read "small_M" and so on."""
+    return lambda size: (_NAMED[0] if size <= SMALL else _NAMED[1] if size <= MEDIUM else _NAMED[2]) + suffix
+
+
+def m_leq(*limits: int) -> Callable[[int], str]:
+    """The classes "M_LEQ_<limit>", one for each limit, and "any" above the last.
+
+    Raises:
+        ValueError: no limits, or limits that are not positive and ascending.
+    """
+    if not limits or limits[0] <= 0 or any(low >= high for low, high in pairwise(limits)):
+        raise ValueError(f"limits must be positive and ascending, got {limits}")
+    return lambda size: next((f"M_LEQ_{limit}" for limit in limits if size <= limit), "any")
+
+
+def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as it can be launched here: on NVIDIA without what only AMD's backend knows."""
+    return {name: value for name, value in config.items() if torch.version.hip or name not in AMD_ONLY}
+
+
+def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]) -> None:
+    """Write configs, by class, into ``save_path / json_file_name``; classes that are only in the file stay.
+
+    The file is replaced at once, so that no reader sees a part of it, and several writers take turns. A file that is no JSON object is set
+    aside as ``.broken`` with a warning. The folder is made if it is missing.
+
+    Raises:
+        ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
+        OSError: the file cannot be written.
+    """
+    check_file_name(json_file_name)
+    folder = Path(save_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / json_file_name
+    with locked(folder):
+        sweep(folder, time.time())
+        merged = {**configs_there(path), **configs}
+        write_whole(path, (to_json(merged, json_file_name) + "\n").encode())
+
+
+def check_file_name(json_file_name: str) -> None:
+    """Refuse what is no plain file name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if Path(json_file_name).name != json_file_name or json_file_name in ("", ".."):
+        raise ValueError(f"json_file_name is {json_file_name!r}, need the name of a file; its folder is save_path")
+
+
+def to_json(configs: Mapping[str, Any], json_file_name: str) -> str:
+    """The content of a file.
+
+    Raises:
+        ValueError: JSON cannot hold it.
+    """
+    try:
+        return json.dumps(configs, indent=4, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"configs for {json_file_name} cannot be written as JSON: {error}") from error
+
+
+def load_config(path: str | Path, M: int) -> dict[str, Any]:
+    """The config for size ``M`` in a file of tuned configs, without AMD's own keys on other devices; a dict of your own.
+
+    It is that of the first class which the file has: the smallest "M_LEQ_<n>" with n >= M; the largest "M_GEQ_<n>" with n <= M; the class
+    of M among small, medium and large, with whatever suffix; "any"; then the nearest: the next larger named class, the next smaller one,
+    the largest "M_LEQ_<n>". A file is read once, until it changes.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no JSON object of configs, or has none of these classes.
+    """
+    status = os.stat(path)
+    configs = _read(os.fspath(path), status.st_mtime_ns, status.st_size, status.st_ino)
+    for name in _preferred(configs, M):
+        return without_amd_keys(configs[name])
+    raise ValueError(f"{path} has no config for M={M}: its classes are {list(configs)}, need small/medium/large, M_LEQ_<n> or any")
+
+
+def _preferred(configs: Mapping[str, Any], size: int) -> list[str]:
+    bounds = {name: (match[1], int(match[2])) for name in configs if (match := _BOUND.fullmatch(name))}
+    leq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "LEQ")
+    geq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "GEQ")
+    ranks = {name: _NAMED.index(stem) for name in configs if (stem := name.partition("_")[0]) in _NAMED}
+    wanted = _NAMED.index(small_medium_large()(size))
+    larger = sorted((rank, name) for name, rank in ranks.items() if rank >= wanted)
+    smaller = sorted((-rank, name) for name, rank in ranks.items() if rank < wanted)
+    return [
+        *[name for limit, name in leq if limit >= size],
+        *[name for limit, name in reversed(geq) if limit <= size],
+        *[name for rank, name in larger if rank == wanted],
+        *[name for name in ("any",) if name in configs],
+        *[name for _, name in [*larger, *smaller, *reversed(leq)]],
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: str, mtime_ns: int, n_bytes: int, inode: int) -> dict[str, dict[str, Any]]:
+    try:
+        configs = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(configs, dict) or not all(isinstance(each, dict) for each in configs.values()):
+        raise ValueError(f"{path} is no JSON object of configs by class")
+    return configs
+
+
+def configs_there(path: Path) -> dict[str, Any]:
+    """What a file of configs holds; nothing if there is none. One that is no JSON object is set aside, with a warning."""
+    try:
+        configs = json.loads(path.read_bytes())
+        if isinstance(configs, dict):
+            return configs
+        reason = f"holds a {type(configs).__name__}"
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        reason = f"is no JSON ({error})"
+    aside = path.with_name(f"{path.name}.broken")
+    os.replace(path, aside)
+    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=3)
+    return {}

@@ -1,0 +1,112 @@
+"""What a tuning script asks for, and what comes of it: problems, how they are searched, outcomes. And where a problem's journal is.
+
+Values; how a problem is tuned is said in tuner.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dist_tune.cache import environment, fingerprint, plain_values
+from dist_tune.offline.runs import MakeRun
+from dist_tune.offline.search_space import launchable
+from dist_tune.search import STRATEGIES, SearchStrategy
+from dist_tune.settings import Settings
+from dist_tune.space import describe, digest
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How a problem is searched, and what counts as right."""
+
+    num_iters: int = 10
+    """Timed runs of each of the best few; of every config in an exhaustive search."""
+    atol: float = 1e-2
+    rtol: float = 1e-2
+    search: SearchStrategy = "racing"
+    max_configs: int | None = None
+    """Tried at most; None: all, or a twentieth of them where the search is random or guided."""
+    budget_s: float | None = None
+    """Seconds after which no new round begins; the last one and the comparison of the best may take longer."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.search not in STRATEGIES:
+            raise ValueError(f"search must be one of {STRATEGIES}, got {self.search!r}")
+        if isinstance(self.num_iters, bool) or not isinstance(self.num_iters, int) or self.num_iters < 1:
+            raise ValueError(f"need num_iters as an int from 1, got {self.num_iters!r}")
+        if not (0 <= self.atol < math.inf and 0 <= self.rtol < math.inf):
+            raise ValueError(f"need tolerances from 0, got atol={self.atol} and rtol={self.rtol}")
+        if self.max_configs is not None and self.max_configs < 1:
+            raise ValueError(f"need max_configs >= 1, got {self.max_configs}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise ValueError(f"need budget_s > 0, got {self.budget_s}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to tune: a kernel at a size."""
+
+    name: str
+    """Names it in logs and journals, and among problems that are shared out: no two alike, and the same on all ranks."""
+    search_space: Sequence[Mapping[str, Any]]
+    make_run_and_gt_fn: MakeRun
+    config_callback: Callable[[dict[str, Any]], object] | None = None
+    source: object = None
+    """Whose code and values the measurements depend on, beside the factory's: of a factory that is made when it is needed."""
+    release: Callable[[], None] = lambda: None
+    """Called when the problem is tuned: its inputs are needed no more."""
+
+    @property
+    def digest(self) -> str:
+        """Identity of its name and configs."""
+        return digest([self.name, *(describe(each) if isinstance(each, Mapping) else repr(each) for each in self.search_space)])
+
+    def config_of(self, winner: int) -> dict[str, Any]:
+        """A config of the space by its index among those to run, as the callback leaves it, with the keys that only other devices know."""
+        own, originals = launchable(self.search_space)
+        config = dict(own[winner])
+        if self.config_callback is not None:
+            self.config_callback(config)
+        kept = {name: value for name, value in originals[winner].items() if name not in own[winner]}
+        return {name: {**kept, **config}[name] for name in [*originals[winner], *config] if name in config or name in kept}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a problem. Indices count the configs that run here, without repeats, in the order of the space."""
+
+    name: str
+    winner: int
+    latency_us: float
+    """Of the winner; NaN where ranks tune together and only one config runs, for then there is no race."""
+    latencies_us: dict[int, float] = field(default_factory=dict)
+    """Of all that were measured: median on the slowest rank."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why others were dropped."""
+    n_configs: int = 0
+    """In the space, without repeats."""
+    seconds: float = 0.0
+    """Spent in this process and on this problem."""
+    n_resumed: int = 0
+    """Of the configs, how many an earlier process had tried."""
+
+
+def journal_path(problem: Problem, effort: Effort, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
+    """Where a problem's journal is, and a digest of all that its measurements depend on.
+
+    To be asked before the factory is: that may keep what it makes. ``ordinal``: tells problems of one name apart that a process tunes one
+    after the other.
+    """
+    functions = (problem.make_run_and_gt_fn, problem.config_callback, problem.source)
+    identity = digest([
+        problem.digest, *map(fingerprint, functions), *(text for each in functions for text in plain_values(each)),
+        environment(n_ranks, 1).model_dump_json(), str(replace(effort, budget_s=None)), str(ordinal),
+    ])  # fmt: skip
+    name = re.sub(r"[^\w.=-]+", "_", problem.name)[:80]
+    return settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity

@@ -1,0 +1,219 @@
+"""One call of a function that has configs, with the arguments of that call: what a kernel's launch is to a kernel.
+
+Knows the function's configs, key and prune rule, and how it is called; knows nothing of ranks that decide, times or search.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from dist_tune.cache import fingerprint
+from dist_tune.distributed import n_collectives
+from dist_tune.errors import NoValidConfigError
+from dist_tune.keys import bucketed, key_text
+from dist_tune.measure import Checker, Span
+from dist_tune.runtime.tunable import Undo
+from dist_tune.space import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
+
+
+@dataclass(eq=False)
+class TunableFunction:
+    """A function and its configs."""
+
+    function: Callable[..., Any]
+    configs: list[FunctionConfig]
+    """Without repeats, before pruning."""
+    texts: list[str]
+    """The configs described; no two are the same."""
+    key_fn: Callable[..., Hashable] | None
+    prune_fn: Callable[..., bool] | None
+    check: Callable[..., Any] | None
+    bucket: Callable[[int], Hashable] | None
+    winners: dict[Hashable, FunctionConfig] = field(default_factory=dict)
+    """Key -> config in use."""
+    _source: str = ""
+
+    def __post_init__(self) -> None:
+        self.names = frozenset(name for config in self.configs for name in config)
+        """Keyword arguments that configs give a value."""
+        self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
+        self._sources: dict[type | None, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The function's name with its module, the same on all ranks."""
+        function: Any = inspect.unwrap(self.function)
+        while isinstance(function, partial):
+            function = function.func
+        qualname = getattr(function, "__qualname__", type(function).__qualname__)
+        return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+
+    @property
+    def source(self) -> str:
+        """Digest of its code and of all it calls, with the functions in its configs, and of its check's. Made once.
+
+        What was chosen without the check is not to be trusted with it.
+        """
+        if not self._source:
+            check = [] if self.check is None else [self.check]
+            self._source = digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
+        return self._source
+
+    def source_for(self, args: tuple[Any, ...]) -> str:
+        """The digest for a call: of a method with its class, whose other methods it may call through ``self``."""
+        cls = type(args[0]) if args else None
+        if cls not in self._sources:
+            member = inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None) if cls is not None else None
+            is_method = getattr(member, "__wrapped__", None) is self.function
+            self._sources[cls] = digest([self.source, fingerprint(cls)]) if is_method else self.source
+        return self._sources[cls]
+
+    def key(self, *args: Any, **kwargs: Any) -> Hashable:
+        """The tuning key of a call whose keyword arguments are not those of a config."""
+        key = self.key_fn(*args, **kwargs) if self.key_fn is not None else ()
+        return key if self.bucket is None else bucketed(key, self.bucket)
+
+    def key_of_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """The tuning key of a call that gives some arguments in place of the configs."""
+        own, fixed = self.split(kwargs)
+        return self.key(*args, **own), describe(fixed)
+
+    def split(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], FunctionConfig]:
+        """Keyword arguments of a call: the function's own, and those in place of the configs'."""
+        own = {name: value for name, value in kwargs.items() if name not in self.names}
+        return own, {name: value for name, value in kwargs.items() if name in self.names}
+
+    def check_key(self, key: Hashable) -> None:
+        """Refuse a key under which nothing would be found again.
+
+        Raises:
+            TypeError: it cannot be hashed, or holds a tensor.
+        """
+        try:
+            hash(key)
+        except TypeError as error:
+            raise TypeError(f"key_fn of {self.name} returned {key!r}: {error}. Return a tuple, or to_hashable() of it") from error
+        if _has_tensor(key):
+            raise TypeError(f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it")
+
+
+class FunctionSlot:
+    """Where a function's config for one key is kept."""
+
+    def __init__(self, winners: dict[Hashable, FunctionConfig], key: Hashable) -> None:
+        self._winners = winners
+        self._key = key
+
+    def fill(self, config: FunctionConfig, timings_ms: Sequence[tuple[FunctionConfig, float]]) -> None:
+        """Use ``config`` for this key from now on."""
+        self._winners[self._key] = config
+
+    def clear(self) -> None:
+        """Make the next call a miss."""
+        self._winners.pop(self._key, None)
+
+
+class FunctionLaunch:
+    """One call. A ``Tunable`` whose kernel is the whole function."""
+
+    is_compiled = False
+    is_foreseen = False
+    prepare = None
+
+    def __init__(
+        self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool
+    ) -> None:
+        self.is_whole = is_whole
+        self.owner = tunable
+        self.slot = FunctionSlot(tunable.winners, slot_key)
+        self._key = key
+        self._slot_key = slot_key
+        self._configs, self._text_of = tunable.configs, tunable.text_of
+        own, fixed = tunable.split(kwargs)
+        self.arguments = args, own
+        if fixed:  # configs that differ in nothing else are one
+            self._configs, texts = distinct([{**config, **fixed} for config in tunable.configs])
+            self._text_of = {id(config): text for config, text in zip(self._configs, texts, strict=True)}
+
+    @property
+    def name(self) -> str:
+        """The function's, with its module."""
+        return self.owner.name
+
+    @property
+    def key_text(self) -> str:
+        """The key, the same on all ranks for equal keys."""
+        text = key_text(self._key)
+        return text if text.startswith("[") else f"[{text}]"
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Its code, and what that has captured."""
+        return (self.owner.source,)
+
+    def source(self) -> str:
+        """Digest of the function's code, and of all it calls."""
+        return self.owner.source_for(self.arguments[0])
+
+    def all_configs_digest(self) -> str:
+        """Identity of the configs before pruning."""
+        return digest(self.owner.texts)
+
+    def known_config(self) -> FunctionConfig | None:
+        """The config in use for this key."""
+        return self.owner.winners.get(self._slot_key)
+
+    def candidates(self) -> list[FunctionConfig]:
+        """The configs that the user's rule keeps.
+
+        Raises:
+            NoValidConfigError: it keeps none.
+        """
+        prune_fn = self.owner.prune_fn
+        if prune_fn is None:
+            return self._configs
+        args, kwargs = self.arguments
+        kept = [config for config in self._configs if prune_fn(ConfigView(config), *args, **kwargs)]
+        if not kept:
+            raise NoValidConfigError(
+                f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs. It must return True for those to try."
+            )
+        return kept
+
+    def describe(self, config: FunctionConfig) -> str:
+        """A candidate on one line."""
+        return self._text_of[id(config)]
+
+    def run(self, config: FunctionConfig, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+        """Call the function. Raises whatever it raises."""
+        args, kwargs = self.arguments
+        if span is None:
+            return self.owner.function(*args, **{**config, **kwargs})
+        span.begin()
+        result = self.owner.function(*args, **{**config, **kwargs})
+        span.end()
+        return result
+
+    def compile(self, config: FunctionConfig) -> None:
+        """Nothing: what a function compiles is seen when it runs."""
+
+    def reset_only(self, config: FunctionConfig) -> None:
+        """Nothing of ours: ``reset`` has been called."""
+
+    def n_collectives(self) -> int:
+        """Collectives that this process has issued so far."""
+        return n_collectives()
+
+    def checker(self) -> Checker | None:
+        """What judges results, if the user gave a check."""
+        return Checker(self.owner.check, self.owner.function) if self.owner.check is not None else None
+
+
+def _has_tensor(key: object) -> bool:
+    return isinstance(key, torch.Tensor) or (isinstance(key, tuple | frozenset) and any(map(_has_tensor, key)))

@@ -1,0 +1,203 @@
+"""A kernel of ``triton.autotune`` without a config for its key becomes a ``Launch``, handed to whoever listens.
+
+The only one that changes Triton; knows nothing of ranks, times or search. Triton is patched only while a
+listener is in place, and in one function: ``Autotuner.run`` calls ``self.prune_configs`` on a miss and only then, so it
+runs its own source with that call replaced by one that may leave for the listener. Before it stands a look-up by the same
+key that is cheaper than Triton's (which searches a list for every argument) by about what all the rest costs. Misses
+on other threads, single-config kernels, hooks and printing stay Triton's own code in Triton's own frame.
+
+What is exchanged is the function's code and not the attribute of the class: every assignment to a class throws away what
+Python has cached about it, and the next launch has to look all of it up again.
+
+A listener hears the thread that put it there, and autograd's threads while it is the only one. Other threads are left
+to Triton.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import threading
+from functools import cache
+from threading import get_ident
+from types import CodeType
+from typing import Any, Protocol
+
+import triton
+from triton.runtime import autotuner
+from triton.runtime.autotuner import Autotuner
+
+from dist_tune.errors import DistTuneError
+from dist_tune.runtime.launch import Launch, tuning_key
+from dist_tune.runtime.tunable import Tunable
+
+
+class Listener(Protocol):
+    """Who hears of launches."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether to call ``launching``; reading the key of every launch costs some microseconds."""
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Global ranks that decide together; empty for a process that asks nobody."""
+
+    def launching(self, launch: Tunable) -> None:
+        """Before any launch of an autotuned kernel or function, hit or miss."""
+
+    def missed(self, launch: Tunable) -> Any:
+        """Instead of the launch, when there is no config for its key. Returns what the launch returns."""
+
+
+class _Miss(BaseException):
+    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way keeps it."""
+
+
+class _Patch:
+    """What the patched ``Autotuner.run`` finds in place of the text "patch" in its code."""
+
+    miss = _Miss
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.own_code: CodeType = function.__code__
+        self.our_code = _listening_code(function, self)
+        self.is_watched = False
+
+    def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a launch, while somebody watches all of them."""
+        listener = listener_here()
+        if listener is not None and listener.is_watching:
+            listener.launching(Launch(kernel, args, kwargs))
+
+    def known_config(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The config Triton would find, found faster; None where more is to be done than to launch it."""
+        config = kernel.cache.get(tuning_key(kernel, args, kwargs))
+        return config if config is None or config.pre_hook is None else None
+
+    def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
+        """On a miss: leave, if this thread is heard."""
+        if kwargs.get("warmup") is False and listener_here() is not None:
+            raise _Miss
+        return kernel.prune_configs(kwargs)
+
+    def deliver(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """After leaving, when no exception is being handled: a user's traceback shall not begin with a miss."""
+        kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
+        listener = listener_here()
+        assert listener is not None
+        return listener.missed(Launch(kernel, args, kwargs))
+
+
+_AROUND = """
+def run():
+    if "patch".is_watched:
+        "patch".announce(self, args, kwargs)
+    config = "patch".known_config(self, args, kwargs)
+    if config is not None:
+        self.best_config = config
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+    try:
+        pass
+    except "patch".miss:
+        pass
+    return "patch".deliver(self, args, kwargs)
+"""
+
+
+class _AskPatch(ast.NodeTransformer):
+    """``self.prune_configs(...)`` becomes ``"patch".prune_configs(self, ...)``."""
+
+    n_found = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "self.prune_configs":
+            self.n_found += 1
+            node.func = ast.Attribute(ast.Constant("patch"), "prune_configs", ast.Load())
+            node.args.insert(0, ast.Name("self", ast.Load()))
+        return node
+
+
+def _listening_code(function: Any, patch: _Patch) -> CodeType:
+    """The code of ``Autotuner.run`` in which a miss can leave; files and lines are the original's."""
+    lines, first_line = inspect.getsourcelines(function)
+    original = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), first_line - 1).body[0]
+    around = ast.parse(_AROUND).body[0]
+    asking = _AskPatch()
+    asking.visit(original)
+    assert isinstance(original, ast.FunctionDef)
+    assert isinstance(around, ast.FunctionDef)
+    for node in ast.walk(around):
+        if isinstance(node, ast.Try):
+            node.body = original.body
+    original.body = around.body
+    module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")
+    (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))
+    if asking.n_found != 1 or code.co_freevars or function.__globals__ is not vars(autotuner):
+        raise DistTuneError(
+            f"dist_tune cannot listen to {function.__module__}.{function.__qualname__} of Triton {triton.__version__}: it is not the "
+            f"function that looks up a config and prunes on a miss. Another package may have replaced it before dist_tune was imported."
+        )
+    # Exchanged code sees Triton's globals; a constant is how it finds us.
+    return code.replace(co_consts=tuple(patch if constant == "patch" else constant for constant in code.co_consts))
+
+
+listeners: dict[int, Listener] = {}
+"""Thread -> who hears its launches."""
+
+
+@cache
+def triton_patch() -> _Patch:
+    """The one patch, made where it is first needed.
+
+    Raises:
+        DistTuneError: ``Autotuner.run`` is not Triton's, or not of a Triton that is understood.
+    """
+    return _Patch(inspect.unwrap(Autotuner.run))  # another package may have put a wrapper around it, which calls it
+
+
+def push(listener: Listener) -> None:
+    """Put a listener in place for this thread, and patch Triton."""
+    patch = triton_patch()
+    listeners[get_ident()] = listener
+    # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
+    patch.function.__code__ = patch.our_code
+    if listener.is_watching:
+        patch.is_watched = True
+
+
+def pop() -> Listener:
+    """Take this thread's listener away, and leave Triton as it was found if it was the last."""
+    patch = triton_patch()
+    listener = listeners.pop(get_ident())
+    # One expression and one assignment: Python changes threads between calls, and there is none here.
+    if not listeners:
+        patch.function.__code__ = patch.own_code
+    if listener.is_watching:
+        patch.is_watched = any(other.is_watching for other in list(listeners.values()))
+    return listener
+
+
+def replace(old: Listener, new: Listener) -> None:
+    """Let ``new`` hear, and be popped, in the place of ``old``; called from within a miss."""
+    for ident, listener in list(listeners.items()):
+        if listener is old:
+            listeners[ident] = new
+    triton_patch().is_watched |= new.is_watching
+
+
+def is_listening() -> bool:
+    """Whether the calling thread's launches are heard."""
+    return listener_here() is not None
+
+
+def listener_here() -> Listener | None:
+    """Who hears the launches of the calling thread."""
+    listener = listeners.get(get_ident())
+    if listener is None and len(listeners) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
+        # A thread that Python did not start: autograd's, running a backward pass of the closure.
+        return next(iter(listeners.values()))
+    return listener

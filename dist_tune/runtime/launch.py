@@ -1,0 +1,216 @@
+"""One launch of an autotuned kernel, with the arguments of that call and in the hands of whoever asked for it.
+
+Knows what Triton's ``Autotuner`` keeps on a kernel: its configs, key, cache, hooks, and the tensors it zeroes and restores.
+Knows nothing of ranks, times or search, and does not patch anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+
+from dist_tune.cache import fingerprint
+from dist_tune.measure import Span
+from dist_tune.runtime.tunable import Undo, put_back
+from dist_tune.space import describe, digest, stable_repr, unique
+
+_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+class KernelSlot:
+    """Where Triton keeps the config of a kernel for a key."""
+
+    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
+        self._kernel = kernel
+        self._key = key
+
+    def fill(self, config: triton.Config, timings_ms: Sequence[tuple[triton.Config, float]]) -> None:
+        """Make ``config`` what Triton launches, and leave on the kernel what vanilla tuning would."""
+        self._kernel.cache[self._key] = config
+        self._kernel.best_config = config
+        self._kernel.configs_timings = {each: [ms, ms, ms] for each, ms in timings_ms}
+
+    def clear(self) -> None:
+        """Make the next launch a miss."""
+        self._kernel.cache.pop(self._key, None)
+
+
+class Launch:
+    """One call of an autotuned kernel, with the arguments of this call. A ``Tunable``."""
+
+    is_compiled = True
+    is_whole = False
+    is_foreseen = True
+    prepare = None
+
+    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.key = tuning_key(kernel, args, kwargs)
+        self._args = args
+        self._kwargs = kwargs
+
+    @property
+    def name(self) -> str:
+        """The kernel function's name with its module, the same on all ranks."""
+        function = self.kernel.base_fn
+        return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What makes two launches launches of one kernel, also where the decorated object is made anew.
+
+        Its code, what that has captured, its heuristics, and what is zeroed and restored.
+        """
+        function = self.kernel.base_fn
+        captured = tuple(stable_repr(cell.cell_contents) for cell in function.__closure__ or ())
+        heuristics = []
+        layer = self.kernel.fn
+        while layer is not function:
+            heuristics += [(name, rule.__code__) for name, rule in getattr(layer, "values", {}).items() if hasattr(rule, "__code__")]
+            layer = layer.fn
+        return function.__code__, captured, tuple(heuristics), tuple(self.kernel.reset_to_zero), tuple(self.kernel.restore_value)
+
+    @property
+    def owner(self) -> Any:
+        """The decorated kernel."""
+        return self.kernel
+
+    @property
+    def slot(self) -> KernelSlot:
+        """The kernel's cache, at this key."""
+        return KernelSlot(self.kernel, self.key)
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As the kernel is called, with the grid."""
+        return self._args, self._kwargs
+
+    def source(self) -> str:
+        """Digest of the kernel's code, and of all it calls; made once for each kernel object."""
+        if self.kernel not in _sources:
+            _sources[self.kernel] = fingerprint(self.kernel)
+        return _sources[self.kernel]
+
+    def n_collectives(self) -> int:
+        """None in a kernel."""
+        return 0
+
+    def checker(self) -> None:
+        """A kernel's result is not known here."""
+
+    @property
+    def key_text(self) -> str:
+        """The key, the same on all ranks for equal keys."""
+        return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in self.key) + "]"
+
+    def all_configs_digest(self) -> str:
+        """Identity of the kernel's configs before pruning."""
+        return digest([describe(config) for config in self.kernel.configs])
+
+    def known_config(self) -> triton.Config | None:
+        """The config that Triton would launch; None for a miss and for kernels with nothing to choose."""
+        config: triton.Config | None = self.kernel.cache.get(self.key) if len(self.kernel.configs) > 1 else None
+        return config
+
+    def candidates(self) -> list[triton.Config]:
+        """The kernel's configs after its own pruning, without repeats."""
+        self.kernel.nargs = self._named()
+        try:
+            return unique(self.kernel.prune_configs(self._kwargs))
+        finally:
+            self.kernel.nargs = None
+
+    def describe(self, config: triton.Config) -> str:
+        """A candidate on one line."""
+        return describe(config)
+
+    def run(self, config: triton.Config, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+        """Launch with ``config``. Hooks, zeroing and copies are outside the span; if the launch fails, nothing it wrote stays.
+
+        Without ``is_trial`` as Triton does where it has a config: no zeroing, none of the kernel's own hooks.
+
+        Raises:
+            Exception: whatever a hook or the launch raises.
+        """
+        full = self._full(config)
+        kernel = self.kernel
+        if config.pre_hook is not None:
+            config.pre_hook(full)
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not kernel.user_defined_pre_hook:
+            copies = [(full[name], full[name].clone()) for name in kernel.restore_value if full[name] is not None]
+            for tensor, copy in copies:
+                undo.keep(tensor, copy)
+            if is_trial:
+                self._zero(full)
+        elif is_trial:
+            kernel.pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
+        try:
+            if span is not None:
+                span.begin()
+            result = kernel.fn.run(*self._args, **self._kwargs, **config.all_kwargs())
+            if span is not None:
+                span.end()
+        except Exception as error:
+            put_back(copies)
+            if kernel.user_defined_post_hook and is_trial:
+                kernel.post_hook(full, exception=error)
+            raise
+        if kernel.user_defined_post_hook and is_trial:
+            kernel.post_hook(full, exception=None)
+        return result
+
+    def compile(self, config: triton.Config) -> Any:
+        """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
+        if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
+            # The hooks of tensor-descriptor kernels set the block shape, and that is part of what is compiled.
+            config.pre_hook(self._full(config))
+        return self.kernel.fn.run(*self._args, **{**self._kwargs, "warmup": True}, **config.all_kwargs())
+
+    def reset_only(self, config: triton.Config) -> None:
+        """What vanilla Triton does once after tuning, before the launch that counts: zero ``reset_to_zero``."""
+        full = self._full(config)
+        if self.kernel.user_defined_pre_hook:
+            self.kernel.pre_hook(full, reset_only=True)
+        else:
+            self._zero(full)
+
+    def _named(self) -> dict[str, Any]:
+        return dict(zip(self.kernel.arg_names, self._args, strict=False))
+
+    def _full(self, config: triton.Config) -> dict[str, Any]:
+        return {**self._named(), **self._kwargs, **config.all_kwargs()}
+
+    def _zero(self, full: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name in self.kernel.reset_to_zero:
+                if full[name] is not None:
+                    full[name].zero_()
+
+
+def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The key under which ``Autotuner.run`` looks in ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty if it does not look."""
+    if len(kernel.configs) < 2:
+        return ()
+    names = kernel.arg_names
+    named = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name in names:
+            named[name] = value
+    values = [named[name] for name in kernel.keys if name in named]
+    return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
+
+
+class _DtypeTexts(dict[Any, str]):
+    """``str(dtype)``, each made once: it is asked for each tensor of each launch."""
+
+    def __missing__(self, dtype: Any) -> str:
+        self[dtype] = text = str(dtype)
+        return text
+
+
+_dtype_texts = _DtypeTexts()

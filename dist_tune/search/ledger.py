@@ -1,0 +1,137 @@
+"""What this rank measured: samples by site, candidate and replay, and what it reports of them.
+
+Pure: is told times in milliseconds. Samples are kept by replay, so that a replay in which some rank ran a stand-in can be
+struck out on all ranks, and so that what other sites did in a replay can be taken off its time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import isfinite
+
+from dist_tune.measure import median, spread, without_outliers
+from dist_tune.search.plan import Replay
+from dist_tune.search.tally import Measured, Report
+
+Times = Mapping[str, Mapping[int, float]]
+"""Site -> candidate -> milliseconds."""
+
+
+class Ledger:
+    """All timed replays and launches of one tuning on this rank."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """Site -> candidate -> replays that time it."""
+        self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        """Site -> candidate -> replay -> launches."""
+        self._inner: dict[str, set[str]] = defaultdict(set)
+        """Function -> sites that are launched inside it."""
+        self._schedules: dict[int, Replay] = {}
+        self._closures: dict[int, float] = {}
+        self._disturbed: set[int] = set()
+
+    def add_run(self, site: str, candidate: int, replay: int) -> None:
+        """A replay in which a site ran the candidate that it was to be timed with."""
+        self._runs[site][candidate].add(replay)
+
+    def nest(self, function: str, site: str) -> None:
+        """Launches of a site are a part of a function's."""
+        self._inner[function].add(site)
+
+    def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
+        """One timed launch; a site may be launched several times in a replay."""
+        self._launches[site][candidate][replay].append(ms)
+
+    def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
+        """One whole replay, and what each site ran in it."""
+        self._closures[replay] = ms
+        self._schedules[replay] = schedule
+
+    def restart(self) -> None:
+        """Forget the replays: those to come are timed under other conditions, and one median of both would be of neither."""
+        self._runs.clear()
+
+    def disturb(self, replay: int) -> None:
+        """A stand-in ran in this replay on this rank."""
+        self._disturbed.add(replay)
+
+    def strike(self, replays: Iterable[int]) -> None:
+        """Forget what was measured in these replays."""
+        for replay in replays:
+            for site in self._runs:
+                for candidate, timed in self._runs[site].items():
+                    timed.discard(replay)
+                    self._launches[site][candidate].pop(replay, None)
+
+    def report(
+        self, failures: Mapping[str, Mapping[int, str]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
+    ) -> Report:
+        """What was measured so far of the candidates of ``batch``, the failures this rank knows, the replays it disturbed.
+
+        ``agreed_ms`` is what all ranks agree on so far: by that much, other sites' candidates are taken off a replay's time.
+        """
+        measured: dict[str, dict[int, Measured]] = {}
+        all_failures = {site: dict(each) for site, each in failures.items()}
+        batch = list(batch)
+        for site in self._launches:  # also those not met of late: this rank still owns them
+            candidates = self._runs[site]
+            asked = {replay[site].candidate for replay in batch if site in replay and replay[site].is_timed}
+            measured[site] = {}
+            for candidate in sorted(i for i in asked if candidates.get(i)):
+                launches = [ms for each in self._launches[site][candidate].values() for ms in each]
+                times = launches + [self._closures[replay] for replay in candidates[candidate]]
+                absurd = [ms for ms in times if not (isfinite(ms) and ms > 0)]
+                if absurd:  # JSON has no such numbers, and no median or maximum should hide one
+                    all_failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {absurd[0]} ms")
+                elif launches:
+                    measured[site][candidate] = self._measured(site, candidate, agreed_ms)
+        return Report(measured, all_failures, sorted(self._disturbed), has_new_sites)
+
+    def _measured(self, site: str, candidate: int, agreed_ms: Times) -> Measured:
+        launched = self._launches[site][candidate]
+        by_replay = {replay: self._own_ms(site, replay, each, agreed_ms) for replay, each in launched.items() if each}
+        launches = without_outliers([ms for each in by_replay.values() for ms in each])
+        replays = sorted(self._runs[site][candidate])
+        closures = [self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in replays]
+        # Less its own launches, where they were timed in the same replay: what varies with them is no noise of the rest.
+        rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
+        return Measured(
+            kernel_ms=_to_ns(median(launches)),
+            closure_ms=_to_ns(median(without_outliers(closures))),
+            spread_ms=_to_ns(spread(launches)),
+            rest_spread_ms=_to_ns(spread(without_outliers(rests))),
+            n_replays=len(replays),
+            n_launches=round(median([len(each) for each in by_replay.values()])),
+            n_timed=len(by_replay),
+        )
+
+    def _own_ms(self, site: str, replay: int, launches_ms: list[float], agreed_ms: Times) -> list[float]:
+        """Launches of one replay, less what candidates of sites inside them added: by this rank's times until there are agreed ones."""
+        inner = self._inner.get(site)
+        if not inner:
+            return launches_ms
+        known_ms = {each: agreed_ms.get(each) or self._launched_ms(each) for each in inner}
+        added_ms = self._others_ms(site, replay, known_ms) / len(launches_ms)
+        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # never nothing: times are positive
+
+    def _launched_ms(self, site: str) -> dict[int, float]:
+        """Candidate -> its launches in a replay on this rank."""
+        launched = self._launches.get(site, {}).items()
+        by_candidate = {candidate: [sum(each) for each in replays.values() if each] for candidate, replays in launched}
+        return {candidate: median(each) for candidate, each in by_candidate.items() if each}
+
+    def _others_ms(self, site: str, replay: int, known_ms: Times) -> float:
+        """What other sites' candidates added to a replay, by what is known of them: more or less than the fastest of theirs."""
+        added_ms = 0.0
+        for other, trial in self._schedules[replay].items():
+            times_ms = known_ms.get(other, {})
+            if other != site and trial.candidate in times_ms:
+                added_ms += times_ms[trial.candidate] - min(times_ms.values())
+        return added_ms
+
+
+def _to_ns(ms: float) -> float:
+    """No clock is finer, and messages are shorter."""
+    return round(ms, 6)

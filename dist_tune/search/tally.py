@@ -1,0 +1,109 @@
+"""What a rank reports of a batch of replays, and what all agree on from the reports of all.
+
+Pure. The reduction is one function of all reports, so whoever computes it first computes it for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import NamedTuple
+
+from dist_tune.measure import median
+from dist_tune.search.choice import Agreed
+from dist_tune.search.plan import Tally
+
+MAX_RANKS_LISTED = 16
+"""In larger groups only the slowest and the fastest rank of a candidate are told apart, so that messages do not grow with the group."""
+
+
+class Measured(NamedTuple):
+    """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds. A JSON array."""
+
+    kernel_ms: float
+    """Median of the launches."""
+    closure_ms: float
+    """Median of the replays, less what other sites' candidates added to them."""
+    spread_ms: float = 0.0
+    """Median distance of the launches from their median."""
+    rest_spread_ms: float = 0.0
+    """The same of the replays less this site's launches."""
+    n_replays: int = 1
+    n_launches: int = 1
+    """Launches a replay."""
+    n_timed: int = 1
+    """Replays in which launches were timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one rank says of a batch of replays."""
+
+    measured: dict[str, dict[int, Measured]] = field(default_factory=dict)
+    """Site -> candidates of the batch -> times. A rank that does not own a site leaves it out: the neutral element."""
+    failures: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Site -> candidate -> why it cannot run here; only what was not told before."""
+    disturbed: list[int] = field(default_factory=list)
+    """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
+    has_new_sites: bool = False
+    """Whether this rank met sites that the others have not heard of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What follows from all reports. Equal on all ranks."""
+
+    tally: Tally
+    disturbed: list[int]
+    has_new_sites: bool
+
+
+def account(reports: Mapping[int, Report]) -> Account:
+    """Reduce the reports of all ranks: rank -> report."""
+    failures = first_failures({rank: report.failures for rank, report in reports.items()})
+    by_site: dict[str, dict[int, dict[int, Measured]]] = {}
+    for rank, report in reports.items():
+        for site, measured in report.measured.items():
+            by_site.setdefault(site, {})[rank] = measured
+            for candidate, each in measured.items():
+                if not (isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)):
+                    failures.setdefault(site, {}).setdefault(candidate, f"rank {rank}: the clock gave {each.kernel_ms} ms")
+    agreed = {
+        # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
+        site: {i: _agree({r: measured[i] for r, measured in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
+        for site, ranks in by_site.items()
+    }
+    disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
+    return Account(Tally(agreed, failures), disturbed, any(report.has_new_sites for report in reports.values()))
+
+
+def first_failures(by_rank: Mapping[int, Mapping[str, Mapping[int, str]]]) -> dict[str, dict[int, str]]:
+    """Site -> candidate -> "rank r: why", of the first rank on which it failed."""
+    failures: dict[str, dict[int, str]] = {}
+    for rank, sites in by_rank.items():
+        for site, candidates in sites.items():
+            for candidate, reason in candidates.items():
+                failures.setdefault(site, {}).setdefault(candidate, f"rank {rank}: {reason}")
+    return failures
+
+
+def _agree(by_rank: Mapping[int, Measured]) -> Agreed:
+    latencies_ms = {rank: each.kernel_ms for rank, each in by_rank.items()}
+    slowest = max(latencies_ms, key=latencies_ms.__getitem__)
+    if len(latencies_ms) > MAX_RANKS_LISTED:
+        latencies_ms = {rank: latencies_ms[rank] for rank in {slowest, min(latencies_ms, key=latencies_ms.__getitem__)}}
+    last = max(by_rank.values(), key=lambda each: each.closure_ms)
+    typical_ms = median([each.kernel_ms for each in by_rank.values()])
+    return Agreed(
+        kernel_ms=by_rank[slowest].kernel_ms,
+        closure_ms=last.closure_ms,
+        spread_ms=by_rank[slowest].spread_ms,
+        rest_spread_ms=last.rest_spread_ms,
+        n_replays=min(each.n_replays for each in by_rank.values()),
+        n_launches=by_rank[slowest].n_launches,
+        n_timed=min(each.n_timed for each in by_rank.values()),
+        n_owners=len(by_rank),
+        typical_ms=typical_ms,
+        rank_latencies_ms=latencies_ms,
+    )

@@ -1,0 +1,13 @@
+"""One tuning from top to bottom: discover, compile, warm up, race, finals, apply.
+
+Ranks talk only between replays; each decision follows from what all of them agreed on.
+Used by the two decorators and by tuning scripts.
+"""
+
+from dist_tune.tuning.fallback import nearest_config
+from dist_tune.tuning.session import Session
+from dist_tune.tuning.site import check_not_capturing, is_fatal, no_valid_config
+
+__all__ = [
+    "Session", "check_not_capturing", "is_fatal", "nearest_config", "no_valid_config",
+]  # fmt: skip

@@ -1,0 +1,61 @@
+"""The config of the nearest shape, where nothing is to be tuned.
+
+Knows the cache and how ranks agree on one answer; an explicit option, reported where it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
+from dist_tune.distributed import Ranks
+from dist_tune.runtime import FunctionLaunch
+from dist_tune.settings import Settings
+from dist_tune.space import FunctionConfig, digest
+from dist_tune.tuning.exclusive import one_at_a_time
+
+
+def nearest_config(launch: FunctionLaunch, call: int, ranks: Ranks, settings: Settings, otherwise: FunctionConfig) -> FunctionConfig:
+    """The config that the cache has for this very key, or for the nearest one; ``otherwise`` if there is none. Collective.
+
+    The first rank that has a record decides for all whose candidates are the same. ``call``: its number among those of this function.
+
+    Raises:
+        DistTuneError: other ranks did not come, or raised.
+        Exception: what the user's prune_fn raises on this rank; the other ranks are told.
+    """
+    with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
+        ranks.enter(f"{launch.name} (nearest shape)", call)
+        try:
+            configs = launch.candidates()
+            texts = [launch.describe(config) for config in configs]
+            record = _nearest_record(launch, texts, ranks, settings)
+            mine = [digest(texts), record.key, record.best.config] if record is not None else [digest(texts), "", ""]
+            _, key, winner = json.loads(ranks.meet("nearest shape", json.dumps(mine), _first_found))
+        except BaseException as error:
+            ranks.abort(error)
+            raise
+    if winner not in texts:
+        return otherwise
+    if key != launch.key_text and ranks.rank == ranks.members[0]:
+        warnings.warn(
+            f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
+            stacklevel=4,
+        )
+    return configs[texts.index(winner)]
+
+
+def _nearest_record(launch: FunctionLaunch, texts: list[str], ranks: Ranks, settings: Settings) -> TuningRecord | None:
+    cache = Cache(settings.cache_dir)
+    here = environment(len(ranks.members), ranks.neighbours[1])
+    key = CacheKey(name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=here)
+    return cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
+
+
+def _first_found(parts: dict[int, str]) -> str:
+    told = [json.loads(part) for part in parts.values()]
+    # Where candidates differ a config of one rank may not be one of another.
+    if len({candidates for candidates, _, _ in told}) > 1:
+        return json.dumps(["", "", ""])
+    return json.dumps(next((each for each in told if each[2]), told[0]))

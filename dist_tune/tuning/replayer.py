@@ -1,0 +1,138 @@
+"""Runs the closure: one replay, or a batch of timed ones with the host ahead of the device.
+
+Knows the order of things around a replay: reset, alignment, listening, undoing. Nothing in here talks to other ranks while
+the closure runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_tune.distributed import Ranks
+from dist_tune.errors import StuckDeviceError
+from dist_tune.measure import Clock, Span
+from dist_tune.runtime import Listener, intercept
+from dist_tune.search import Plan, Replay
+from dist_tune.tuning.sites import Sites
+
+_POLL_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the replays of a batch follow one another."""
+
+    is_cold: bool
+    """Whether the L2 cache is flushed before each."""
+    times_launches: bool
+    """Whether launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
+    has_rests: bool
+    """Whether the device rests before each, for half of what the shortest took: else, at its power limit, it slows down whoever follows a
+    hungry one."""
+    is_timed: bool = True
+    """Whether anybody reads the clock. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
+    replay be given even longer."""
+
+
+REHEARSAL = Conditions(is_cold=False, times_launches=False, has_rests=False, is_timed=False)
+RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
+
+
+def finals_of(plan: Plan) -> Conditions:
+    """How the replays of a plan's finals follow one another."""
+    return Conditions(is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
+
+
+class Replayer:
+    """The replays of one tuning."""
+
+    def __init__(self, ranks: Ranks, sites: Sites, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
+        self.n_replays = 0
+        """Runs of the closure so far; the caller says so if it has made the first."""
+        self._ranks = ranks
+        self._sites = sites
+        self._clock = clock
+        self._reset = reset
+        self._stuck_after_s = stuck_after_s
+        self._host_ms = 1.0
+        self._shortest_ms = 0.0
+
+    def restart(self) -> None:
+        """Call the user's ``reset``: before each replay but the first."""
+        if self._reset is not None and self.n_replays > 0:
+            self._reset()
+
+    def run(
+        self, closure: Callable[[], Any], listener: Listener, schedule: Replay, whole: Span | None = None, *, times_launches: bool = False
+    ) -> Any:
+        """One replay; ``whole`` times it."""
+        self._sites.begin_replay(self.n_replays, schedule, times_launches=times_launches)
+        self.n_replays += 1
+        intercept.push(listener)
+        try:
+            if whole is not None:
+                whole.begin()
+            value = closure()
+            if whole is not None:
+                whole.end()
+            return value
+        finally:
+            intercept.pop()
+
+    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], conditions: Conditions) -> None:
+        """Replay a batch, and write the times to the ledger when the device is through.
+
+        Raises:
+            StuckDeviceError: the device stands still.
+            DistTuneError: another rank ended the tuning.
+        """
+        wholes: list[tuple[int, Replay, Span]] = []
+        n_done = 0
+        for k, schedule in enumerate(batch):
+            self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
+            self.restart()
+            while n_done < len(wholes) and wholes[n_done][2].is_done():
+                ms = wholes[n_done][2].ms()
+                self._shortest_ms = min(ms, self._shortest_ms or ms)
+                n_done += 1
+            self._sites.prepare(schedule)
+            if conditions.is_timed:
+                self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
+            self._ranks.align()
+            whole = self._clock.span()
+            wholes.append((self.n_replays, schedule, whole))
+            began = time.perf_counter()
+            self.run(closure, listener, schedule, whole, times_launches=conditions.times_launches)
+            # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
+            if conditions.is_timed:
+                self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
+            self._sites.end_replay()
+        self._await_device([span for _, _, span in wholes], n_done)
+        for number, schedule, span in wholes:
+            self._sites.ledger.add_replay(number, span.ms(), schedule)
+        self._sites.read_spans()
+
+    def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
+        """How long the device spins before the next replay: until the host has queued it, or to rest."""
+        # Replays that it has not come to yet keep it busy as well as any spinning does.
+        queued_ms = self._shortest_ms * max(0, n_queued - 1)
+        lead_ms = max(0.0, 1.5 * self._host_ms - queued_ms)
+        return max(lead_ms, 0.5 * self._shortest_ms) if conditions.has_rests else lead_ms
+
+    def _await_device(self, spans: list[Span], n_done: int) -> None:
+        """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
+        since = time.monotonic()
+        while n_done < len(spans):
+            if spans[n_done].is_done():
+                n_done, since = n_done + 1, time.monotonic()
+                continue
+            self._ranks.beat(f"waiting for the device, {n_done} of {len(spans)} replays done")
+            if time.monotonic() - since > self._stuck_after_s:
+                raise StuckDeviceError(
+                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(spans)} within "
+                    f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
+                )
+            time.sleep(_POLL_S)

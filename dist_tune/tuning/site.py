@@ -1,0 +1,120 @@
+"""One (kernel, key) of a closure as this rank sees it, and what is said when it cannot go on.
+
+Knows nothing of launching, of Triton or of other ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_tune.cache import TuningRecord
+from dist_tune.compiler import Resources
+from dist_tune.errors import CaptureError, NoValidConfigError
+from dist_tune.measure import Checker, is_capturing
+from dist_tune.runtime import Slot, Tunable
+from dist_tune.search import Search
+
+# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
+_FATAL = re.compile(
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
+    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class Site:
+    """One (kernel, key) of the closure; a function with configs is a kernel in this sense."""
+
+    label: str
+    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by."""
+    kernel: str
+    key: str
+    configs: list[Any]
+    texts: list[str]
+    """The configs described, in order."""
+    source: str = ""
+    """Digest of the code; empty where no cache is asked."""
+    is_compiled: bool = True
+    """Whether candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    is_foreseen: bool = False
+    """Whether what such a function launches is compiled already."""
+    prepare: Callable[[Any], None] | None = None
+    """To be called before a replay, with its config."""
+    checker: Checker | None = None
+    is_new: bool = True
+    """Whether it has yet to be told to the others and loaded."""
+    recalled: TuningRecord | None = None
+    """What this rank's cache has of it."""
+    slots: dict[int, Slot] = field(default_factory=dict)
+    """Where the winner is to be put."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Candidate -> why it cannot run here."""
+    wrong: set[int] = field(default_factory=set)
+    """Those of them that run, and answer wrongly: where nothing else runs, they keep the ranks in step."""
+    told: set[int] = field(default_factory=set)
+    """Failures that the other ranks have heard of."""
+    resources: dict[int, Resources] = field(default_factory=dict)
+    standby: int | None = None
+    """A candidate that has run here."""
+    last_error: Exception | None = None
+    winner: Any = None
+
+    def order(self, first: int | None) -> Iterator[int]:
+        """Candidates to try for a launch: the one asked for, one known to run, then by index."""
+        wanted = [index for index in (first, self.standby) if index is not None]
+        order = list(dict.fromkeys([*wanted, *range(len(self.configs))]))
+        return iter([i for i in order if i not in self.failures] or [i for i in order if i in self.wrong])
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the device is lost to this process after it."""
+    return bool(_FATAL.search(str(error)))
+
+
+def take_failures(sites: Iterable[Site]) -> dict[str, dict[int, str]]:
+    """Site -> candidate -> why it cannot run here; what is new since the last time."""
+    news = {}
+    for site in sites:
+        if failures := {i: reason for i, reason in site.failures.items() if i not in site.told}:
+            news[site.label] = failures
+            site.told |= failures.keys()
+    return news
+
+
+def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], where: str) -> str:
+    """The message of a ``NoValidConfigError``: the first reasons, and how many more there are."""
+    shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
+    more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
+    return (
+        f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
+        "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
+    )
+
+
+def check_alive(label: str, texts: list[str], search: Search, site: Site | None) -> None:
+    """Go on only if a candidate is left. The same on all ranks; ``site`` is None where this rank never met it.
+
+    Raises:
+        NoValidConfigError: none is.
+    """
+    if search.best(label) is None:
+        failures = {i: each.failure for i, each in enumerate(search.standings(label)) if each.failure is not None}
+        cause = site.last_error if site is not None else None
+        raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
+
+
+def check_not_capturing(launch: Tunable, closure: str) -> None:
+    """Refuse to tune while a CUDA graph is being captured.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if is_capturing():
+        raise CaptureError(
+            f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a CUDA graph, where nothing can be "
+            f"tuned. Call it once with these shapes before the capture."
+        )
