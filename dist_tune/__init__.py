@@ -17,7 +17,7 @@ from dist_tune.errors import (
 from dist_tune.function import TunedFunction, autotune
 from dist_tune.keys import power_of_two, size_classes, to_hashable
 from dist_tune.measure import matches
-from dist_tune.prune import prune_by_group_size_m, prune_by_shared_memory
+from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
 
 __all__ = [
     "AbsentRanksError",

@@ -18,10 +18,10 @@ from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.measure import is_capturing
-from dist_tune.runtime import Tunable, intercept
+from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
-from dist_tune.tuning import Session, check_not_capturing
+from dist_tune.tuning import Tuning, check_not_capturing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -137,11 +137,11 @@ class _Tuner(Generic[P, R]):
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, seen, listeners, patch = self.function, self.seen, intercept.listeners, intercept.triton_patch()
+        function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
         run, our_code, own_code = patch.function, patch.our_code, patch.own_code
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if listeners and intercept.is_listening():
+            if listeners and interception.is_listening():
                 self.check_nested()
                 return function(*args, **kwargs)
             self.n_calls += 1
@@ -160,14 +160,14 @@ class _Tuner(Generic[P, R]):
             try:
                 value = function(*args, **kwargs)
             except BaseException as error:
-                self.leave(intercept.pop(), error)
+                self.leave(interception.pop(), error)
                 raise
             if listeners[ident] is self:
                 del listeners[ident]
                 if not listeners:
                     run.__code__ = own_code
                 return value
-            return self.tune(intercept.pop(), args, kwargs, value, is_watched=False)
+            return self.tune(interception.pop(), args, kwargs, value, is_watched=False)
 
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
@@ -175,19 +175,19 @@ class _Tuner(Generic[P, R]):
 
     def first_call(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
-        intercept.push(self.open())
+        interception.push(self.open())
         try:
             value = self.function(*args, **kwargs)
         except BaseException as error:
-            self.leave(intercept.pop(), error)
+            self.leave(interception.pop(), error)
             raise
-        value = self.tune(intercept.pop(), args, kwargs, value, is_watched=True)
+        value = self.tune(interception.pop(), args, kwargs, value, is_watched=True)
         self.seen.add(signature)
         return value
 
     def tune(self, listener: object, args: Any, kwargs: Any, value: R, *, is_watched: bool) -> R:
         """Go on from the first run of the closure, which returned ``value``."""
-        session = cast("Session", listener)
+        session = cast("Tuning", listener)
         value = cast("R", session.tune(partial(self.function, *args, **kwargs), value, is_watched=is_watched))
         self.records += session.records
         self.is_waived |= session.is_waived
@@ -195,14 +195,14 @@ class _Tuner(Generic[P, R]):
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""
-        if isinstance(listener, Session):
+        if isinstance(listener, Tuning):
             listener.leave(error)
 
-    def open(self) -> Session:
+    def open(self) -> Tuning:
         """A session for the call that begins."""
         settings = Settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
-        return Session(self.name, self.n_calls, ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache)
+        return Tuning(self.name, self.n_calls, ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache)
 
     @property
     def members(self) -> frozenset[int]:
@@ -216,14 +216,14 @@ class _Tuner(Generic[P, R]):
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
         session = self.open()
-        intercept.replace(self, session)
+        interception.replace(self, session)
         return session.missed(launch)
 
     def check_nested(self) -> None:
         """A tuned closure inside another one is tuned by the outer one, if that asks at least the same ranks."""
         if not self.is_dist:
             return
-        outer = intercept.listener_here()
+        outer = interception.listener_here()
         asked = outer.members if outer is not None else frozenset()
         missing = member_ranks(self.group) - asked
         if missing:

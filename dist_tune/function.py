@@ -14,13 +14,13 @@ from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dist_tune.cache import TuningRecord
+from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
-from dist_tune.runtime import FunctionLaunch, TunableFunction, intercept
+from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
-from dist_tune.space import FunctionConfig, as_configs, distinct
-from dist_tune.tuning import Session, check_not_capturing, nearest_config
+from dist_tune.tuning import Tuning, check_not_capturing, nearest_config
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -134,8 +134,8 @@ class _FunctionTuner:
 
     def tuned(self) -> TunedFunction:
         """The function to put in its place; a plain function, so that it also works as a method."""
-        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, intercept.listeners
-        intercept.triton_patch()  # takes some milliseconds; here rather than in the first call
+        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, interception.listeners
+        interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of_fixed = self.tunable.key_of_fixed
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
 
@@ -172,7 +172,7 @@ class _FunctionTuner:
 
     def call_new(self, key: Hashable, slot_key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""
-        listener = intercept.listener_here()
+        listener = interception.listener_here()
         launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=listener is None)
         if listener is not None and listener.is_watching:
             listener.launching(launch)
@@ -200,7 +200,7 @@ class _FunctionTuner:
         """Settle the config for the launch's key, and return what the call returns."""
         settings = Settings()
         ranks = ranks_of(group, settings)
-        session = Session(
+        session = Tuning(
             launch.name, _number(launch.name), ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache, is_verbose=is_verbose
         )
         try:
@@ -223,7 +223,7 @@ class _FunctionTuner:
             known = launch.known_config()
             if known is None:
                 known = self.borrowed.get(slot_key)
-            if known is None and not intercept.is_listening():  # inside a closure ranks do not talk
+            if known is None and not interception.is_listening():  # inside a closure ranks do not talk
                 settings = Settings()
                 known = nearest_config(launch, _number(launch.name), ranks_of(group, settings), settings, config)
                 self.borrowed[slot_key] = known

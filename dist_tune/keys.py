@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.space import stable_repr
+from dist_tune.configs import stable_repr
 
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 

@@ -45,7 +45,7 @@ from rich.table import Table
 
 from dist_tune import TuningRecord, autotune
 from dist_tune.cache import Cache
-from dist_tune.space import describe
+from dist_tune.configs import describe
 from kernels.ag_gemm_cases import TUNERS, join_ranks, shortened
 from kernels.shard_gemm import ag_gemm_kernel
 from launch.compared_calls import ComparedStep, more_us, of_all_ranks, without_arithmetic

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.cache import Cache
+from dist_tune.cache.folder import Cache
 from dist_tune.cache.records import TuningRecord
-from dist_tune.cli.cli import main
+from dist_tune.cli.main import main
 
 FILE = "is not ours"
 

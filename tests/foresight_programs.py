@@ -10,8 +10,8 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler.patches import replaced
-from dist_tune.runtime.foresight import Recorder
-from dist_tune.space import as_configs, distinct
+from dist_tune.configs import as_configs, distinct
+from dist_tune.runtime.precompile import LaunchRecorder
 from dist_tune.tuning.site import Site
 
 
@@ -36,10 +36,10 @@ def tiles(*blocks: int, **options: Any) -> list[dict[str, Any]]:
     return [{"config": triton.Config({"BLOCK": block}, **options)} for block in blocks]
 
 
-def record(function: Any, space: Any, candidate: int, *args: Any) -> tuple[Site, Recorder]:
+def record(function: Any, space: Any, candidate: int, *args: Any) -> tuple[Site, LaunchRecorder]:
     """A function's launches with one of its configs."""
     configs, texts = distinct(as_configs(space, function))
-    site, recorder = Site("f[]", "f", "[]", configs, texts), Recorder()
+    site, recorder = Site("f[]", "f", "[]", configs, texts), LaunchRecorder()
     with (
         replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None),
         recorder.recording(),

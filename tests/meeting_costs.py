@@ -13,11 +13,11 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
-from dist_tune.compiler.shares import KEY_CHARS, Bench
-from dist_tune.search.tally import Account, Report, account
-from dist_tune.space import digest
+from dist_tune.compiler.partition import KEY_CHARS, Placement
+from dist_tune.configs import digest
+from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
 from dist_tune.tuning import agreement
-from dist_tune.tuning.ballots import RollCall, roll
+from dist_tune.tuning.manifest import RankManifest, reduce_manifests
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 """Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""
@@ -72,8 +72,8 @@ def latency_ms(n_ranks: int) -> float:
 def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
     """One meeting of ``n_ranks``, which bring ``parts`` in turn; ``kind``: "report" or "roll call"."""
     adapters: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-        "report": (agreement._REPORT, agreement._ACCOUNT, account),
-        "roll call": (agreement._ROLL_CALL, agreement._ROLL, roll),
+        "report": (agreement._REPORT, agreement._ACCOUNT, reduce_reports),
+        "roll call": (agreement._ROLL_CALL, agreement._ROLL, reduce_manifests),
     }
     given, taken, reduce = adapters[kind]
     distinct = [given.dump_json(part).decode() for part in parts]
@@ -86,19 +86,19 @@ def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
     return Cost(2 * n_ranks, up_bytes, down_bytes, latency_ms(n_ranks), (2 * up_bytes + down_bytes) / BYTES_PER_MS, reduce_ms)
 
 
-def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RollCall]:
+def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManifest]:
     """What ranks bring that have met the same sites: the first one spells their candidates out; keys are equal."""
     calls = []
     for rank in range(n_ranks):
-        bench = Bench(f"host {rank // RANKS_PER_HOST}", rank % RANKS_PER_HOST, min(RANKS_PER_HOST, n_ranks))
+        placement = Placement(f"host {rank // RANKS_PER_HOST}", rank % RANKS_PER_HOST, min(RANKS_PER_HOST, n_ranks))
         keys = {site: "".join(f"{i:0{KEY_CHARS}x}" for i in range(len(each))) for site, each in texts.items()}
-        calls.append(RollCall(bench, {site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}, keys))
+        calls.append(RankManifest(placement, {site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}, keys))
     return calls
 
 
-def tuning(rungs: Sequence[tuple[dict[int, Report], Account]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
+def tuning(rungs: Sequence[tuple[dict[int, BatchReport], ReducedReport]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
     """All meetings of one tuning, by kind: roll call, two votes, one report a rung or round, and the end."""
-    vote = meeting([Report()], n_ranks, "report")
+    vote = meeting([BatchReport()], n_ranks, "report")
     costs = {"roll call": meeting(roll_calls(texts, n_ranks), n_ranks, "roll call"), "votes": vote + vote}
     costs["reports"] = sum((meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost())
     costs["end"] = Cost(2 * n_ranks, latency_ms=latency_ms(n_ranks))

@@ -66,12 +66,12 @@ def regrets(table: FullTable, search: SearchStrategy, n_tries: int, seed: int, b
 def summary(tables: Sequence[FullTable], search: SearchStrategy, n_seeds: int) -> str:
     """Share of runs within 2 % and 5 % of the best, after so many tries; each number of tries is a search of its own."""
     lines = []
-    for share in SHARES:
-        n_tries = math.floor(share * len(tables[0].configs))
+    for own_share in SHARES:
+        n_tries = math.floor(own_share * len(tables[0].configs))
         ends = [regrets(table, search, n_tries, seed)[-1] for table in tables for seed in range(n_seeds)]
         within = [sum(end <= limit for end in ends) / len(ends) for limit in (0.02, 0.05)]
         lines.append(
-            f"{search:10} tries={n_tries:<5} ({share:.0%} of the space) within_2%={within[0]:6.1%} within_5%={within[1]:6.1%} "
+            f"{search:10} tries={n_tries:<5} ({own_share:.0%} of the space) within_2%={within[0]:6.1%} within_5%={within[1]:6.1%} "
             f"worst={max(ends):.1%} runs={len(ends)}"
         )
         print(lines[-1], flush=True)

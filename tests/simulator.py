@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
-from dist_tune.search.choice import Policy
-from dist_tune.search.engine import Search
-from dist_tune.search.ledger import Ledger
 from dist_tune.search.plan import Plan, Replay
-from dist_tune.search.tally import Account, Report, account
+from dist_tune.search.race import Race
+from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
+from dist_tune.search.samples import Samples
+from dist_tune.search.selection import RacingOptions
 from tests.meeting_costs import Cost, tuning
 from tests.timing_tables import Table, load_tables
 
@@ -93,9 +93,9 @@ class Played:
     n_replays: int
     replay_ms: float
     """Time of all replays, each on its slowest rank."""
-    search: Search
+    search: Race
     schedule: list[Replay]
-    meetings: list[tuple[dict[int, Report], Account]]
+    meetings: list[tuple[dict[int, BatchReport], ReducedReport]]
     """One per rung or round, and one more where replays were struck."""
 
 
@@ -103,7 +103,7 @@ class _Rank:
     """One simulated rank: its dice, its ledger, and what has failed on it."""
 
     def __init__(self, world: World, rank: int, seed: int) -> None:
-        self.ledger = Ledger()
+        self.samples = Samples()
         self.failures: dict[str, dict[int, str]] = {}
         self._world = world
         self._rank = rank
@@ -119,18 +119,18 @@ class _Rank:
             kernel, candidate, is_timed = world.sites[site], trial.candidate, trial.is_timed
             if (why := world.broken.get((self._rank, site, candidate))) is not None:
                 self.failures.setdefault(site, {})[candidate] = why
-                self.ledger.disturb(number)
+                self.samples.disturb(number)
                 candidate, is_timed = kernel.best(), False  # the stand-in
             if is_timed:
-                self.ledger.add_run(site, candidate, number)
+                self.samples.add_run(site, candidate, number)
             for _ in range(kernel.n_launches):
                 has_hiccup = self._dice.random() < world.hiccups or (self._rank, number) in world.jolts
                 ms = self._noisy(kernel.ms[candidate][self._rank]) * (HICCUP if has_hiccup else 1.0)
                 closure_ms += ms
                 if is_timed and times_launches:
-                    self.ledger.add_launch(site, candidate, number, ms)
+                    self.samples.add_launch(site, candidate, number, ms)
             closure_ms += self._noisy(kernel.unseen_ms[candidate]) if kernel.unseen_ms else 0.0
-        self.ledger.add_replay(number, closure_ms, schedule)
+        self.samples.add_replay(number, closure_ms, schedule)
         return closure_ms
 
     def take_failures(self) -> dict[str, dict[int, str]]:
@@ -142,21 +142,21 @@ class _Rank:
         return ms * exp(self._dice.gauss(0.0, self._world.noise)) if ms else 0.0
 
 
-def play(world: World, plan: Plan | None = None, policy: Policy | None = None, seed: int = 0) -> Played:
+def play(world: World, plan: Plan | None = None, policy: RacingOptions | None = None, seed: int = 0) -> Played:
     """Tune the closure as a session does, between the vote on what was compiled and the winners."""
     plan = plan or Plan()
-    search = Search(plan, policy)
+    search = Race(plan, policy)
     for site, kernel in world.sites.items():
         search.add(site, len(kernel.ms), kernel.failures)
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
-    meetings: list[tuple[dict[int, Report], Account]] = []
+    meetings: list[tuple[dict[int, BatchReport], ReducedReport]] = []
     struck: set[int] = set()
     replay_ms, in_finals = 0.0, False
     while batch := search.batch():
         if search.is_final and not in_finals:
             for rank in ranks:
-                rank.ledger.restart()
+                rank.samples.restart()
         in_finals = search.is_final
         times_launches = not in_finals or plan.objective == "kernel"
         for replay in batch:
@@ -165,14 +165,14 @@ def play(world: World, plan: Plan | None = None, policy: Policy | None = None, s
         failures = [rank.take_failures() for rank in ranks]
         while True:
             known_ms = search.kernel_times_ms()
-            reports = {r: rank.ledger.report(failures[r], batch, known_ms) for r, rank in enumerate(ranks)}
-            told = account(reports)
+            reports = {r: rank.samples.report(failures[r], batch, known_ms) for r, rank in enumerate(ranks)}
+            told = reduce_reports(reports)
             meetings.append((reports, told))
             if set(told.disturbed) <= struck:
                 break
             struck |= set(told.disturbed)
             for rank in ranks:
-                rank.ledger.strike(told.disturbed)
+                rank.samples.strike(told.disturbed)
         search.tell(len(batch), told.tally)
     winners = {site: best for site in world.sites if (best := search.best(site)) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
@@ -190,25 +190,25 @@ def kernel_of(table: Table, n_ranks: int = 4) -> Kernel:
 # -- policies --------------------------------------------------------------------------------------------------------
 
 
-def summary(world: World, plan: Plan | None = None, policy: Policy | None = None, n_runs: int = 200) -> str:
+def summary(world: World, plan: Plan | None = None, policy: RacingOptions | None = None, n_runs: int = 200) -> str:
     """Share of runs with one winner, worst and mean regret, replays against an exhaustive search's."""
     runs = [play(world, plan, policy, seed) for seed in range(n_runs)]
     same = statistics.multimode(tuple(run.winners.values()) for run in runs)[0]
-    share = sum(tuple(run.winners.values()) == same for run in runs) / n_runs
+    own_share = sum(tuple(run.winners.values()) == same for run in runs) / n_runs
     regrets = [run.regret for run in runs]
-    exhaustive = Search(Plan(search="exhaustive"))
+    exhaustive = Race(Plan(search="exhaustive"))
     for site, kernel in world.sites.items():
         exhaustive.add(site, len(kernel.ms), kernel.failures)
     n_replays = statistics.mean(run.n_replays for run in runs)
     return (
-        f"same={share:6.1%} regret worst={max(regrets):7.3%} mean={statistics.mean(regrets):7.3%} "
+        f"same={own_share:6.1%} regret worst={max(regrets):7.3%} mean={statistics.mean(regrets):7.3%} "
         f"replays={n_replays:6.1f} of {exhaustive.bound} rounds={statistics.mean(len(run.meetings) for run in runs):.1f} "
         f"replay_s={statistics.mean(run.replay_ms for run in runs) / 1e3:.3f}"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Quota(Policy):
+class Quota(RacingOptions):
     """A policy that keeps another share of the candidates after the first rung; half of that after each later one."""
 
     first: int = 4
@@ -219,19 +219,19 @@ class Quota(Policy):
         return max(self.max_finalists, n_candidates // (self.first << rung))
 
 
-POLICIES: dict[str, Policy] = {
-    "default": Policy(),
-    "margins 0.3 0.15 0.1 0.05": Policy(margins=(0.3, 0.15, 0.1, 0.05)),
-    "margins 1 0.5 0.3 0.2": Policy(margins=(1.0, 0.5, 0.3, 0.2)),
+POLICIES: dict[str, RacingOptions] = {
+    "default": RacingOptions(),
+    "margins 0.3 0.15 0.1 0.05": RacingOptions(margins=(0.3, 0.15, 0.1, 0.05)),
+    "margins 1 0.5 0.3 0.2": RacingOptions(margins=(1.0, 0.5, 0.3, 0.2)),
     "quota 1/2": Quota(first=2),
     "quota 1/8": Quota(first=8),
-    "3 finalists": Policy(max_finalists=3),
-    "6 finalists": Policy(max_finalists=6),
-    "8 finalists": Policy(max_finalists=8),
-    "1 final round": Policy(n_final_rounds=1),
-    "2 final rounds": Policy(n_final_rounds=2),
-    "tie 0.25 %": Policy(tie=0.0025),
-    "tie 1 %": Policy(tie=0.01),
+    "3 finalists": RacingOptions(max_finalists=3),
+    "6 finalists": RacingOptions(max_finalists=6),
+    "8 finalists": RacingOptions(max_finalists=8),
+    "1 final round": RacingOptions(n_final_rounds=1),
+    "2 final rounds": RacingOptions(n_final_rounds=2),
+    "tie 0.25 %": RacingOptions(tie=0.0025),
+    "tie 1 %": RacingOptions(tie=0.01),
 }
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import atomic
-from dist_tune.cache.atomic import STALE_S, locked, sweep, write_whole
+from dist_tune.cache import files
+from dist_tune.cache.files import STALE_S, locked, sweep, write_whole
 
 pytestmark = pytest.mark.once
 
@@ -141,7 +141,7 @@ def test_a_lock_excludes_threads(tmp_path: Path):
 
 def test_a_lock_that_is_not_let_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A holder that was stopped costs the time-out, not the tuning."""
-    monkeypatch.setattr(atomic, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.1)
     holds, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -164,7 +164,7 @@ def test_a_lock_that_is_not_let_go_is_not_waited_for(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks here")])
 def test_a_refused_lock_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     """A file system that has no locks keeps nobody from writing, and no error within is taken for a refusal."""
-    monkeypatch.setattr("dist_tune.cache.atomic.FileLock.acquire", raising(error))
+    monkeypatch.setattr("dist_tune.cache.files.FileLock.acquire", raising(error))
     with locked(tmp_path):
         pass
     with pytest.raises(OSError, match="of the body"), locked(tmp_path):

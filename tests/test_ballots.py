@@ -7,26 +7,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.cache.recall import Ticket
-from dist_tune.compiler.shares import KEY_CHARS, Bench, Keyset
-from dist_tune.search.choice import Agreed
-from dist_tune.search.plan import Known
-from dist_tune.space import digest
-from dist_tune.tuning.ballots import Recalled, Roll, RollCall, roll
+from dist_tune.cache.lookup import LookupResult
+from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
+from dist_tune.configs import digest
+from dist_tune.search.plan import PriorTimes
+from dist_tune.search.selection import ReducedTimes
+from dist_tune.tuning.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
 
-BENCH = Bench("h", 0, 1)
+BENCH = Placement("h", 0, 1)
 text = st.text(max_size=8)
-benches = st.builds(Bench, text, st.integers(0, 9), st.integers(1, 9))
+benches = st.builds(Placement, text, st.integers(0, 9), st.integers(1, 9))
 texts = st.dictionaries(text, text, max_size=3)
 lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)
-tickets = st.dictionaries(text, st.builds(Ticket, text, text, text, st.booleans()), max_size=3)
+tickets = st.dictionaries(text, st.builds(LookupResult, text, text, text, st.booleans()), max_size=3)
 ms = st.floats(0.0, 1e6)
-agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(lambda ranks_ms: Agreed(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms))
-known = st.builds(Known, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
+agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(
+    lambda ranks_ms: ReducedTimes(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms)
+)
+known = st.builds(PriorTimes, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
 calls = st.builds(
-    RollCall,
+    RankManifest,
     benches,
     texts,
     lists,
@@ -42,18 +44,18 @@ calls = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=3))
-def test_roll_calls_travel_as_json(told: list[RollCall]):
+def test_roll_calls_travel_as_json(told: list[RankManifest]):
     """And so does what follows from them, with ranks as ints."""
-    parts, results = TypeAdapter(RollCall), TypeAdapter(Roll)
+    parts, results = TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
     for call in told:
         assert parts.validate_json(parts.dump_json(call)) == call
-    result = roll(dict(enumerate(told)))
+    result = reduce_manifests(dict(enumerate(told)))
     assert results.validate_json(results.dump_json(result)) == result
 
 
-def called(*spelled: list[str]) -> Roll:
+def called(*spelled: list[str]) -> SiteManifest:
     """Ranks 0, 2, 4, ... that all spell out the candidates of one site."""
-    return roll({2 * r: RollCall(BENCH, {"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
+    return reduce_manifests({2 * r: RankManifest(BENCH, {"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
 
 
 def test_a_mismatch_names_site_rank_and_first_difference():
@@ -78,21 +80,21 @@ def test_the_order_of_candidates_is_their_identity():
 def test_equal_lists_are_told_by_one_rank():
     """The others send a digest, and nothing is asked for again."""
     same = {"s": digest(["A", "B"])}
-    told = roll({0: RollCall(BENCH, same, {"s": ["A", "B"]}), 1: RollCall(BENCH, same), 2: RollCall(BENCH)})
+    told = reduce_manifests({0: RankManifest(BENCH, same, {"s": ["A", "B"]}), 1: RankManifest(BENCH, same), 2: RankManifest(BENCH)})
     assert (told.lists, told.unlisted, told.mismatch) == ({"s": ["A", "B"]}, [], "")
 
 
 def test_lists_that_differ_or_are_not_told_are_asked_for():
     """A digest that is not that of the list, or a site that the first rank has not met; sorted, so equal on all ranks."""
-    first = RollCall(BENCH, {"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
-    other = RollCall(BENCH, {"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
-    assert roll({0: first, 1: other}).unlisted == ["s", "t"]
+    first = RankManifest(BENCH, {"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
+    other = RankManifest(BENCH, {"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
+    assert reduce_manifests({0: first, 1: other}).unlisted == ["s", "t"]
 
 
 def test_an_empty_list_counts_as_told():
     """A site that the user pruned to nothing on all ranks needs no second call."""
     empty = {"s": digest([])}
-    assert roll({0: RollCall(BENCH, empty, {"s": []}), 1: RollCall(BENCH, empty)}).unlisted == []
+    assert reduce_manifests({0: RankManifest(BENCH, empty, {"s": []}), 1: RankManifest(BENCH, empty)}).unlisted == []
 
 
 @pytest.mark.parametrize(
@@ -108,24 +110,26 @@ def test_an_empty_list_counts_as_told():
 )
 def test_a_config_that_another_rank_lacks_is_disputed(hits: list[dict[str, str]], missed: str, expected: list[str]):
     """Known on one rank and missed on another, or known differently."""
-    told = {rank: RollCall(BENCH, dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
-    assert roll(told).disputed == expected
+    told = {rank: RankManifest(BENCH, dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
+    assert reduce_manifests(told).disputed == expected
 
 
 def test_one_rank_that_has_not_watched_is_enough():
-    assert roll({0: RollCall(BENCH), 1: RollCall(BENCH, is_watched=False)}).is_watched is False
-    assert roll({0: RollCall(BENCH), 1: RollCall(BENCH)}).is_watched is True
+    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH, is_watched=False)}).is_watched is False
+    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH)}).is_watched is True
 
 
 def test_ranks_with_equal_keys_are_one_keyset():
     """On one host; where they are all of its ranks the keys are left out, so that the message does not grow."""
     keys = {"s": "a" * KEY_CHARS}
-    told = roll({rank: RollCall(Bench("hi"[rank // 2], rank % 2, 2), keys=keys if rank else {"s": "b" * KEY_CHARS}) for rank in range(4)})
-    assert told.keysets == {
+    told = reduce_manifests(
+        {rank: RankManifest(Placement("hi"[rank // 2], rank % 2, 2), keys=keys if rank else {"s": "b" * KEY_CHARS}) for rank in range(4)}
+    )
+    assert told.compile_keys == {
         "s": [
-            Keyset("h", "b" * KEY_CHARS, [0], [0], 2),
-            Keyset("h", "a" * KEY_CHARS, [1], [1], 2),
-            Keyset("i", "", [2, 3], [0, 1], 2),
+            CompileKeys("h", "b" * KEY_CHARS, [0], [0], 2),
+            CompileKeys("h", "a" * KEY_CHARS, [1], [1], 2),
+            CompileKeys("i", "", [2, 3], [0, 1], 2),
         ]
     }
 
@@ -133,35 +137,39 @@ def test_ranks_with_equal_keys_are_one_keyset():
 # -- the cache -----------------------------------------------------------------------------------------------------------
 
 
-def told(*tickets: Ticket | None, folders: str = "") -> Roll:
+def told(*tickets: LookupResult | None, folders: str = "") -> SiteManifest:
     """Ranks 0, 2, 4, ... of which each says this of site "s"; None: it has not met it. A folder a letter; a blank: no cache."""
     calls = {}
     for n, ticket in enumerate(tickets):
         of_site = {} if ticket is None else {"s": ticket}
-        calls[2 * n] = RollCall(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), tickets=of_site)
-    return roll(calls)
+        calls[2 * n] = RankManifest(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), tickets=of_site)
+    return reduce_manifests(calls)
 
 
-HAS_A, HAS_B, LACKS = Ticket("key", "A"), Ticket("key", "B"), Ticket("key")
-OTHER_A, OTHER_B, OTHER_LACKS = Ticket("other", "A"), Ticket("other", "B"), Ticket("other")
-SHALL_TUNE, SWITCHED_OFF, BROKEN = Ticket("key", is_open=False), Ticket("", is_open=False), Ticket("key", "A", is_open=False)
+HAS_A, HAS_B, LACKS = LookupResult("key", "A"), LookupResult("key", "B"), LookupResult("key")
+OTHER_A, OTHER_B, OTHER_LACKS = LookupResult("other", "A"), LookupResult("other", "B"), LookupResult("other")
+SHALL_TUNE, SWITCHED_OFF, BROKEN = (
+    LookupResult("key", is_open=False),
+    LookupResult("", is_open=False),
+    LookupResult("key", "A", is_open=False),
+)
 
 
 @pytest.mark.parametrize(
     ("tickets", "recalled"),
     [
-        ([HAS_A, HAS_A], Recalled("A", 0, [])),
-        ([HAS_A, LACKS, LACKS], Recalled("A", 0, [2, 4])),
-        ([LACKS, HAS_A, LACKS], Recalled("A", 2, [0, 4])),
-        ([HAS_A, HAS_B], Recalled("A", 0, [2])),  # two jobs have tuned at once
-        ([LACKS, HAS_B, HAS_A], Recalled("B", 2, [0, 4])),
-        ([HAS_A, OTHER_A], Recalled("A", 0, [])),  # two GPUs, and each has come to the same
+        ([HAS_A, HAS_A], SharedRecord("A", 0, [])),
+        ([HAS_A, LACKS, LACKS], SharedRecord("A", 0, [2, 4])),
+        ([LACKS, HAS_A, LACKS], SharedRecord("A", 2, [0, 4])),
+        ([HAS_A, HAS_B], SharedRecord("A", 0, [2])),  # two jobs have tuned at once
+        ([LACKS, HAS_B, HAS_A], SharedRecord("B", 2, [0, 4])),
+        ([HAS_A, OTHER_A], SharedRecord("A", 0, [])),  # two GPUs, and each has come to the same
         ([OTHER_A, HAS_A, LACKS], None),
-        ([HAS_A, LACKS, OTHER_A], Recalled("A", 0, [2])),
-        ([None, HAS_A], Recalled("A", 2, [0])),  # who has not met the site gets the record, too
+        ([HAS_A, LACKS, OTHER_A], SharedRecord("A", 0, [2])),
+        ([None, HAS_A], SharedRecord("A", 2, [0])),  # who has not met the site gets the record, too
     ],
 )
-def test_a_hit_on_all_ranks(tickets: list[Ticket | None], recalled: Recalled | None):
+def test_a_hit_on_all_ranks(tickets: list[LookupResult | None], recalled: SharedRecord | None):
     """The first record that a rank has, where all have the same key or the same winner."""
     got = told(*tickets)
     assert got.recalled == ({"s": recalled} if recalled is not None else {})
@@ -182,7 +190,7 @@ def test_a_hit_on_all_ranks(tickets: list[Ticket | None], recalled: Recalled | N
         ([SWITCHED_OFF, SWITCHED_OFF], False),
     ],
 )
-def test_a_hit_on_none(tickets: list[Ticket | None], refused: bool):
+def test_a_hit_on_none(tickets: list[LookupResult | None], refused: bool):
     """A rank of another key without that winner, one that shall tune, one on which it does not run; those who have a record drop it."""
     got = told(*tickets)
     assert (got.recalled, got.refused) == ({}, ["s"] if refused else [])
@@ -190,12 +198,12 @@ def test_a_hit_on_none(tickets: list[Ticket | None], refused: bool):
 
 def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it():
     """Not where another rank has it; of several sites the first by name."""
-    miss = Ticket("key", miss="Why.")
+    miss = LookupResult("key", miss="Why.")
     assert told(miss, HAS_A).missed == ""
     assert told(None, LACKS, miss, miss).missed == "site s, rank 4: Why."
-    assert told(HAS_A, Ticket("other", miss="Why.")).missed == "site s, rank 2: Why."
+    assert told(HAS_A, LookupResult("other", miss="Why.")).missed == "site s, rank 2: Why."
     sites = {site: digest([]) for site in "ts"}
-    assert roll({0: RollCall(BENCH, sites, tickets=dict.fromkeys(sites, miss))}).missed.startswith("site s")
+    assert reduce_manifests({0: RankManifest(BENCH, sites, tickets=dict.fromkeys(sites, miss))}).missed.startswith("site s")
 
 
 @pytest.mark.parametrize(
@@ -203,28 +211,28 @@ def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it()
     [
         ([LACKS, LACKS, LACKS], "xxy", [0, 4]),
         ([LACKS, OTHER_LACKS, LACKS], "xxx", [0, 2]),
-        ([SHALL_TUNE, Ticket("other", is_open=False)], "xx", [0, 2]),
+        ([SHALL_TUNE, LookupResult("other", is_open=False)], "xx", [0, 2]),
         ([SWITCHED_OFF, LACKS], " x", [2]),
         ([None, LACKS], "xx", [2]),
     ],
 )
-def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[Ticket | None], folders: str, keepers: list[int]):
+def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[LookupResult | None], folders: str, keepers: list[int]):
     """Those that have not met the site do not know its key."""
     assert told(*tickets, folders=folders).keepers == {"s": keepers}
 
 
 def test_what_is_known_is_what_the_first_rank_knows():
     """A later rank's counts for sites that the first has not met."""
-    one, other = (Known({0: Agreed(ms, 1.0)}, 0) for ms in (1.0, 2.0))
-    got = roll({0: RollCall(BENCH, known={"s": one}), 1: RollCall(BENCH, known={"s": other, "t": other})})
+    one, other = (PriorTimes({0: ReducedTimes(ms, 1.0)}, 0) for ms in (1.0, 2.0))
+    got = reduce_manifests({0: RankManifest(BENCH, known={"s": one}), 1: RankManifest(BENCH, known={"s": other, "t": other})})
     assert got.known == {"s": one, "t": other}
 
 
 def test_a_recalled_site_is_not_rehearsed():
     """Others whose candidates cannot be compiled ahead are."""
     sites = {"s": digest([]), "t": digest([])}
-    got = roll({0: RollCall(BENCH, sites, tickets={"s": HAS_A, "t": LACKS}, rehearsed={"s": 1, "t": 2})})
-    assert (list(got.recalled), got.rehearsed) == (["s"], {"t": 2})
+    got = reduce_manifests({0: RankManifest(BENCH, sites, tickets={"s": HAS_A, "t": LACKS}, warmed_up={"s": 1, "t": 2})})
+    assert (list(got.recalled), got.warmed_up) == (["s"], {"t": 2})
 
 
 @pytest.mark.parametrize(
@@ -234,7 +242,7 @@ def test_a_recalled_site_is_not_rehearsed():
 def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
     """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
     calls = {
-        rank: RollCall(BENCH, {"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
+        rank: RankManifest(BENCH, {"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
         for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
     }
-    assert roll(calls).is_watched is expected
+    assert reduce_manifests(calls).is_watched is expected

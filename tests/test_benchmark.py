@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dist_tune.errors import WrongResultError
-from dist_tune.measure import benchmark, timing
+from dist_tune.measure import benchmark, clocks
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
-from dist_tune.measure.timing import WallClock
+from dist_tune.measure.clocks import WallClock
 
 pytestmark = pytest.mark.once
 
@@ -27,7 +27,7 @@ def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Turns the clock on by so many microseconds."""
     now = [0.0]
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def turn(us: float) -> None:
         now[0] += us * 1e-6

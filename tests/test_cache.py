@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache.cache import Cache, Entry
+from dist_tune.cache.folder import Cache, Entry
+from dist_tune.cache.record_file import read_record
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord
-from dist_tune.cache.sealed import read_record
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, environment, measured, record
 
@@ -184,7 +184,7 @@ def test_a_key_is_found_by_its_name_alone(cache: Cache, monkeypatch: pytest.Monk
         opened.append(path)
         return read_record(path)
 
-    monkeypatch.setattr("dist_tune.cache.cache.read_record", read)
+    monkeypatch.setattr("dist_tune.cache.folder.read_record", read)
     assert cache.find(record(environment=environment(torch="x")).cache_key, any_software=True) is None
     assert len(cache.siblings(record().cache_key)) == 1
     assert len(opened) == 2
@@ -193,13 +193,13 @@ def test_a_key_is_found_by_its_name_alone(cache: Cache, monkeypatch: pytest.Monk
 def test_versions_of_dist_tune_do_not_displace_each_other(cache: Cache, monkeypatch: pytest.MonkeyPatch):
     """A record of another schema lies elsewhere: two versions that share a folder do not set aside each other's records in turn."""
     path = cache.path_of(record().cache_key)
-    monkeypatch.setattr("dist_tune.cache.cache.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("dist_tune.cache.folder.SCHEMA_VERSION", 99)
     assert cache.path_of(record().cache_key) != path
 
 
 def test_equal_digests_are_no_equal_keys(cache: Cache, monkeypatch: pytest.MonkeyPatch):
     """A file name is twelve digits of a digest; what decides is the key itself."""
-    monkeypatch.setattr("dist_tune.cache.cache._digest", lambda *values: "0" * 12)
+    monkeypatch.setattr("dist_tune.cache.folder._digest", lambda *values: "0" * 12)
     cache.store(record(kernel="a/b", source="other"))
     with warned():
         for key in (record(kernel="a/b").cache_key, record(kernel="a/b", environment=environment(torch="x")).cache_key):

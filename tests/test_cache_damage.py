@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache.cache import Cache
-from dist_tune.cache.sealed import seal
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.record_file import seal
 from tests.cache_folders import warned
 from tests.cached_records import NOON, environment, forged, record
 
@@ -140,7 +140,7 @@ def test_a_good_record_is_not_set_aside_for_a_bad_one(cache: Cache, monkeypatch:
         path.write_bytes(seal(record()))
         yield
 
-    monkeypatch.setattr("dist_tune.cache.cache.locked", after_another)
+    monkeypatch.setattr("dist_tune.cache.folder.locked", after_another)
     with warned():
         assert cache.find(record().cache_key) == record()
 

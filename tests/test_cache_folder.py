@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.cache import Cache
+from dist_tune.cache.folder import Cache
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, record
 from tests.test_atomic import file_size_limit, raising

@@ -22,10 +22,10 @@ from typing import IO, Any
 
 import pytest
 
-from dist_tune.cache import atomic
-from dist_tune.cache.cache import Cache
+from dist_tune.cache import files
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.record_file import read_record
 from dist_tune.cache.records import CacheKey, TuningRecord
-from dist_tune.cache.sealed import read_record
 from tests.cached_records import NOON, candidate, environment, record
 
 pytestmark = pytest.mark.once
@@ -203,6 +203,6 @@ def forked(report: Callable[[], dict[str, Any]]) -> IO[str]:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")  # nothing is broken here, and a lost file would only be a warning
-    atomic.LOCK_TIMEOUT_S = 60.0  # no claim of these tests is about a disk so slow that processes go on without the lock
+    files.LOCK_TIMEOUT_S = 60.0  # no claim of these tests is about a disk so slow that processes go on without the lock
     folder, amount = Path(sys.argv[2]), float(sys.argv[3])
     print(json.dumps(race(folder, amount) if sys.argv[1] == "race" else kill(folder, int(amount))))

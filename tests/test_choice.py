@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.choice import Agreed, Objective, Policy, judge, kept
+from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, judge, kept
 
 pytestmark = pytest.mark.once
 
 TIE = 0.005
 
 
-def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: float = 0.0, n: int = 5) -> dict[int, Agreed]:
+def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: float = 0.0, n: int = 5) -> dict[int, ReducedTimes]:
     """Candidates with these kernel and closure times."""
-    return {i: Agreed(kernel, closure, spread_ms, rest_spread_ms, n, 1, n) for i, (kernel, closure) in enumerate(times)}
+    return {i: ReducedTimes(kernel, closure, spread_ms, rest_spread_ms, n, 1, n) for i, (kernel, closure) in enumerate(times)}
 
 
 ms = st.sampled_from([0.5, 1.0, 1.001, 1.1, 1.4, 2.0, 9.0])  # a handful, so that ties happen
 agreed = st.builds(
-    Agreed, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3)
+    ReducedTimes, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3)
 )
 tables = st.dictionaries(st.integers(0, 30), agreed, min_size=1, max_size=12)
 objectives: Any = st.sampled_from(["closure", "kernel"])
@@ -57,7 +57,7 @@ def test_nobody_is_kept_of_none():
 
 
 @given(tables, st.integers(1, 8), st.sampled_from([0.1, 0.5]), objectives)
-def test_the_fastest_kernel_always_stays(table: dict[int, Agreed], quota: int, margin: float, objective: Objective):
+def test_the_fastest_kernel_always_stays(table: dict[int, ReducedTimes], quota: int, margin: float, objective: Objective):
     """As many stay as may, at most; in order of index, whatever order they come in."""
     staying = kept(table, quota, margin, objective)
     assert min(table, key=lambda i: (table[i].launches_ms, i)) in staying
@@ -101,7 +101,7 @@ def test_more_noise_leaves_it_open():
 
 
 @given(tables, objectives)
-def test_a_verdict_is_the_same_in_any_order(table: dict[int, Agreed], objective: Objective):
+def test_a_verdict_is_the_same_in_any_order(table: dict[int, ReducedTimes], objective: Objective):
     """The winner is a contender, not among the worse, and no slower by both clocks than another beyond tie and noise."""
     verdict = judge(table, objective, TIE)
     assert verdict == judge(dict(reversed(table.items())), objective, TIE)
@@ -120,7 +120,7 @@ def test_without_noise_the_best_is_within_a_tie(kernels: list[float], objective:
 @pytest.mark.parametrize("n_candidates", [1, 8, 76, 148, 1000])
 def test_a_quota_halves_with_each_rung(n_candidates: int):
     """But never below the finalists."""
-    policy = Policy()
+    policy = RacingOptions()
     quotas = [policy.quota(n_candidates, rung) for rung in range(12)]
     assert quotas[0] <= max(n_candidates / 2, policy.max_finalists)
     assert all(later == max(policy.max_finalists, earlier // 2) for earlier, later in pairwise(quotas))
@@ -128,4 +128,4 @@ def test_a_quota_halves_with_each_rung(n_candidates: int):
 
 
 def test_the_last_margin_goes_on():
-    assert [Policy().margin(rung) for rung in (0, 3, 99)] == [0.5, 0.1, 0.1]
+    assert [RacingOptions().margin(rung) for rung in (0, 3, 99)] == [0.5, 0.1, 0.1]

@@ -11,8 +11,8 @@ from pkgutil import resolve_name
 
 import pytest
 
-from dist_tune.cache.cache import Cache
-from dist_tune.cli.cli import main
+from dist_tune.cache.folder import Cache
+from dist_tune.cli.main import main
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dist_tune.cache import records
-from dist_tune.cache.cache import Cache
+from dist_tune.cache.folder import Cache
 from dist_tune.cache.records import TuningRecord
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.cache import Cache
+from dist_tune.cache.folder import Cache
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep
 

@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from triton.runtime import _async_compile
 
-from dist_tune.compiler.compile import Candidate, Compilation, Failure, Resources, reason_of
+from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
+from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import early_check, known_need
-from dist_tune.compiler.terminal import quiet_terminal
-from dist_tune.runtime.launch import Launch
+from dist_tune.runtime.kernel_launch import Launch
 from tests.fake_driver import FakeH200
 from tests.ranks.kernels import add_kernel, autotuned
 from tests.ranks.world import on_ranks, values

@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
-import dist_tune.compiler.compiler
+import dist_tune.compiler.pool
 from dist_tune.compiler import front_end
-from dist_tune.compiler.compile import Compilation, Failure
-from dist_tune.compiler.compiler import Compiler, host_of_cache, n_compile_threads
-from dist_tune.runtime.launch import Launch
+from dist_tune.compiler.candidate import Compilation, Failure
+from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
+from dist_tune.runtime.kernel_launch import Launch
 from tests.ranks.kernels import autotuned, configs
 from tests.ranks.world import on_ranks, values
 
@@ -37,8 +37,8 @@ class Bench:
         self.began: list[int] = []
         self.work: Callable[[int], Any] = lambda number: None
         self.stop = threading.Event()
-        monkeypatch.setattr(dist_tune.compiler.compiler, "Candidate", self.candidate)
-        monkeypatch.setattr(dist_tune.compiler.compiler, "max_shared_mem", lambda device: 1)
+        monkeypatch.setattr(dist_tune.compiler.pool, "Candidate", self.candidate)
+        monkeypatch.setattr(dist_tune.compiler.pool, "max_shared_mem", lambda device: 1)
         monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
 
     def candidate(self, launch: Any, config: triton.Config) -> Any:
@@ -233,7 +233,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
     child = os.fork()
     if child == 0:
         os.close(2)  # nanobind complains about what a stuck thread holds
-        dist_tune.compiler.compiler._EXIT_WAIT_S = 1.0 if is_stuck else 20.0
+        dist_tune.compiler.pool._EXIT_WAIT_S = 1.0 if is_stuck else 20.0
         compiler = Compiler(2, 60)
         stuck: list[int] = []
         if is_stuck:

@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.search.choice import Agreed, Policy
-from dist_tune.search.contest import MAX_OVERTIME
-from dist_tune.search.engine import Search
-from dist_tune.search.plan import Known, Plan, SearchName, Tally, Trial
+from dist_tune.search.plan import Plan, PriorTimes, SearchName, Tally, Trial
+from dist_tune.search.race import Race
+from dist_tune.search.selection import RacingOptions, ReducedTimes
+from dist_tune.search.site_race import MAX_OVERTIME
 from tests.test_engine import Take, World
 
 pytestmark = pytest.mark.once
 
-TIE = Policy().tie
+TIE = RacingOptions().tie
 
 
-def found(times_ms: Mapping[int, float], winner: int | None = None) -> Known:
+def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTimes:
     """What a tuning of the same closure would have found: ten replays each."""
-    return Known({i: Agreed(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
+    return PriorTimes({i: ReducedTimes(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
 
 
-def searching(n: int, known: Known, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> Search:
-    search = Search(plan or Plan())
+def searching(n: int, known: PriorTimes, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> Race:
+    search = Race(plan or Plan())
     search.add("s", n, failures or {}, known)
     return search
 
@@ -37,7 +37,7 @@ def of(times_ms: Sequence[float]) -> Take:
     return lambda rank, site, i, replay: times_ms[i]
 
 
-def race(times_ms: Sequence[float], known: Known, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> World:
+def race(times_ms: Sequence[float], known: PriorTimes, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> World:
     """To its end; all ranks take the same times in every replay."""
     return World(searching(len(times_ms), known, plan, failures), 2, of(times_ms)).finish()
 
@@ -51,7 +51,7 @@ def test_where_nobody_is_new_the_choice_stands():
     """A list that has only lost some, or changed its order: no replay at all, and all keep their times."""
     world = race([3.0, 2.0, 4.0], found({0: 3.0, 1: 2.0, 2: 4.0}, winner=0))
     assert (world.replays, world.search.best("s")) == ([], 0)
-    assert [each.agreed.n_replays for each in world.search.standings("s") if each.agreed] == [10] * 3
+    assert [each.agreed.n_replays for each in world.search.results("s") if each.agreed] == [10] * 3
 
 
 def test_new_ones_have_the_old_winner_to_beat():
@@ -60,9 +60,9 @@ def test_new_ones_have_the_old_winner_to_beat():
     world = race(times, found(dict(enumerate(times[1:], 1)), winner=2), Plan(n_warmup=1))
     assert world.replays[:3] == [{"s": Trial(2, is_timed=False)}, {"s": Trial(2, is_timed=True)}, {"s": Trial(0, is_timed=True)}]
     assert (world.search.best("s"), set(runs(world))) == (2, {0, 2})
-    standings = world.search.standings("s")
-    assert [each.left for each in standings if each.left] == ["not raced: slower in an earlier tuning"] * 5
-    assert [each.agreed.n_replays for i, each in enumerate(standings) if each.agreed and i not in runs(world)] == [10] * 5
+    results = world.search.results("s")
+    assert [each.left for each in results if each.left] == ["not raced: slower in an earlier tuning"] * 5
+    assert [each.agreed.n_replays for i, each in enumerate(results) if each.agreed and i not in runs(world)] == [10] * 5
 
 
 def test_a_new_one_that_is_better_wins():
@@ -84,11 +84,11 @@ def test_the_known_are_not_compared_with_times_of_today():
 def test_a_winner_with_a_slow_kernel_is_not_hopeless():
     """It won by the closure's time. It stays for the new one, and wins by the closure's time again."""
     kernels_ms, closures_ms = {0: 1.0, 1: 1.9, 2: 1.0}, {0: 4.0, 1: 3.0, 2: 3.6}
-    search = searching(3, Known({i: Agreed(kernels_ms[i], closures_ms[i]) for i in (0, 1)}, winner=1), Plan(0, 5))
+    search = searching(3, PriorTimes({i: ReducedTimes(kernels_ms[i], closures_ms[i]) for i in (0, 1)}, winner=1), Plan(0, 5))
     seen: Counter[int] = Counter()
     while batch := search.batch():
         seen.update(replay["s"].candidate for replay in batch)
-        agreed = {i: Agreed(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
+        agreed = {i: ReducedTimes(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
         search.tell(len(batch), Tally({"s": agreed}))
     assert search.best("s") == 1
     assert seen[2] > 5
@@ -118,7 +118,7 @@ def test_an_old_winner_that_does_not_run_leaves_a_winner():
     assert (search.batch(), search.best("s")) == ([], 1)
     search = searching(4, known)
     world = World(search, 1, lambda rank, site, i, k: "broke" if i == 0 else times[0] * 2).finish()
-    assert (search.best("s"), search.standings("s")[0].failure) == (3, "rank 0: broke")
+    assert (search.best("s"), search.results("s")[0].failure) == (3, "rank 0: broke")
 
 
 def test_without_the_old_winner_the_rest_race():
@@ -128,7 +128,7 @@ def test_without_the_old_winner_the_rest_race():
     assert [trial.is_timed for trial in world.trials("s")[:3] if trial] == [False, False, True]
     assert world.search.best("s") == 4
     assert runs(world).keys() == {0, 1, 2, 3, 4}
-    assert world.search.standings("s")[5].left == "not raced: slower in an earlier tuning"
+    assert world.search.results("s")[5].left == "not raced: slower in an earlier tuning"
 
 
 @pytest.mark.parametrize("n_warmup", [0, 3])
@@ -151,7 +151,7 @@ def test_before_anything_is_measured_the_known_winner_is_the_incumbent():
     """It is what other sites' replays run beside, and not the first candidate."""
     assert searching(3, found({0: 9.0, 2: 1.0}, winner=0)).best("s") == 0
     assert searching(3, found({1: 9.0, 2: 1.0})).best("s") == 2
-    assert searching(3, Known()).best("s") == 0
+    assert searching(3, PriorTimes()).best("s") == 0
 
 
 def test_an_exhaustive_search_gives_the_new_ones_and_the_old_winner_their_rows():
@@ -207,30 +207,30 @@ def test_a_bound_never_costs_the_winner_that_was_known(table: tuple[list[float],
 
 
 @st.composite
-def doubtful(draw: st.DrawFn) -> tuple[int, Known, dict[int, str], Plan, Take]:
+def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Take]:
     """Known times that have nothing to do with the real ones, failures at every point, replays in which nobody meets the site."""
     n = draw(st.integers(1, 30))
     indices = st.integers(0, n - 1)
-    agreed = {i: Agreed(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
+    agreed = {i: ReducedTimes(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
     failures = dict.fromkeys(draw(st.sets(indices, max_size=3)), "rank 0: no")
     pool = draw(st.lists(st.one_of(sizes_ms, sizes_ms, st.just("broke"), st.none()), min_size=1, max_size=30))
 
     def take(rank: int, site: str, i: int, replay: int) -> Any:
         return pool[(rank * 7 + i * 3 + replay) % len(pool)]
 
-    return n, Known(agreed, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
+    return n, PriorTimes(agreed, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
 
 
 @settings(max_examples=80, deadline=None)
 @given(doubtful(), st.randoms(use_true_random=False))
-def test_whatever_is_known_a_race_ends(world: tuple[int, Known, dict[int, str], Plan, Take], dice: Any):
+def test_whatever_is_known_a_race_ends(world: tuple[int, PriorTimes, dict[int, str], Plan, Take], dice: Any):
     """Within its overtime, equally whatever the order of what it was told, with a winner that has failed nowhere."""
     n, known, failures, plan, take = world
-    other = Known(dict(dice.sample(list(known.agreed.items()), len(known.agreed))), known.winner)
+    other = PriorTimes(dict(dice.sample(list(known.agreed.items()), len(known.agreed))), known.winner)
     searches = [searching(n, each, plan, failures) for each in (known, other)]
     ends = [World(search, 2, take).finish(at_most=MAX_OVERTIME * n * 8 + 100) for search in searches]
     assert ends[0].replays == ends[1].replays
-    assert searches[0].standings("s") == searches[1].standings("s")
-    best, standings = searches[0].best("s"), searches[0].standings("s")
+    assert searches[0].results("s") == searches[1].results("s")
+    best, results = searches[0].best("s"), searches[0].results("s")
     assert searches[1].best("s") == best
-    assert standings[best].failure is None if best is not None else all(each.failure for each in standings)
+    assert results[best].failure is None if best is not None else all(each.failure for each in results)

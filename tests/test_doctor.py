@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dist_tune.cli import doctor, probes
-from dist_tune.cli.cli import main
 from dist_tune.cli.doctor import Finding
+from dist_tune.cli.main import main
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime import intercept
+from dist_tune.runtime import interception
 from tests.doctor_machines import found, gpu, with_gpus
 
 # Triton 3.6 under a numpy that warns of what 2.4 forbids.
@@ -77,7 +77,7 @@ def test_where_nothing_can_be_tuned_the_exit_code_says_so(monkeypatch: pytest.Mo
         raise DistTuneError("not Triton's own")
 
     if broken == "interception":
-        monkeypatch.setattr(intercept, "triton_patch", fails)
+        monkeypatch.setattr(interception, "triton_patch", fails)
     elif broken == "kernels":
         monkeypatch.setattr(probes, "interpreter", fails)
     else:
@@ -117,7 +117,7 @@ def test_gpus_and_links_have_their_tables(monkeypatch: pytest.MonkeyPatch, capsy
         Finding("Triton on the GPU", "ok", ""),
     ]
     report = doctor.Report({"torch": "2.13"}, [gpu(index, used_mib=512) for index in range(4)], links, {}, findings)
-    monkeypatch.setattr("dist_tune.cli.cli_doctor.examine", lambda: report)
+    monkeypatch.setattr("dist_tune.cli.doctor_command.examine", lambda: report)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.count("NVIDIA H200") == 4

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.search.choice import Agreed
-from dist_tune.search.contest import MAX_OVERTIME
-from dist_tune.search.engine import Search
-from dist_tune.search.plan import Known, Plan, Replay, Tally, Trial
-from dist_tune.search.tally import Measured, Report, account
+from dist_tune.search.plan import Plan, PriorTimes, Replay, Tally, Trial
+from dist_tune.search.race import Race
+from dist_tune.search.reports import BatchReport, LocalTimes, reduce_reports
+from dist_tune.search.selection import ReducedTimes
+from dist_tune.search.site_race import MAX_OVERTIME
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +31,7 @@ def table(n_warmup: int, n_repeat: int) -> Plan:
 class World:
     """Ranks that replay what a search asks for and report medians of what ``take`` says, for the kernel and the closure."""
 
-    def __init__(self, search: Search, n_ranks: int, take: Take) -> None:
+    def __init__(self, search: Race, n_ranks: int, take: Take) -> None:
         self.search = search
         self.n_ranks = n_ranks
         self.take = take
@@ -61,15 +61,15 @@ class World:
         return [replay.get(site) for replay in self.replays]
 
     def tally(self) -> Tally:
-        return account({rank: self.report(rank) for rank in range(self.n_ranks)}).tally
+        return reduce_reports({rank: self.report(rank) for rank in range(self.n_ranks)}).tally
 
-    def report(self, rank: int) -> Report:
+    def report(self, rank: int) -> BatchReport:
         measured = {
-            site: {i: Measured(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
+            site: {i: LocalTimes(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
             for site, ranks in self.samples.items()
             if rank in ranks
         }
-        return Report(measured, {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks})
+        return BatchReport(measured, {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks})
 
     def _run(self, rank: int, site: str, trial: Trial, number: int) -> None:
         ms = self.take(rank, site, trial.candidate, number)
@@ -79,22 +79,22 @@ class World:
             self.samples.setdefault(site, {}).setdefault(rank, {}).setdefault(trial.candidate, []).append(ms)
 
 
-def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mapping[int, str]] | None = None) -> Search:
-    search = Search(plan)
+def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mapping[int, str]] | None = None) -> Race:
+    search = Race(plan)
     for site, n_candidates in sites.items():
         search.add(site, n_candidates, (failures or {}).get(site, {}))
     return search
 
 
-def latencies_ms(search: Search, site: str = "s") -> list[float | None]:
-    return [each.agreed.kernel_ms if each.agreed else None for each in search.standings(site)]
+def latencies_ms(search: Race, site: str = "s") -> list[float | None]:
+    return [each.agreed.kernel_ms if each.agreed else None for each in search.results(site)]
 
 
-def told(times: list[list[float]]) -> Search:
+def told(times: list[list[float]]) -> Race:
     """An exhaustive search of one site that has heard ``times[rank][candidate]``."""
     search = searching(table(0, 1), {"s": len(times[0])})
-    reports = {r: Report({"s": {i: Measured(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
-    search.tell(len(search.batch()), account(reports).tally)
+    reports = {r: BatchReport({"s": {i: LocalTimes(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
+    search.tell(len(search.batch()), reduce_reports(reports).tally)
     return search
 
 
@@ -136,7 +136,7 @@ def test_slowest_rank_decides():
     search = told([[1.0, 4.0], [6.0, 4.0]])
     assert search.best("s") == 1
     assert latencies_ms(search) == [6.0, 4.0]
-    assert search.standings("s")[0].agreed == Agreed(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
+    assert search.results("s")[0].agreed == ReducedTimes(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
 
 
 def test_a_tie_goes_to_the_lower_index():
@@ -147,7 +147,7 @@ def test_a_tie_goes_to_the_lower_index():
 def test_an_impossible_time_is_a_failure():
     """It drops the candidate, on all ranks and with the rank's name."""
     search = told([[3.0, 2.0], [3.0, math.nan]])
-    assert (search.best("s"), str(search.standings("s")[1].failure)[:17]) == (0, "rank 1: the clock")
+    assert (search.best("s"), str(search.results("s")[1].failure)[:17]) == (0, "rank 1: the clock")
 
 
 def test_a_failure_on_one_rank_drops_it_everywhere():
@@ -157,7 +157,7 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
     )
     world.finish()
     assert world.search.best("s") == 1
-    standing = world.search.standings("s")[0]
+    standing = world.search.results("s")[0]
     assert (standing.failure, standing.agreed) == ("rank 1: broke", None)
     assert all(trial is not None and trial.candidate == 1 for trial in world.trials("s")[6:])
 
@@ -167,7 +167,7 @@ def test_a_failure_keeps_its_first_reason():
     search = searching(table(0, 1), {"s": 4}, {"s": {1: "rank 0: no memory"}})
     search.tell(0, Tally(failures={"s": {1: "other", 0: "mine"}}))
     search.tell(0, Tally(failures={"s": {0: "late"}}))
-    assert [s.failure for s in search.standings("s")] == ["mine", "rank 0: no memory", None, None]
+    assert [s.failure for s in search.results("s")] == ["mine", "rank 0: no memory", None, None]
     assert [replay["s"].candidate for replay in search.batch()] == [2, 3]
 
 
@@ -224,18 +224,18 @@ def test_a_site_met_late_gets_its_whole_table():
 def test_a_rehearsal_runs_each_candidate_and_checks_it():
     """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed, do what they would do anyway."""
     search = searching(table(0, 1), {"f": 4, "g": 2, "other": 2}, {"f": {1: "rank 0: no"}, "other": {0: "rank 1: no"}})
-    replays = search.rehearsal({"f": 2, "g": 1})
+    replays = search.warm_up({"f": 2, "g": 1})
     assert [replay["f"] for replay in replays] == [Trial(i, is_timed=False, is_checked=True) for i in (0, 0, 2, 2, 3, 3)]
     assert [replay["g"] for replay in replays] == [*(Trial(i, False, True) for i in (0, 1)), *[Trial(0, is_timed=False)] * 4]
     assert [replay["other"] for replay in replays] == [Trial(1, is_timed=False)] * 6
-    assert (search.n_replays, search.rehearsal({})) == (0, [])
+    assert (search.n_replays, search.warm_up({})) == (0, [])
 
 
 def test_those_that_lost_before_are_not_rehearsed():
     """Only the earlier winner and the new ones are; all of them have their times in the standings."""
-    search = Search(table(0, 1))
-    search.add("f", 4, {}, Known({i: Agreed(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
-    assert [replay["f"].candidate for replay in search.rehearsal({"f": 2})] == [1, 1, 3, 3]
+    search = Race(table(0, 1))
+    search.add("f", 4, {}, PriorTimes({i: ReducedTimes(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
+    assert [replay["f"].candidate for replay in search.warm_up({"f": 2})] == [1, 1, 3, 3]
     assert latencies_ms(search, "f") == [1.0, 2.0, 3.0, None]
     search.drop("f", {0: "rank 0: wrong"})
     assert latencies_ms(search, "f") == [None, 2.0, 3.0, None]
@@ -246,7 +246,7 @@ any_time = st.one_of(*[good] * 6, st.sampled_from([math.nan, math.inf, 0.0]), st
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Search, Search, dict[str, int], dict[str, dict[int, str]], int, Take]:
+def worlds(draw: st.DrawFn) -> tuple[Race, Race, dict[str, int], dict[str, dict[int, str]], int, Take]:
     plan, n_ranks = table(draw(st.integers(0, 2)), draw(st.integers(1, 3))), draw(st.integers(1, 3))
     sites = {f"s{i}": n for i, n in enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))}
     failures = {site: dict.fromkeys(draw(st.sets(st.integers(0, n - 1), max_size=2)), "rank 0: no") for site, n in sites.items()}
@@ -297,4 +297,4 @@ def test_the_order_of_a_tally_does_not_matter(world: tuple[Any, ...], dice: Any)
     assert search.batch() == []  # where it decides
     for site in sites:
         assert other.best(site) == search.best(site)
-        assert other.standings(site) == search.standings(site)
+        assert other.results(site) == search.results(site)

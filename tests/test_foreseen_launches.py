@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune
 from dist_tune.compiler.patches import replaced
-from dist_tune.runtime.foresight import Foreseen, ForeseenError, Recorder, Seen, forecasts
+from dist_tune.runtime.precompile import ForeseenError, ForeseenFailure, LaunchRecorder, RecordedLaunch, precompiles
 from tests.fake_driver import FakeH200
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values
@@ -46,13 +46,13 @@ def _limits() -> Any:
     alive = weakref.ref(x)
     del x
     gc.collect()
-    return kernels, [each.label for each in forecasts(site.label, site.configs, recorder.seen)], alive() is None
+    return kernels, [each.label for each in precompiles(site.label, site.configs, recorder.seen)], alive() is None
 
 
 def _restored() -> Any:
     own, heard = vars(JITFunction)["run"], []
     x, y = x_and_y()
-    recorder = Recorder()
+    recorder = LaunchRecorder()
 
     def launch() -> None:
         copy_kernel[(1,)](x, y, 256, BLOCK=16)
@@ -79,8 +79,8 @@ def _in_place_of_a_launch() -> Any:
     """Which launches end as foreseen, though they are not the one that was recorded."""
     x, y = x_and_y()
     site, recorder = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    (told,) = forecasts(site.label, site.configs, recorder.seen)
-    recorder.foreseen = {("f[]", 1): [Foreseen(told.launch, told.configs[1], "rank 1: OutOfResources: out of resource: x")]}
+    (told,) = precompiles(site.label, site.configs, recorder.seen)
+    recorder.foreseen = {("f[]", 1): [ForeseenFailure(told.launch, told.configs[1], "rank 1: OutOfResources: out of resource: x")]}
     ended: dict[str, str] = {}
 
     def attempt(name: str, candidate: int, launch: Any) -> None:
@@ -179,7 +179,12 @@ def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_forecasts(tol
 
 def test_a_launch_reads_as_its_arguments_by_name():
     """By position and by keyword, with what is no argument of the kernel."""
-    assert Seen("f[]", 0, copy_kernel, (1, 2), {"BLOCK": 16, "num_warps": 2}).given == {"x_ptr": 1, "y_ptr": 2, "BLOCK": 16, "num_warps": 2}
+    assert RecordedLaunch("f[]", 0, copy_kernel, (1, 2), {"BLOCK": 16, "num_warps": 2}).given == {
+        "x_ptr": 1,
+        "y_ptr": 2,
+        "BLOCK": 16,
+        "num_warps": 2,
+    }
 
 
 def _interpreted(rank: int) -> Any:

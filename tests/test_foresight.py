@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dist_tune.compiler.compile import Candidate
-from dist_tune.runtime.foresight import ForecastConfig, ForecastLaunch, forecasts
+from dist_tune.compiler.candidate import Candidate
+from dist_tune.runtime.precompile import PrecompileConfig, PrecompileLaunch, precompiles
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 from tests.ranks.world import on_ranks, values
 
@@ -26,7 +26,7 @@ def descriptor_kernel(x_desc, y_desc, BLOCK: tl.constexpr):
     y_desc.store([0, 0], x_desc.load([0, 0]))
 
 
-def key(launch: ForecastLaunch, config: ForecastConfig) -> str:
+def key(launch: PrecompileLaunch, config: PrecompileConfig) -> str:
     """Of what Triton would compile."""
     return Candidate(launch, config).compilation.key
 
@@ -34,13 +34,13 @@ def key(launch: ForecastLaunch, config: ForecastConfig) -> str:
 def told_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
     """For each launch that is forecast: the keys that are foreseen for all candidates, and those of the launches that follow."""
     site, recorder = record(function, space, 0, *args)
-    found = forecasts(site.label, site.configs, recorder.seen)
+    found = precompiles(site.label, site.configs, recorder.seen)
     true = [record(function, space, i, *args)[1].seen for i in range(len(site.configs))]
     positions = [recorder.seen.index(each.launch._seen) for each in found]
     return [
         (
             [key(each.launch, config) for config in each.configs],
-            [key(ForecastLaunch(seen[position]), ForecastConfig({}, None)) for seen in true],
+            [key(PrecompileLaunch(seen[position]), PrecompileConfig({}, None)) for seen in true],
         )
         for each, position in zip(found, positions, strict=True)
     ]
@@ -97,9 +97,9 @@ def _not_followed() -> Any:
     x, y = x_and_y()
     derived = record(lambda x, y, block: copy_kernel[(1,)](x, y, 256, BLOCK=2 * block), [{"block": 16}, {"block": 32}], 0, x, y)
     nothing = record(lambda x, y, block: None, [{"block": 16}], 0, x, y)
-    other = forecasts("g[]", tiles(16), derived[1].seen)
-    of_kernel = forecasts("k[]", [triton.Config({})], derived[1].seen)
-    return [*[forecasts(site.label, site.configs, recorder.seen) for site, recorder in (derived, nothing)], other, of_kernel]
+    other = precompiles("g[]", tiles(16), derived[1].seen)
+    of_kernel = precompiles("k[]", [triton.Config({})], derived[1].seen)
+    return [*[precompiles(site.label, site.configs, recorder.seen) for site, recorder in (derived, nothing)], other, of_kernel]
 
 
 def _scenarios(rank: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.front_end import Turns, _Watched, in_turn
+from dist_tune.compiler.front_end import FrontEndLock, _Watched, in_turn
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 from tests.ranks.world import on_ranks, values
 
@@ -23,7 +23,7 @@ class Options:
 
 def test_only_options_that_were_looked_at_tell_ttir_apart():
     """Made with eight warps, used with four, since nobody asked for warps; not used where debug differs, or is missing."""
-    turns = Turns()
+    turns = FrontEndLock()
     watched = _Watched(Options(debug=False, num_warps=8))
     assert watched.debug is False
     turns.keep(("source",), watched._seen, "module of a thread whose turn was over")
@@ -51,7 +51,7 @@ def test_an_option_that_is_missing_is_missed():
 
 def test_turns_are_taken_one_at_a_time():
     """The second comes when the first has passed its turn on; passing on twice, or another's, changes nothing."""
-    turns = Turns()
+    turns = FrontEndLock()
     turns.take()
     came = threading.Event()
 
@@ -75,7 +75,7 @@ def test_turns_are_taken_one_at_a_time():
 
 def test_a_turn_can_be_taken_away():
     """From a thread that does not come back."""
-    turns = Turns()
+    turns = FrontEndLock()
     idents: list[int] = []
 
     def stuck() -> None:

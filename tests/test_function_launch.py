@@ -11,9 +11,9 @@ import torch
 import triton
 
 from dist_tune import NoValidConfigError, autotune, power_of_two, size_classes, to_hashable
-from dist_tune.runtime import intercept
+from dist_tune.configs import as_configs, distinct
+from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
-from dist_tune.space import as_configs, distinct
 from tests.function_options import BLOCKS, QUICK, quiet
 
 pytestmark = pytest.mark.once
@@ -239,11 +239,11 @@ def test_a_methods_source_is_that_of_its_class():
             def missed(self, launch: Any) -> None:
                 seen.append(launch)
 
-        intercept.push(Spy())
+        interception.push(Spy())
         try:
             layer().step()
         finally:
-            intercept.pop()
+            interception.pop()
         return seen[0]
 
     one, same, other = (launch(tuned(value)).source() for value in (1, 1, 2))

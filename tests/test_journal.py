@@ -46,10 +46,10 @@ def test_the_next_process_knows_what_this_one_measured(path: Path):
     """Times, failures and champion of all rounds, a later time in place of an earlier one; of a journal that was deleted, nothing."""
     killed(path, ("begin", [3, 1]), ("end", {3: 0.5}, {1: "out of shared memory"}, 3))
     killed(path, ("begin", [3, 2]), ("end", {3: 0.25, 2: 1.0}, {}, 3))
-    assert told(path) == Progress({3: 0.25, 2: 1.0}, {1: "out of shared memory"}, champion=3)
+    assert told(path) == Progress({3: 0.25, 2: 1.0}, {1: "out of shared memory"}, incumbent=3)
     killed(path, ("finish", 2, None))
     assert told(path).is_done
-    assert told(path).champion == 2
+    assert told(path).incumbent == 2
     Journal(path, "id").close(delete=True)
     assert list(path.parent.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path):
 
 def test_progress_reaches_other_ranks_as_it_is():
     """Indices are numbers again, strikes are counted, and no text is no progress."""
-    progress = Progress({3: 0.5, 10: float("inf")}, {1: "é\n"}, champion=3, is_done=True)
+    progress = Progress({3: 0.5, 10: float("inf")}, {1: "é\n"}, incumbent=3, is_done=True)
     progress.strikes.update([7, 7, 8])
     again = Progress.from_json(progress.to_json())
     assert again == progress

@@ -9,16 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.search.ledger import Ledger
 from dist_tune.search.plan import Replay, Trial
-from dist_tune.search.tally import Measured, Report
+from dist_tune.search.reports import BatchReport, LocalTimes
+from dist_tune.search.samples import Samples
 
 pytestmark = pytest.mark.once
 
 
-def ledger_of(*launches: tuple[str, int, int, float], replays: dict[int, float], ran: dict[int, Replay] | None = None) -> Ledger:
+def ledger_of(*launches: tuple[str, int, int, float], replays: dict[int, float], ran: dict[int, Replay] | None = None) -> Samples:
     """A ledger that heard of (site, candidate, replay, ms) and of whole replays; ``ran`` says what sites ran in them."""
-    ledger = Ledger()
+    ledger = Samples()
     for site, candidate, replay, ms in launches:
         ledger.add_run(site, candidate, replay)
         ledger.add_launch(site, candidate, replay, ms)
@@ -37,8 +37,8 @@ def test_a_report_holds_medians_by_site_and_candidate():
     launches = [("a", 0, 1, 1.0), ("a", 0, 2, 2.0), ("a", 0, 3, 9.0), ("a", 1, 4, 5.0), ("b", 0, 4, 7.0)]
     ledger = ledger_of(*launches, replays={1: 10.0, 2: 30.0, 3: 20.0, 4: 40.0})
     assert ledger.report({}, batch_of(a=[0, 1], b=[0]), {}).measured == {
-        "a": {0: Measured(2.0, 20.0, 1.0, 2.0, 3, 1, 3), 1: Measured(5.0, 40.0, 0.0, 0.0, 1, 1)},
-        "b": {0: Measured(7.0, 40.0, 0.0, 0.0, 1, 1)},
+        "a": {0: LocalTimes(2.0, 20.0, 1.0, 2.0, 3, 1, 3), 1: LocalTimes(5.0, 40.0, 0.0, 0.0, 1, 1)},
+        "b": {0: LocalTimes(7.0, 40.0, 0.0, 0.0, 1, 1)},
     }
 
 
@@ -52,7 +52,7 @@ def test_a_report_is_of_the_candidates_of_the_batch():
 def test_launches_of_one_replay_count_as_one_replay():
     """A kernel in a loop: every launch is a sample, the replay is counted once and its time weighs once."""
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 0, 1, 3.0), ("a", 0, 2, 2.0), ("a", 0, 2, 4.0), replays={1: 10.0, 2: 20.0})
-    assert ledger.report({}, batch_of(a=[0]), {}).measured["a"][0] == Measured(2.0, 10.0, 1.0, 4.0, 2, 2, 2)
+    assert ledger.report({}, batch_of(a=[0]), {}).measured["a"][0] == LocalTimes(2.0, 10.0, 1.0, 4.0, 2, 2, 2)
 
 
 def test_one_hiccup_of_many_samples_is_left_out():
@@ -77,7 +77,7 @@ def test_struck_replays_are_forgotten():
     """What was measured beside a stand-in counts for no site, and a candidate without any other time is not reported."""
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 0, 2, 3.0), ("a", 1, 2, 5.0), ("b", 0, 2, 7.0), replays={1: 10.0, 2: 20.0})
     ledger.strike({2, 99})
-    assert ledger.report({}, batch_of(a=[0, 1], b=[0]), {}).measured == {"a": {0: Measured(1.0, 10.0)}, "b": {}}
+    assert ledger.report({}, batch_of(a=[0, 1], b=[0]), {}).measured == {"a": {0: LocalTimes(1.0, 10.0)}, "b": {}}
 
 
 def test_a_report_is_of_all_so_far():
@@ -92,14 +92,14 @@ def test_a_report_is_of_all_so_far():
 
 def test_disturbed_replays_and_failures_are_told():
     """In order, once each; the failures are those that the caller knows."""
-    ledger = Ledger()
+    ledger = Samples()
     for replay in (7, 3, 7):
         ledger.disturb(replay)
-    assert ledger.report({"a": {2: "broke"}}, [], {}, has_new_sites=True) == Report({}, {"a": {2: "broke"}}, [3, 7], True)
+    assert ledger.report({"a": {2: "broke"}}, [], {}, has_new_sites=True) == BatchReport({}, {"a": {2: "broke"}}, [3, 7], True)
 
 
 def test_nothing_measured_is_an_empty_report():
-    assert Ledger().report({}, [], {}) == Report()
+    assert Samples().report({}, [], {}) == BatchReport()
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -1.0])
@@ -107,7 +107,7 @@ def test_what_is_no_time_is_a_failure(ms: float):
     """Of a launch or of the replay: told as why the candidate is out, beside the times of the others; a known reason stays."""
     ledger = ledger_of(("a", 0, 1, ms), ("a", 1, 2, 1.0), ("a", 2, 3, 1.0), ("a", 3, 4, 1.0), replays={1: 10.0, 2: 20.0, 3: ms, 4: ms})
     report = ledger.report({"a": {2: "broke"}}, batch_of(a=[0, 1, 2, 3]), {})
-    assert report.measured == {"a": {1: Measured(1.0, 20.0)}}
+    assert report.measured == {"a": {1: LocalTimes(1.0, 20.0)}}
     assert report.failures == {"a": {0: f"the clock gave {ms} ms", 2: "broke", 3: f"the clock gave {ms} ms"}}
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_time_is_a_failure(ms: float):
 def test_a_report_can_be_sent_whatever_the_clock_gives(samples: list[float]):
     """It travels as JSON, which has no NaN and no infinity."""
     ledger = ledger_of(*[("a", 0, replay, ms) for replay, ms in enumerate(samples)], replays=dict.fromkeys(range(6), 10.0))
-    report, adapter = ledger.report({}, batch_of(a=[0]), {}), TypeAdapter(Report)
+    report, adapter = ledger.report({}, batch_of(a=[0]), {}), TypeAdapter(BatchReport)
     assert adapter.validate_json(adapter.dump_json(report)) == report
 
 
@@ -125,7 +125,7 @@ def test_a_restarted_ledger_has_launches_and_no_replays():
     ledger = ledger_of(("a", 0, 1, 1.0), replays={1: 10.0})
     ledger.disturb(1)
     ledger.restart()
-    assert ledger.report({}, batch_of(a=[0]), {}) == Report({"a": {}}, disturbed=[1])
+    assert ledger.report({}, batch_of(a=[0]), {}) == BatchReport({"a": {}}, disturbed=[1])
     ledger.add_run("a", 0, 2)
     ledger.add_replay(2, 30.0, {})
-    assert ledger.report({}, batch_of(a=[0]), {}).measured == {"a": {0: Measured(1.0, 30.0)}}
+    assert ledger.report({}, batch_of(a=[0]), {}).measured == {"a": {0: LocalTimes(1.0, 30.0)}}

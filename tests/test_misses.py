@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache.misses import differences, explain, nearest, nearest_shape
+from dist_tune.cache.key_diff import differences, explain, nearest, nearest_shape
 from dist_tune.cache.records import CacheKey, TuningRecord
 from tests.cached_records import NOON, environment, record
 

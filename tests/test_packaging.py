@@ -17,7 +17,7 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "log", "space", "keys", "prune"),
+    ("errors", "settings", "log", "configs", "keys", "pruning"),
     ("distributed",),
     ("measure",),
     ("search",),
@@ -31,14 +31,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"space", "prune", "measure.timing", "compiler", "runtime", "cli.probes"},
+    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.probes"},
     "torch.distributed": {"distributed", "cli.probes"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """Dotted name below dist_tune: "search.engine", "contextual"; of a folder's ``__init__`` the folder's."""
+    """Dotted name below dist_tune: "search.race", "contextual"; of a folder's ``__init__`` the folder's."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -114,31 +114,31 @@ def test_a_folder_says_what_it_is_for(folder: str):
 @pytest.mark.parametrize(
     "source",
     [
-        "from dist_tune.tuning import Session",
+        "from dist_tune.tuning import Tuning",
         "from dist_tune import tuning",
-        "import dist_tune.tuning.session",
-        "def f():\n from dist_tune.tuning.session import Session",
+        "import dist_tune.tuning.tuning",
+        "def f():\n from dist_tune.tuning.tuning import Tuning",
     ],
 )
 def test_a_downward_import_is_seen(source: str):
-    assert misplaced("search.engine", source)
+    assert misplaced("search.race", source)
     assert misplaced("tuning.sites", source) == []
 
 
 def test_an_import_past_a_folder_s_door_is_seen():
     """Another folder's modules are its own business."""
-    assert misplaced("tuning.sites", "from dist_tune.search.engine import Search")
-    assert misplaced("tuning.sites", "from dist_tune.search import Search") == []
-    assert misplaced("search.plan", "from dist_tune.search.engine import Search") == []
+    assert misplaced("tuning.sites", "from dist_tune.search.race import Race")
+    assert misplaced("tuning.sites", "from dist_tune.search import Race") == []
+    assert misplaced("search.plan", "from dist_tune.search.race import Race") == []
 
 
 @pytest.mark.parametrize(
     "source", ["import torch.distributed as dist", "from torch import distributed", "def f():\n torch.distributed.barrier()"]
 )
 def test_a_foreign_import_is_seen(source: str):
-    assert trespasses("search.engine", source)
+    assert trespasses("search.race", source)
     assert trespasses("distributed.ranks", source) == []
-    assert trespasses("search.engine", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
+    assert trespasses("search.race", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
 
 
 def test_no_module_has_a_public_name():

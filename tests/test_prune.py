@@ -12,9 +12,9 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from dist_tune import prune
-from dist_tune.prune import prune_by_group_size_m, prune_by_shared_memory
-from dist_tune.space import ConfigView
+from dist_tune import pruning
+from dist_tune.configs import ConfigView
+from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
 from tests.fake_driver import FakeH200
 
 A = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
@@ -134,7 +134,7 @@ def test_the_interpreter_has_no_limit(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200's: 132 multiprocessors, 206 flops a byte in 16 bits."""
-    monkeypatch.setattr(prune, "_speed", lambda a: (132, 206.0 * 2 / a.element_size()))
+    monkeypatch.setattr(pruning, "_speed", lambda a: (132, 206.0 * 2 / a.element_size()))
 
 
 def grouped(group: int, m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, is_transposed: bool = False) -> bool:
@@ -173,7 +173,7 @@ def test_speed_is_that_of_the_device():
     def speed(of: Any = on_gpu, **changed: Any) -> Any:
         known = SimpleNamespace(**{**vars(properties), **changed})
         with mock.patch.object(torch.cuda, "get_device_properties", return_value=known):
-            return prune._speed(of)
+            return pruning._speed(of)
 
     assert speed() == (132, pytest.approx(201, abs=3))
     fp8 = SimpleNamespace(device=on_gpu.device, element_size=lambda: 1)

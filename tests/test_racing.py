@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.search.choice import Agreed, Policy
-from dist_tune.search.contest import MAX_OVERTIME
-from dist_tune.search.engine import Search
 from dist_tune.search.plan import Plan, Tally, Trial
+from dist_tune.search.race import Race
+from dist_tune.search.selection import RacingOptions, ReducedTimes
+from dist_tune.search.site_race import MAX_OVERTIME
 from tests.test_engine import Take, World, by_index, searching
 
 pytestmark = pytest.mark.once
 
-FINALISTS = Policy().max_finalists
+FINALISTS = RacingOptions().max_finalists
 
 
 def timed(world: World, site: str = "s") -> list[int]:
@@ -48,7 +48,7 @@ def test_the_hopeless_run_once():
     runs = Counter(timed(world))
     assert {runs[i] for i in range(6, 40)} == {1}
     assert all(runs[i] > 1 for i in range(FINALISTS))
-    assert [s.left for s in world.search.standings("s")][6:] == ["left the race after rung 0"] * 34
+    assert [s.left for s in world.search.results("s")][6:] == ["left the race after rung 0"] * 34
     assert world.search.best("s") == 0
 
 
@@ -92,7 +92,7 @@ def test_twenty_sites_take_no_more_replays_than_one_and_its_finals():
     """All race in the same replays, and finals are as long for all as for one; at most three rounds of five replays a finalist."""
     one = World(searching(Plan(), {"s0": 8}), 2, near).finish()
     twenty = World(searching(Plan(), {f"s{i}": 8 for i in range(20)}), 2, near).finish()
-    assert len(twenty.replays) <= len(one.replays) + Policy().n_final_rounds * FINALISTS * Plan().n_repeat
+    assert len(twenty.replays) <= len(one.replays) + RacingOptions().n_final_rounds * FINALISTS * Plan().n_repeat
     assert [twenty.search.best(f"s{i}") for i in range(20)] == [7] * 20
 
 
@@ -133,7 +133,7 @@ def test_a_failure_in_the_finals_leaves_a_winner():
 
     world = World(searching(Plan(0, 5), {"s": 5}), 1, take).finish()
     assert world.search.best("s") == 1
-    assert world.search.standings("s")[2].failure == "rank 0: broke"
+    assert world.search.results("s")[2].failure == "rank 0: broke"
 
 
 def test_a_site_that_nobody_meets_ends():
@@ -180,15 +180,15 @@ def test_any_race_ends_within_its_bound(race: tuple[Any, ...]):
     n_before = 0
     while world.batch():
         for site in sites:
-            known = {i for i, s in enumerate(search.standings(site)) if s.failure}
+            known = {i for i, s in enumerate(search.results(site)) if s.failure}
             later = search.batch()
             assert not known & {replay[site].candidate for replay in later if site in replay}
         assert (n_before := len(world.replays)) <= bound
     for site, n in sites.items():
-        standings = search.standings(site)
-        assert all(s.agreed or s.failure for s in standings) or n - len(failures[site]) < 2
+        results = search.results(site)
+        assert all(s.agreed or s.failure for s in results) or n - len(failures[site]) < 2
         best = search.best(site)
-        assert standings[best].failure is None if best is not None else all(s.failure for s in standings)
+        assert results[best].failure is None if best is not None else all(s.failure for s in results)
     assert n_before <= bound
 
 
@@ -199,7 +199,7 @@ def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
     plan, sites, failures, n_ranks, take = race
     search = searching(plan, sites, failures)
     World(search, n_ranks, take).finish(at_most=MAX_OVERTIME * len(sites) * search.bound)
-    assert all((search.best(site) is None) == all(s.failure for s in search.standings(site)) for site in sites)
+    assert all((search.best(site) is None) == all(s.failure for s in search.results(site)) for site in sites)
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,12 +224,12 @@ def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
     assert search.batch() == []
     for site in sites:
         assert (other.best(site), other.verdict(site)) == (search.best(site), search.verdict(site))
-        assert other.standings(site) == search.standings(site)
+        assert other.results(site) == search.results(site)
 
 
 def test_a_new_site_in_the_finals_is_raced_beside_them():
     """It gets all of its replays; sites that are decided run their winner untimed."""
-    search = Search(Plan(0, 2))
+    search = Race(Plan(0, 2))
     search.add("early", 4, {})
     world = World(search, 1, by_index).finish()
     n_before = len(world.replays)
@@ -244,7 +244,7 @@ def test_a_site_without_a_choice_is_no_company():
     """Beside a site of one candidate the closure is believed after one replay each; beside a site of two it is not."""
     for n_other, winner in ((1, 1), (2, 0)):
         search = searching(Plan(0, 1), {"s": 2, "other": n_other})
-        times = {0: Agreed(1.0, 3.0), 1: Agreed(1.1, 2.0)}
-        search.tell(len(search.batch()), Tally({"s": times, "other": {i: Agreed(1.0, 3.0) for i in range(n_other)}}))
+        times = {0: ReducedTimes(1.0, 3.0), 1: ReducedTimes(1.1, 2.0)}
+        search.tell(len(search.batch()), Tally({"s": times, "other": {i: ReducedTimes(1.0, 3.0) for i in range(n_other)}}))
         assert search.batch() == []
         assert search.best("s") == winner

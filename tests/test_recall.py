@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.cache import Cache
-from dist_tune.cache.recall import Recall, Ticket
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import TuningRecord, environment
 from dist_tune.settings import Settings
 from tests.cached_records import candidate, record
@@ -34,10 +34,10 @@ class Log:
         return self
 
 
-def recall(folder: Path, *, is_used: bool = True, **settings: Any) -> Recall:
+def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
     values = {"cache_dir": folder, **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
-    return Recall(made, Log(), is_used=is_used, world_size=2, ranks_per_host=2)  # type: ignore[arg-type]  # of it only debug and warning
+    return CacheLookup(made, Log(), is_used=is_used, world_size=2, ranks_per_host=2)  # type: ignore[arg-type]  # of it only debug and warning
 
 
 def found(**changes: Any) -> TuningRecord:
@@ -51,7 +51,7 @@ def kept(folder: Path, *records: TuningRecord) -> Path:
     return folder
 
 
-def asked(mine: Recall) -> tuple[TuningRecord | None, Ticket]:
+def asked(mine: CacheLookup) -> tuple[TuningRecord | None, LookupResult]:
     """What it finds of the site, and what it tells the others."""
     one = mine.look_up(SITE, LAUNCH, TEXTS)
     return one, mine.ticket(SITE, one)
@@ -59,14 +59,14 @@ def asked(mine: Recall) -> tuple[TuningRecord | None, Ticket]:
 
 def test_what_was_kept_is_found(tmp_path: Path):
     """By the next job, which tells its key and the winner."""
-    first = recall(tmp_path)
+    first = lookup(tmp_path)
     nothing, miss = asked(first)
     assert (nothing, miss.winner, miss.miss, miss.is_open) == (None, "", "", True)
     first.keep(found())
-    one, ticket = asked(recall(tmp_path))
+    one, ticket = asked(lookup(tmp_path))
     assert one == found()
-    assert ticket == Ticket(miss.key, TEXTS[1])
-    assert recall(tmp_path).source(SITE) == ""
+    assert ticket == LookupResult(miss.key, TEXTS[1])
+    assert lookup(tmp_path).source(SITE) == ""
     assert first.source(SITE) == "0123456789abcdef"
 
 
@@ -76,10 +76,10 @@ def test_what_was_kept_is_found(tmp_path: Path):
 )
 def test_each_part_of_the_key_counts(tmp_path: Path, name: str, value: Any):
     """Another name, tuning key, code, list or order of candidates, or number of ranks: another key, and nothing found."""
-    mine = recall(kept(tmp_path, found()))
+    mine = lookup(kept(tmp_path, found()))
     _, ticket = asked(mine)
     if name == "ranks":
-        mine = Recall(mine._settings, Log(), is_used=True, world_size=value, ranks_per_host=2)  # type: ignore[arg-type]
+        mine = CacheLookup(mine._settings, Log(), is_used=True, world_size=value, ranks_per_host=2)  # type: ignore[arg-type]
     launch = SimpleNamespace(**{**vars(LAUNCH), **({name: value} if name in vars(LAUNCH) else {})})
     other = mine.look_up(SITE, launch, value if name == "texts" else TEXTS)
     assert other is None
@@ -88,25 +88,25 @@ def test_each_part_of_the_key_counts(tmp_path: Path, name: str, value: Any):
 
 def test_a_config_that_does_not_run_closes_the_vote(tmp_path: Path):
     """The others hear that there is a record, and that this rank will not use it."""
-    mine = recall(kept(tmp_path, found()))
+    mine = lookup(kept(tmp_path, found()))
     one, ticket = asked(mine)
     assert mine.ticket(SITE, one, runs=False) == ticket._replace(is_open=False)
 
 
 def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
     """It tells its key, under which it will keep what comes of it."""
-    _, ticket = asked(recall(kept(tmp_path, found())))
-    one, told = asked(recall(tmp_path, always_tune=True))
-    assert (one, told) == (None, Ticket(ticket.key, is_open=False))
-    mine = recall(tmp_path, always_tune=True)
+    _, ticket = asked(lookup(kept(tmp_path, found())))
+    one, told = asked(lookup(tmp_path, always_tune=True))
+    assert (one, told) == (None, LookupResult(ticket.key, is_open=False))
+    mine = lookup(tmp_path, always_tune=True)
     mine.look_up(SITE, LAUNCH, TEXTS[:2])
     assert mine.known(SITE, TEXTS[:2]).agreed == {}
 
 
 def test_without_a_cache_nothing_is_touched(tmp_path: Path):
     """No folder, no key, nothing kept."""
-    mine = recall(tmp_path / "cache", is_used=False)
-    assert asked(mine) == (None, Ticket("", is_open=False))
+    mine = lookup(tmp_path / "cache", is_used=False)
+    assert asked(mine) == (None, LookupResult("", is_open=False))
     mine.keep(found())
     assert (mine.folder, mine.source(SITE), mine.known(SITE, TEXTS).agreed) == ("", "", {})
     assert not (tmp_path / "cache").exists()
@@ -114,7 +114,7 @@ def test_without_a_cache_nothing_is_touched(tmp_path: Path):
 
 def test_the_folder_is_named_once_it_was_asked(tmp_path: Path):
     """Two that share it say the same; before any look-up nothing is made."""
-    one, other = recall(tmp_path / "cache"), recall(tmp_path / "cache")
+    one, other = lookup(tmp_path / "cache"), lookup(tmp_path / "cache")
     assert one.folder == ""
     assert not (tmp_path / "cache").exists()
     asked(one)
@@ -124,31 +124,31 @@ def test_the_folder_is_named_once_it_was_asked(tmp_path: Path):
 
 def test_where_a_record_is_required_a_miss_has_a_reason(tmp_path: Path):
     """Which field differs; that tuning was asked for; that there is no cache. A hit has none."""
-    assert "There is no record of model.gemm" in asked(recall(tmp_path, require_cache=True))[1].miss
+    assert "There is no record of model.gemm" in asked(lookup(tmp_path, require_cache=True))[1].miss
     kept(tmp_path, found(source="f" * 16))
-    assert "source: the code of model.gemm" in asked(recall(tmp_path, require_cache=True))[1].miss
-    assert "ALWAYS_TUNE" in asked(recall(tmp_path, require_cache=True, always_tune=True))[1].miss
-    assert "no cache" in asked(recall(tmp_path, require_cache=True, is_used=False))[1].miss
+    assert "source: the code of model.gemm" in asked(lookup(tmp_path, require_cache=True))[1].miss
+    assert "ALWAYS_TUNE" in asked(lookup(tmp_path, require_cache=True, always_tune=True))[1].miss
+    assert "no cache" in asked(lookup(tmp_path, require_cache=True, is_used=False))[1].miss
     kept(tmp_path, found())
-    assert asked(recall(tmp_path, require_cache=True))[1].miss == ""
+    assert asked(lookup(tmp_path, require_cache=True))[1].miss == ""
 
 
 def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     """Where that was asked for: the versions of the record and those here. Other hardware is not."""
     kept(tmp_path, found(environment=HERE.model_copy(update={"torch": "1.0", "python": "2.7"})))
-    assert asked(recall(tmp_path))[0] is None
-    mine = recall(tmp_path, version_check=False)
+    assert asked(lookup(tmp_path))[0] is None
+    mine = lookup(tmp_path, version_check=False)
     assert asked(mine)[0] is not None
     lines = mine._log.lines  # type: ignore[attr-defined]
     assert lines[0] == "{'progress': True}"
     assert f"tuned with python 2.7, here {HERE.python}, torch 1.0, here {HERE.torch} (DIST_TUNE_VERSION_CHECK=0)" in lines[1]
     elsewhere = kept(tmp_path / "elsewhere", found(environment=HERE.model_copy(update={"device": "another GPU"})))
-    assert asked(recall(elsewhere, version_check=False))[0] is None
+    assert asked(lookup(elsewhere, version_check=False))[0] is None
 
 
 def known(folder: Path, texts: list[str], *records: TuningRecord) -> tuple[dict[int, float], int | None]:
     """What it knows of these candidates: index -> agreed time, and the winner."""
-    mine = recall(kept(folder, *records))
+    mine = lookup(kept(folder, *records))
     mine.look_up(SITE, LAUNCH, texts)
     each = mine.known(SITE, texts)
     return {i: agreed.kernel_ms for i, agreed in each.agreed.items()}, each.winner
@@ -158,7 +158,7 @@ def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Pat
     """Whatever their order is now; with all that is needed to keep them in the new record."""
     texts = ["new", TEXTS[2], TEXTS[1]]
     assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
-    mine = recall(tmp_path)
+    mine = lookup(tmp_path)
     mine.look_up(SITE, LAUNCH, texts)
     agreed, original = mine.known(SITE, texts).agreed[2], found().candidates[1]
     assert (agreed.closure_ms, agreed.spread_ms, agreed.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
@@ -195,7 +195,7 @@ def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
 def test_nothing_is_known_from_another_environment(tmp_path: Path, changes: dict[str, Any], version_check: bool):
     """Its times mean nothing here, also where its winners are accepted."""
     kept(tmp_path, found(environment=HERE.model_copy(update=changes)))
-    mine = recall(tmp_path, version_check=version_check)
+    mine = lookup(tmp_path, version_check=version_check)
     mine.look_up(SITE, LAUNCH, TEXTS[:2])
     assert mine.known(SITE, TEXTS[:2]).agreed == {}
 
@@ -210,14 +210,14 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
         (found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), unmeasured[1]]), 1),
         (found(), 2),
     ):
-        recall(tmp_path).keep(record_)
+        lookup(tmp_path).keep(record_)
         assert len(Cache(tmp_path).entries()) == n_kept
 
 
 def test_a_folder_that_is_no_folder_costs_warnings_alone(tmp_path: Path):
     """Nothing is found there, and nothing is kept."""
     (tmp_path / "file").write_text("")
-    mine = recall(tmp_path / "file" / "cache", require_cache=True)
+    mine = lookup(tmp_path / "file" / "cache", require_cache=True)
     with pytest.warns(UserWarning, match="is not used"):
         one, ticket = asked(mine)
     assert (one, "There is no record" in ticket.miss) == (None, True)

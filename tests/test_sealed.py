@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache import sealed
+from dist_tune.cache import record_file
+from dist_tune.cache.record_file import MAX_BYTES, BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 from dist_tune.cache.records import SCHEMA_VERSION, CandidateRecord, Environment, Seconds, TuningRecord
-from dist_tune.cache.sealed import MAX_BYTES, BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 from tests.cached_records import candidate, forged, measured, record
 
 pytestmark = pytest.mark.once
@@ -198,7 +198,7 @@ def test_reading_a_file(tmp_path: Path):
 
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A fifo would block, a device might never end, a huge file fill the memory."""
-    monkeypatch.setattr(sealed, "unseal", lambda content: pytest.fail("it was read"))
+    monkeypatch.setattr(record_file, "unseal", lambda content: pytest.fail("it was read"))
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune.offline.bucket_choice import N_SHORTLISTED, choose, gain, shortlist, slowdowns
 from dist_tune.offline.class_configs import ConfigFile, Settled, SizeClass, classes_of
 from dist_tune.offline.config_files import m_leq
 from dist_tune.offline.jobs import Ended, Failed
 from dist_tune.offline.problem import Outcome
-from dist_tune.offline.settling import N_SHORTLISTED, choose, gain, shortlist, slowdowns
 
 pytestmark = pytest.mark.once
 

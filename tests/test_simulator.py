@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.search.choice import Agreed
 from dist_tune.search.plan import Plan
+from dist_tune.search.selection import ReducedTimes
 from tests.meeting_costs import Cost, latency_ms, tuning
 from tests.simulator import Kernel, Played, World, kernel_of, many, play, step_of_148
 from tests.timing_tables import load_tables, read_log
@@ -74,13 +74,13 @@ def test_a_candidate_that_breaks_on_one_rank_never_wins():
     best = kernel.best()
     run = play(World({"s": kernel, "t": spaced(9)}, broken={(3, "s", best): "launch failed"}))
     assert run.winners["s"] != best
-    assert run.search.standings("s")[best].failure == "rank 3: launch failed"
+    assert run.search.results("s")[best].failure == "rank 3: launch failed"
     asked = [k for k, replay in enumerate(run.schedule) if replay["s"].candidate == best and replay["s"].is_timed]
     assert len(asked) == 1
     disturbed = run.schedule[asked[0]]["t"].candidate
-    standing = run.search.standings("t")[disturbed].agreed
+    standing = run.search.results("t")[disturbed].agreed
     n_timed = sum(replay["t"].candidate == disturbed and replay["t"].is_timed for k, replay in enumerate(run.schedule) if k not in asked)
-    assert isinstance(standing, Agreed)
+    assert isinstance(standing, ReducedTimes)
     assert standing.n_replays <= n_timed
     second = sorted(range(12), key=lambda i: kernel.ms[i][0])[1]
     assert run.winners["s"] == second

@@ -13,7 +13,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.space import ConfigView, as_configs, config_fields, describe, digest, distinct, functions_in, stable_repr, unique
+from dist_tune.configs import ConfigView, as_configs, config_fields, describe, digest, distinct, functions_in, stable_repr, unique
 
 
 def hook(args: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def test_every_option_tells_configs_apart(options: dict[str, Any], text: str):
 
 def test_addresses_are_no_part_of_a_value():
     """An object among the constants reads the same in two processes."""
-    program = "from dist_tune.space import stable_repr; print(stable_repr([lambda: 0, object().__init__]))"
+    program = "from dist_tune.configs import stable_repr; print(stable_repr([lambda: 0, object().__init__]))"
     texts = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
     (text,) = texts
     assert "0x" not in text

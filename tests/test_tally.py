@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.search.choice import Agreed
-from dist_tune.search.tally import MAX_RANKS_LISTED, Account, Measured, Report, account
+from dist_tune.search.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
+from dist_tune.search.selection import ReducedTimes
 
 pytestmark = pytest.mark.once
 
 times = st.floats(0.001, 1e6)
-measured = st.builds(Measured, times, times, times, times, st.integers(1, 99), st.integers(1, 9))
+measured = st.builds(LocalTimes, times, times, times, times, st.integers(1, 99), st.integers(1, 9))
 sites = st.sampled_from(["a", "b", "é[1,2]"])
 index = st.integers(0, 6)
 reports = st.builds(
-    Report,
+    BatchReport,
     st.dictionaries(sites, st.dictionaries(index, measured, max_size=5), max_size=3),
     st.dictionaries(sites, st.dictionaries(index, st.text(max_size=8), max_size=3), max_size=3),
     st.lists(index, max_size=3),
@@ -28,57 +28,59 @@ reports = st.builds(
 )
 
 
-def agreed(*rows: dict[int, Measured]) -> dict[int, Agreed]:
+def agreed(*rows: dict[int, LocalTimes]) -> dict[int, ReducedTimes]:
     """What is agreed of one site: ``rows[rank]``."""
-    return account({rank: Report({"s": row}) for rank, row in enumerate(rows)}).tally.agreed["s"]
+    return reduce_reports({rank: BatchReport({"s": row}) for rank, row in enumerate(rows)}).tally.agreed["s"]
 
 
 def test_slowest_rank_decides():
     """Kernel and closure are each the MAX, whichever rank that is; spreads are those of that rank, repeats the fewest."""
-    told = agreed({0: Measured(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: Measured(2.0, 3.0, 0.1, 0.3, 5, 2)})
-    assert told == {0: Agreed(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
+    told = agreed({0: LocalTimes(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: LocalTimes(2.0, 3.0, 0.1, 0.3, 5, 2)})
+    assert told == {0: ReducedTimes(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
     assert told[0].launches_ms == 4.0
 
 
 def test_a_rank_without_the_site_is_neutral():
     """It leaves the site out of its report, and the others decide."""
-    told = account({0: Report({"s": {0: Measured(2.0, 2.0)}}), 1: Report(), 2: Report({"t": {0: Measured(9.0, 9.0)}})})
+    told = reduce_reports(
+        {0: BatchReport({"s": {0: LocalTimes(2.0, 2.0)}}), 1: BatchReport(), 2: BatchReport({"t": {0: LocalTimes(9.0, 9.0)}})}
+    )
     assert told.tally.agreed["s"][0].rank_latencies_ms == {0: 2.0}
 
 
-@pytest.mark.parametrize("row", [{}, {1: Measured(1.0, 1.0)}])
-def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, Measured]):
+@pytest.mark.parametrize("row", [{}, {1: LocalTimes(1.0, 1.0)}])
+def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, LocalTimes]):
     """A rank that has the site and has not measured the candidate may be the slowest."""
-    assert 0 not in agreed({0: Measured(1.0, 1.0), 1: Measured(1.0, 1.0)}, row)
+    assert 0 not in agreed({0: LocalTimes(1.0, 1.0), 1: LocalTimes(1.0, 1.0)}, row)
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_an_impossible_time_is_a_failure(ms: float):
     """Of a launch. A closure's time may be negative, being less what other sites added to it, but must be a number."""
-    told = account({0: Report({"s": {0: Measured(1.0, 1.0)}}), 1: Report({"s": {0: Measured(ms, 1.0)}})})
+    told = reduce_reports({0: BatchReport({"s": {0: LocalTimes(1.0, 1.0)}}), 1: BatchReport({"s": {0: LocalTimes(ms, 1.0)}})})
     assert told.tally.failures["s"][0].startswith("rank 1: the clock gave")
-    closure = account({3: Report({"s": {0: Measured(1.0, ms)}})}).tally.failures
+    closure = reduce_reports({3: BatchReport({"s": {0: LocalTimes(1.0, ms)}})}).tally.failures
     assert closure == ({} if math.isfinite(ms) else {"s": {0: "rank 3: the clock gave 1.0 ms"}})
 
 
 def test_the_first_rank_to_fail_gives_the_reason():
     """By candidate, in the order of ranks."""
     against: list[dict[str, dict[int, str]]] = [{"s": {1: "no"}}, {}, {"s": {1: "never", 0: "shared memory"}, "t": {5: "x"}}]
-    told = account({rank: Report(failures=each) for rank, each in enumerate(against)})
+    told = reduce_reports({rank: BatchReport(failures=each) for rank, each in enumerate(against)})
     assert told.tally.failures == {"s": {1: "rank 0: no", 0: "rank 2: shared memory"}, "t": {5: "rank 2: x"}}
 
 
 def test_a_disturbed_replay_is_disturbed_for_all():
     """In order and once each; one rank with new sites is enough for a roll call of all."""
-    told = account({0: Report(disturbed=[7, 3]), 1: Report(disturbed=[3, 1], has_new_sites=True), 2: Report()})
+    told = reduce_reports({0: BatchReport(disturbed=[7, 3]), 1: BatchReport(disturbed=[3, 1], has_new_sites=True), 2: BatchReport()})
     assert (told.disturbed, told.has_new_sites) == ([1, 3, 7], True)
-    assert account({0: Report(), 1: Report()}).has_new_sites is False
+    assert reduce_reports({0: BatchReport(), 1: BatchReport()}).has_new_sites is False
 
 
 @pytest.mark.parametrize("n_ranks", [MAX_RANKS_LISTED, MAX_RANKS_LISTED + 1, 200])
 def test_an_account_does_not_grow_with_the_group(n_ranks: int):
     """All ranks of a small group are listed, of a larger one the slowest and the fastest."""
-    rows = [{0: Measured(2.0 + math.sin(rank), 1.0)} for rank in range(n_ranks)]
+    rows = [{0: LocalTimes(2.0 + math.sin(rank), 1.0)} for rank in range(n_ranks)]
     listed = agreed(*rows)[0].rank_latencies_ms
     everyone = [row[0].kernel_ms for row in rows]
     assert {min(everyone), max(everyone)} <= set(listed.values())
@@ -87,7 +89,7 @@ def test_an_account_does_not_grow_with_the_group(n_ranks: int):
 
 
 @given(st.lists(reports, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_the_order_of_sites_and_candidates_does_not_matter(told: list[Report], dice: Any):
+def test_the_order_of_sites_and_candidates_does_not_matter(told: list[BatchReport], dice: Any):
     """Reports come in the order of members; what is in them may be in any."""
 
     def shuffled(entries: dict[Any, Any]) -> dict[Any, Any]:
@@ -95,14 +97,14 @@ def test_the_order_of_sites_and_candidates_does_not_matter(told: list[Report], d
             key: shuffled(value) if isinstance(value, dict) else value for key, value in dice.sample(list(entries.items()), len(entries))
         }
 
-    mixed = [Report(shuffled(each.measured), shuffled(each.failures), each.disturbed[::-1], each.has_new_sites) for each in told]
-    assert account(dict(enumerate(mixed))) == account(dict(enumerate(told)))
+    mixed = [BatchReport(shuffled(each.measured), shuffled(each.failures), each.disturbed[::-1], each.has_new_sites) for each in told]
+    assert reduce_reports(dict(enumerate(mixed))) == reduce_reports(dict(enumerate(told)))
 
 
 @given(st.lists(reports, min_size=1, max_size=3))
-def test_what_is_agreed_is_a_maximum_over_owners(told: list[Report]):
+def test_what_is_agreed_is_a_maximum_over_owners(told: list[BatchReport]):
     """No rank's time is above it, one rank's is it, and every owner has measured the candidate."""
-    for site, candidates in account(dict(enumerate(told))).tally.agreed.items():
+    for site, candidates in reduce_reports(dict(enumerate(told))).tally.agreed.items():
         owners = [each.measured[site] for each in told if site in each.measured]
         assert set(candidates) == set.intersection(*map(set, owners))
         for i, each in candidates.items():
@@ -112,11 +114,11 @@ def test_what_is_agreed_is_a_maximum_over_owners(told: list[Report]):
 
 
 @given(st.lists(reports, min_size=1, max_size=3))
-def test_reports_and_accounts_travel_as_json(told: list[Report]):
+def test_reports_and_accounts_travel_as_json(told: list[BatchReport]):
     """Indices are ints again, times are bit for bit the same, and entries are in the same order."""
-    parts, results = TypeAdapter(Report), TypeAdapter(Account)
+    parts, results = TypeAdapter(BatchReport), TypeAdapter(ReducedReport)
     for each in told:
         assert parts.validate_json(parts.dump_json(each)) == each
         assert list(parts.validate_json(parts.dump_json(each)).measured) == list(each.measured)
-    result = account(dict(enumerate(told)))
+    result = reduce_reports(dict(enumerate(told)))
     assert results.validate_json(results.dump_json(result)) == result

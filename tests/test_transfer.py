@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache.cache import Cache
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.record_file import BrokenRecordError, seal
 from dist_tune.cache.records import TuningRecord
-from dist_tune.cache.sealed import BrokenRecordError, seal
 from dist_tune.cli import transfer
 from dist_tune.cli.transfer import merge, pack, unpack, write_export
 from tests.cached_records import forged, measured, record

@@ -4,17 +4,39 @@ The only user of the cache directory: fingerprints, files, lookup, differences b
 Every failure here costs a warning and the cache, never the tuning.
 """
 
-from dist_tune.cache.atomic import LOCK_NAME, TEMPORARY_SUFFIX, locked, sweep, write_whole
-from dist_tune.cache.cache import BROKEN_SUFFIX, BrokenRecordError, Cache, Entry, read_record
-from dist_tune.cache.misses import nearest_shape
-from dist_tune.cache.recall import Recall, Ticket
+from dist_tune.cache.captured import plain_values
+from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, locked, sweep, write_whole
+from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.folder import BROKEN_SUFFIX, BrokenRecordError, Cache, Entry, read_record
+from dist_tune.cache.key_diff import nearest_shape
+from dist_tune.cache.lookup import CacheLookup, LookupResult
+from dist_tune.cache.record_file import seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
-from dist_tune.cache.sealed import seal, unseal
-from dist_tune.cache.source import fingerprint
-from dist_tune.cache.surroundings import plain_values
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "LOCK_NAME", "SOFTWARE", "TEMPORARY_SUFFIX", "BrokenRecordError", "Cache", "CacheKey",
-    "CandidateRecord", "Entry", "Environment", "Recall", "Seconds", "Ticket", "TuningRecord", "environment", "fingerprint", "locked",
-    "nearest_shape", "plain_values", "read_record", "seal", "sweep", "unseal", "write_whole",
+    "BROKEN_SUFFIX",
+    "HARDWARE",
+    "LOCK_NAME",
+    "SOFTWARE",
+    "TEMPORARY_SUFFIX",
+    "BrokenRecordError",
+    "Cache",
+    "CacheKey",
+    "CacheLookup",
+    "CandidateRecord",
+    "Entry",
+    "Environment",
+    "LookupResult",
+    "Seconds",
+    "TuningRecord",
+    "environment",
+    "fingerprint",
+    "locked",
+    "nearest_shape",
+    "plain_values",
+    "read_record",
+    "seal",
+    "sweep",
+    "unseal",
+    "write_whole",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Annotated, Self
 import torch
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from dist_tune.space import digest, triton_version
+from dist_tune.configs import digest, triton_version
 
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None

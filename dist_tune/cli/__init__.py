@@ -4,7 +4,7 @@ Each subcommand is a module; with --json there is one JSON document on stdout.
 Reads the cache; tunes nothing.
 """
 
-from dist_tune.cli.cli import main
+from dist_tune.cli.main import main
 
 __all__ = [
     "main",

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from filelock import FileLock
 
+from dist_tune import runtime
 from dist_tune.cli.machine import Gpu
-from dist_tune.runtime import intercept
 
 State = Literal["ok", "warn", "off", "fail"]
 """``off``: not there, and nothing is wrong with that; ``warn``: works, and yet."""
@@ -37,7 +37,7 @@ _BUSY_PERCENT, _BUSY_MIB = 5, 2048
 
 def interception() -> Found:
     """Whether misses of triton.autotune kernels can be heard."""
-    intercept.triton_patch()
+    runtime.interception.triton_patch()
     return "ok", f"Autotuner.run of Triton {triton.__version__} is understood", ""
 
 

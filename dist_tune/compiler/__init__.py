@@ -4,14 +4,26 @@ The only user of Triton's compiler internals: threads, front end, shared memory,
 Knows which ranks of a host share compiled kernels, and nothing of how they agree.
 """
 
-from dist_tune.compiler.compile import Candidate, Failure, Resources, reason_of
-from dist_tune.compiler.compiler import Compiler, host_of_cache, n_compile_threads
-from dist_tune.compiler.efforts import deal_configs, effort
+from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
+from dist_tune.compiler.cost import compile_cost, partition_configs
+from dist_tune.compiler.output import quiet_terminal
+from dist_tune.compiler.partition import CompileKeys, Placement, own_share
 from dist_tune.compiler.patches import replaced
-from dist_tune.compiler.shares import Bench, Keyset, share
-from dist_tune.compiler.terminal import quiet_terminal
+from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 
 __all__ = [
-    "Bench", "Candidate", "Compiler", "Failure", "Keyset", "Resources", "deal_configs", "effort", "host_of_cache", "n_compile_threads",
-    "quiet_terminal", "reason_of", "replaced", "share",
+    "Candidate",
+    "CompileKeys",
+    "Compiler",
+    "Failure",
+    "Placement",
+    "Resources",
+    "compile_cost",
+    "host_of_cache",
+    "n_compile_threads",
+    "own_share",
+    "partition_configs",
+    "quiet_terminal",
+    "reason_of",
+    "replaced",
 ]  # fmt: skip

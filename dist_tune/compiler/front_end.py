@@ -29,7 +29,7 @@ _thread = threading.local()
 """``turns`` of a thread that compiles for us; others compile as always."""
 
 
-class Turns:
+class FrontEndLock:
     """Whose turn it is in the front end, for the threads of one tuning; and the TTIR that they have made so far."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Watched:
 
 def _make_ir(own: Any, source: Any, target: Any, options: Any, codegen_fns: Any, module_map: Any, context: Any) -> Any:
     """Triton's ``ASTSource.make_ir`` for a thread whose turn it is."""
-    turns: Turns = _thread.turns
+    turns: FrontEndLock = _thread.turns
     try:
         if source.fn.is_gluon():  # lays data out over warps in the front end, and builds with another builder
             return own(source, target, options, codegen_fns, module_map, context)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_tune.errors import WrongResultError
+from dist_tune.measure.clocks import device_clock, is_interpreted, wait_for_device, without_outliers
 from dist_tune.measure.compare import difference
 from dist_tune.measure.output_check import wrong_output
-from dist_tune.measure.timing import device_clock, is_interpreted, wait_for_device, without_outliers
 
 _N_WARMUP = 5
 

@@ -5,10 +5,10 @@ All names that scripts use are exported here.
 """
 
 from dist_tune.measure import Latency, benchmark_config, measure
+from dist_tune.offline.api import tune_and_save_configs, tune_files, tune_kernel, tune_problems
 from dist_tune.offline.class_configs import ConfigFile, Settled
 from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
 from dist_tune.offline.jobs import Ended, Failed, Mode
-from dist_tune.offline.offline import tune_and_save_configs, tune_files, tune_kernel, tune_problems
 from dist_tune.offline.problem import Outcome, Problem
 from dist_tune.offline.search_space import get_search_space, launchable
 

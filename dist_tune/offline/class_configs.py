@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dist_tune.offline.bucket_choice import choose, gain, shortlist
 from dist_tune.offline.config_files import check_file_name, small_medium_large, to_json, without_amd_keys
 from dist_tune.offline.jobs import Ended, Failed
 from dist_tune.offline.problem import Outcome, Problem
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
-from dist_tune.offline.settling import choose, gain, shortlist
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dist_tune.distributed import Ranks, Solo, WorkQueue, device_identity, group
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.log import tuning_log
 from dist_tune.offline.journal import forget
-from dist_tune.offline.problem import Effort, Outcome, Problem
+from dist_tune.offline.problem import Outcome, Problem, SearchOptions
 from dist_tune.offline.tuner import Tuner
 from dist_tune.settings import Settings
 from dist_tune.tuning import is_fatal
@@ -55,11 +55,11 @@ class Job:
     process without torch.distributed does everything alone.
     """
 
-    def __init__(self, effort: Effort, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
+    def __init__(self, compile_cost: SearchOptions, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
         if mode is not None and mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
         self._settings = Settings()
-        self.effort = effort
+        self.compile_cost = compile_cost
         is_dist = group is not None or bool(member_ranks(None))
         self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Solo()
         self._is_split = is_dist and mode != "merge"
@@ -71,7 +71,7 @@ class Job:
                 stacklevel=4,
             )
 
-    def tune(self, problems: Sequence[Problem], effort: Effort | None = None) -> list[Ended]:
+    def tune(self, problems: Sequence[Problem], compile_cost: SearchOptions | None = None) -> list[Ended]:
         """What came of each problem, in order; the same on all ranks.
 
         Raises:
@@ -83,11 +83,11 @@ class Job:
         names = [problem.name for problem in problems]
         if len(set(names)) < len(names):
             raise ValueError(f"problems need names of their own, got {sorted(name for name in set(names) if names.count(name) > 1)} twice")
-        effort = effort or self.effort
+        compile_cost = compile_cost or self.compile_cost
         with self._log() as log:
             if self._is_split:
-                return self._share(problems, effort, log)
-            return [self._tune_one(problem, effort, self._ranks, log) for problem in problems]
+                return self._own_share(problems, compile_cost, log)
+            return [self._tune_one(problem, compile_cost, self._ranks, log) for problem in problems]
 
     def tune_one(self, problem: Problem) -> Outcome:
         """What came of one problem that all ranks tune together. Nothing of it is kept.
@@ -97,7 +97,7 @@ class Job:
             Exception: what a session raises.
         """
         with self._log() as log:
-            return Tuner(problem, self.effort, self._ranks, self._settings, log, ordinal=_ordinal(problem)).tune()
+            return Tuner(problem, self.compile_cost, self._ranks, self._settings, log, ordinal=_ordinal(problem)).tune()
 
     def agree(self, text: str) -> str:
         """What all go by, if ranks may have found different things."""
@@ -142,8 +142,8 @@ class Job:
     def _queue(self, tasks: list[str]) -> WorkQueue:
         return WorkQueue(self._space(), self._ranks.rank, self._ranks.members, tasks, self._settings.deadline_s)
 
-    def _share(self, problems: Sequence[Problem], effort: Effort, log: loguru.Logger) -> list[Ended]:
-        queue = self._queue([f"{problem.name} {problem.digest} {effort}" for problem in problems])
+    def _own_share(self, problems: Sequence[Problem], compile_cost: SearchOptions, log: loguru.Logger) -> list[Ended]:
+        queue = self._queue([f"{problem.name} {problem.digest} {compile_cost}" for problem in problems])
         if (device := device_identity()) and (other := queue.claim(device)) != self._ranks.rank:
             reason = (
                 f"ranks {other} and {self._ranks.rank} are on one GPU, {device}, and would time each other: call "
@@ -156,7 +156,7 @@ class Job:
 
         def work(task: int) -> str:
             try:
-                ended = self._tune_one(problems[task], effort, Solo(), log, start=start, watches=True)
+                ended = self._tune_one(problems[task], compile_cost, Solo(), log, start=start, watches=True)
             except CommunicatesError as error:
                 queue.stop(str(error))
                 raise
@@ -170,11 +170,11 @@ class Job:
         return [_read(text) for text in queue.run(work)]
 
     def _tune_one(
-        self, problem: Problem, effort: Effort, ranks: Ranks, log: loguru.Logger, *, start: float = 0.0, watches: bool = False
+        self, problem: Problem, compile_cost: SearchOptions, ranks: Ranks, log: loguru.Logger, *, start: float = 0.0, watches: bool = False
     ) -> Ended:
         """One problem. What is wrong with it is no reason to leave the others; what is wrong with this process is."""
         try:
-            tuner = Tuner(problem, effort, ranks, self._settings, log, start=start, watches=watches, keeps=True)
+            tuner = Tuner(problem, compile_cost, ranks, self._settings, log, start=start, watches=watches, keeps=True)
             self._journals.add(tuner.journal_path)
             return tuner.tune()
         except Exception as error:  # the problem's, unless it is raised again here: then it is that of this process, or of all ranks

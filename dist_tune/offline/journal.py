@@ -31,7 +31,7 @@ class Progress:
     """Candidate -> time."""
     failures: dict[int, str] = field(default_factory=dict)
     """Candidate -> why it cannot run."""
-    champion: int | None = None
+    incumbent: int | None = None
     """The best so far."""
     strikes: Counter[int] = field(default_factory=Counter)
     """Candidate -> how often the process ended while it was under way."""
@@ -78,17 +78,17 @@ class Journal:
         """These run from now on."""
         self._append({"t": "begin", "candidates": list(candidates)}, is_synced=False)
 
-    def end(self, latencies_ms: Mapping[int, float], failures: Mapping[int, str], champion: int | None) -> None:
+    def end(self, latencies_ms: Mapping[int, float], failures: Mapping[int, str], incumbent: int | None) -> None:
         """What came of those under way."""
-        self._append({"t": "end", "ms": _by_text(latencies_ms), "failed": _by_text(failures), "champion": champion})
+        self._append({"t": "end", "ms": _by_text(latencies_ms), "failed": _by_text(failures), "champion": incumbent})
 
     def stop(self) -> None:
         """Those under way were interrupted, and it was not their doing."""
         self._append({"t": "stop"})
 
-    def finish(self, champion: int, budget_s: float | None) -> None:
+    def finish(self, incumbent: int, budget_s: float | None) -> None:
         """The search is over; by its budget, if that is given."""
-        self._append({"t": "done", "champion": champion, "budget_s": budget_s})
+        self._append({"t": "done", "champion": incumbent, "budget_s": budget_s})
 
     def close(self, *, delete: bool = False) -> None:
         """Let others have it; ``delete`` if nobody will go on from it."""
@@ -155,7 +155,7 @@ def _replayed(entries: list[dict[str, Any]]) -> Progress:
         if entry["t"] == "end":
             progress.latencies_ms |= {int(i): ms for i, ms in entry["ms"].items()}
             progress.failures |= {int(i): reason for i, reason in entry["failed"].items()}
-        progress.champion = entry.get("champion", progress.champion)
+        progress.incumbent = entry.get("champion", progress.incumbent)
         progress.is_done = entry["t"] == "done"
         progress.budget_s = entry.get("budget_s")
     progress.strikes.update(_struck(under_way, progress.strikes))

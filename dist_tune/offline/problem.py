@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from dist_tune.cache import environment, fingerprint, plain_values
+from dist_tune.configs import describe, digest
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
 from dist_tune.search import STRATEGIES, SearchStrategy
 from dist_tune.settings import Settings
-from dist_tune.space import describe, digest
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchOptions:
     """How a problem is searched, and what counts as right."""
 
     num_iters: int = 10
@@ -97,7 +97,7 @@ class Outcome:
     """Of the configs, how many an earlier process had tried."""
 
 
-def journal_path(problem: Problem, effort: Effort, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
+def journal_path(problem: Problem, compile_cost: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
     """Where a problem's journal is, and a digest of all that its measurements depend on.
 
     To be asked before the factory is: that may keep what it makes. ``ordinal``: tells problems of one name apart that a process tunes one
@@ -106,7 +106,7 @@ def journal_path(problem: Problem, effort: Effort, n_ranks: int, settings: Setti
     functions = (problem.make_run_and_gt_fn, problem.config_callback, problem.source)
     identity = digest([
         problem.digest, *map(fingerprint, functions), *(text for each in functions for text in plain_values(each)),
-        environment(n_ranks, 1).model_dump_json(), str(replace(effort, budget_s=None)), str(ordinal),
+        environment(n_ranks, 1).model_dump_json(), str(replace(compile_cost, budget_s=None)), str(ordinal),
     ])  # fmt: skip
     name = re.sub(r"[^\w.=-]+", "_", problem.name)[:80]
     return settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from dist_tune.compiler import reason_of
+from dist_tune.configs import digest
 from dist_tune.distributed import n_collectives
 from dist_tune.measure import Checker, Matches, Span, wrong_output
 from dist_tune.runtime import Undo, Watch
-from dist_tune.space import digest
 from dist_tune.tuning import is_fatal
 
 Run = Callable[[], Any]

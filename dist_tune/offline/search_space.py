@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
+from dist_tune.configs import describe
 from dist_tune.offline.config_files import without_amd_keys
-from dist_tune.space import describe
 
 _FULL: dict[str, tuple[int, ...]] = {
     "num_stages": (1, 2, 3, 4, 5),

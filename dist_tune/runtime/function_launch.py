@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from dist_tune.cache import fingerprint
+from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
 from dist_tune.distributed import n_collectives
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
 from dist_tune.runtime.tunable import Undo
-from dist_tune.space import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
 
 
 @dataclass(eq=False)

@@ -4,14 +4,30 @@ Pure: fed with numbers that all ranks have agreed on, it answers the same on eve
 Knows neither Triton nor torch.distributed nor clocks nor disk.
 """
 
-from dist_tune.search.choice import Agreed, Objective, Verdict
-from dist_tune.search.engine import Search
-from dist_tune.search.ledger import Ledger
-from dist_tune.search.plan import Known, Plan, Replay, SearchName, Standing, Trial
+from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
+from dist_tune.search.race import Race
+from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
+from dist_tune.search.samples import Samples
+from dist_tune.search.selection import Objective, ReducedTimes, Selection
 from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
-from dist_tune.search.tally import Account, Report, account
 
 __all__ = [
-    "STRATEGIES", "Account", "Agreed", "Known", "Ledger", "Objective", "Plan", "Replay", "Report", "Search", "SearchName",
-    "SearchStrategy", "Standing", "Strategy", "Trial", "Verdict", "account", "make_strategy",
+    "STRATEGIES",
+    "BatchReport",
+    "CandidateResult",
+    "Objective",
+    "Plan",
+    "PriorTimes",
+    "Race",
+    "ReducedReport",
+    "ReducedTimes",
+    "Replay",
+    "Samples",
+    "SearchName",
+    "SearchStrategy",
+    "Selection",
+    "Strategy",
+    "Trial",
+    "make_strategy",
+    "reduce_reports",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from dist_tune.search.choice import Agreed, Objective
+from dist_tune.search.selection import Objective, ReducedTimes
 
 SearchName = Literal["racing", "exhaustive"]
 
@@ -62,27 +62,27 @@ Replay = Mapping[str, Trial]
 class Tally:
     """What all ranks agree on after a batch of replays. Equal on all ranks."""
 
-    agreed: dict[str, dict[int, Agreed]] = field(default_factory=dict)
+    agreed: dict[str, dict[int, ReducedTimes]] = field(default_factory=dict)
     """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
     failures: dict[str, dict[int, str]] = field(default_factory=dict)
     """Site -> candidate -> "rank r: why"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PriorTimes:
     """What earlier tunings of a site found, with other lists of candidates in the same environment. Equal on all ranks."""
 
-    agreed: dict[int, Agreed] = field(default_factory=dict)
+    agreed: dict[int, ReducedTimes] = field(default_factory=dict)
     """Of those that are candidates now as well."""
     winner: int | None = None
     """Of the latest one; None if it is no candidate now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CandidateResult:
     """What came of a candidate. Equal on all ranks."""
 
-    agreed: Agreed | None
+    agreed: ReducedTimes | None
     """None if it was not measured on all ranks."""
     failure: str | None
     """"rank r: reason" of the first rank on which it failed."""

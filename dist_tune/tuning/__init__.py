@@ -4,10 +4,10 @@ Ranks talk only between replays; each decision follows from what all of them agr
 Used by the two decorators and by tuning scripts.
 """
 
-from dist_tune.tuning.fallback import nearest_config
-from dist_tune.tuning.session import Session
+from dist_tune.tuning.nearest import nearest_config
 from dist_tune.tuning.site import check_not_capturing, is_fatal, no_valid_config
+from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "Session", "check_not_capturing", "is_fatal", "nearest_config", "no_valid_config",
+    "Tuning", "check_not_capturing", "is_fatal", "nearest_config", "no_valid_config",
 ]  # fmt: skip

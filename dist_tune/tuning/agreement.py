@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter
 
 from dist_tune.distributed import Ranks
-from dist_tune.search import Account, Report, account
-from dist_tune.tuning.ballots import Roll, RollCall, roll
+from dist_tune.search import BatchReport, ReducedReport, reduce_reports
+from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 
 if TYPE_CHECKING:
     import loguru
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 Failures = dict[str, dict[int, str]]
 """Site -> candidate -> why it cannot run."""
 
-_ROLL_CALL, _ROLL = TypeAdapter(RollCall), TypeAdapter(Roll)
+_ROLL_CALL, _ROLL = TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
 _TEXTS = TypeAdapter(dict[str, str])
-_REPORT, _ACCOUNT = TypeAdapter(Report), TypeAdapter(Account)
+_REPORT, _ACCOUNT = TypeAdapter(BatchReport), TypeAdapter(ReducedReport)
 
 
 class Agreement:
@@ -38,13 +38,13 @@ class Agreement:
         self._ranks = ranks
         self._log = log
 
-    def roll_call(self, call: RollCall, *, is_optional: bool = False) -> Roll:
+    def roll_call(self, call: RankManifest, *, is_optional: bool = False) -> SiteManifest:
         """Which sites there are anywhere, with their candidates and who has the same ones to compile."""
-        return self._meet("roll call", call, roll, _ROLL_CALL, _ROLL, is_optional=is_optional)
+        return self._meet("roll call", call, reduce_manifests, _ROLL_CALL, _ROLL, is_optional=is_optional)
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Candidates that cannot run on some rank, each with the first such rank and its reason."""
-        told = self._meet(topic, Report(failures=failures), account, _REPORT, _ACCOUNT)
+        told = self._meet(topic, BatchReport(failures=failures), reduce_reports, _REPORT, _ACCOUNT)
         return told.tally.failures
 
     def records(self, records: dict[str, str]) -> dict[str, str]:
@@ -53,9 +53,9 @@ class Agreement:
             "records", records, lambda parts: {label: text for each in parts.values() for label, text in each.items()}, _TEXTS, _TEXTS
         )
 
-    def report(self, report: Report) -> Account:
+    def report(self, report: BatchReport) -> ReducedReport:
         """What a batch of replays took on the slowest rank."""
-        return self._meet("report", report, account, _REPORT, _ACCOUNT)
+        return self._meet("report", report, reduce_reports, _REPORT, _ACCOUNT)
 
     def part(self) -> None:
         """The end: nobody goes on before all have come so far."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.cache import Recall, Ticket, TuningRecord
-from dist_tune.compiler import Bench, Compiler
+from dist_tune.cache import CacheLookup, LookupResult, TuningRecord
+from dist_tune.compiler import Compiler, Placement
+from dist_tune.configs import digest
 from dist_tune.distributed import Ranks
 from dist_tune.errors import AbsentRanksError, CacheMissError, RankMismatchError, StoreGoneError
 from dist_tune.runtime import Listener
-from dist_tune.space import digest
 from dist_tune.tuning.agreement import Agreement
-from dist_tune.tuning.ballots import Roll, RollCall
-from dist_tune.tuning.replayer import Replayer
+from dist_tune.tuning.manifest import RankManifest, SiteManifest
+from dist_tune.tuning.replays import Replayer
 from dist_tune.tuning.site import Site
 from dist_tune.tuning.sites import Sites
 
@@ -31,8 +31,8 @@ class Discovery:
     """The roll calls of one tuning."""
 
     def __init__(
-        self, name: str, ranks: Ranks, agreement: Agreement, log: loguru.Logger, sites: Sites, recall: Recall, compiler: Compiler,
-        bench: Bench, replayer: Replayer,
+        self, name: str, ranks: Ranks, agreement: Agreement, log: loguru.Logger, sites: Sites, lookup: CacheLookup, compiler: Compiler,
+        placement: Placement, replayer: Replayer,
     ) -> None:  # fmt: skip
         self._name = name
         self._log = log
@@ -40,11 +40,11 @@ class Discovery:
         self._ranks = ranks
         self._agreement = agreement
         self._sites = sites
-        self._recall = recall
+        self._lookup = lookup
         self._compiler = compiler
-        self._bench = bench
+        self._placement = placement
 
-    def discover(self, closure: Callable[[], Any], listener: Listener, *, is_watched: bool, is_under_way: bool) -> Roll | None:
+    def discover(self, closure: Callable[[], Any], listener: Listener, *, is_watched: bool, is_under_way: bool) -> SiteManifest | None:
         """Learn which sites there are on any rank, and replay until no rank has a config that another one lacks. Collective.
 
         ``is_watched``: whether the run before was heard from its beginning. None if other ranks did not come and this one has nothing
@@ -81,7 +81,7 @@ class Discovery:
         """Sites that this rank has yet to tell."""
         return [label for label, site in self._sites.met.items() if site.is_new]
 
-    def roll_call(self, is_watched: bool, *, is_optional: bool = False) -> Roll:
+    def roll_call(self, is_watched: bool, *, is_optional: bool = False) -> SiteManifest:
         """Tell the sites that are new here, and hear what is new anywhere, with the candidates of all that is new. Collective.
 
         Raises:
@@ -97,7 +97,7 @@ class Discovery:
                 raise RankMismatchError(called.mismatch)
             if called.missed:
                 raise CacheMissError(f"{called.missed} DIST_TUNE_REQUIRE_CACHE is set: tune once without it, or merge a file that has it.")
-            if called.refused and self._recall.is_required:
+            if called.refused and self._lookup.is_required:
                 raise CacheMissError(
                     f"site {called.refused[0]}: ranks have records that not all of them can use. DIST_TUNE_REQUIRE_CACHE is set: tune once "
                     f"without it."
@@ -106,7 +106,7 @@ class Discovery:
                 return called
             spelled |= set(called.unlisted)
 
-    def recall(self, called: Roll) -> dict[str, TuningRecord]:
+    def lookup(self, called: SiteManifest) -> dict[str, TuningRecord]:
         """The records of sites that all ranks take from the cache; those that lack one get it, and keep it. Collective."""
         mine = {label: self._sites.met[label].recalled for label in called.recalled if label in self._sites.met}
         records = {label: record for label, record in mine.items() if record is not None}
@@ -122,12 +122,12 @@ class Discovery:
     def keep(self, label: str, record: TuningRecord, keepers: Mapping[str, Sequence[int]]) -> None:
         """Put a record into the cache, on one rank for each place."""
         if self._ranks.rank in keepers.get(label, ()):
-            self._recall.keep(record)
+            self._lookup.keep(record)
 
-    def _call(self, labels: set[str], spelled: set[str], is_watched: bool, *, is_first: bool) -> RollCall:
+    def _call(self, labels: set[str], spelled: set[str], is_watched: bool, *, is_first: bool) -> RankManifest:
         sites = {label: self._sites.met[label] for label in labels}
-        return RollCall(
-            self._bench,
+        return RankManifest(
+            self._placement,
             {label: digest(site.texts) for label, site in sites.items()},
             {label: site.texts for label, site in sites.items() if label in spelled},
             {
@@ -137,12 +137,12 @@ class Discovery:
             },
             dict(self._sites.hits),
             is_watched,
-            self._recall.folder,
+            self._lookup.folder,
             {label: self._ticket(site) for label, site in sites.items()},
-            {label: self._recall.known(label, site.texts) for label, site in sites.items() if is_first and site.recalled is None},
+            {label: self._lookup.known(label, site.texts) for label, site in sites.items() if is_first and site.recalled is None},
             {label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         )
 
-    def _ticket(self, site: Site) -> Ticket:
+    def _ticket(self, site: Site) -> LookupResult:
         runs = site.recalled is None or site.recalled.winner not in site.failures
-        return self._recall.ticket(site.label, site.recalled, runs=runs)
+        return self._lookup.ticket(site.label, site.recalled, runs=runs)

@@ -15,7 +15,7 @@ from dist_tune.compiler import Resources
 from dist_tune.errors import CaptureError, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Slot, Tunable
-from dist_tune.search import Search
+from dist_tune.search import Race
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(
@@ -95,14 +95,14 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
     )
 
 
-def check_alive(label: str, texts: list[str], search: Search, site: Site | None) -> None:
+def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -> None:
     """Go on only if a candidate is left. The same on all ranks; ``site`` is None where this rank never met it.
 
     Raises:
         NoValidConfigError: none is.
     """
     if search.best(label) is None:
-        failures = {i: each.failure for i, each in enumerate(search.standings(label)) if each.failure is not None}
+        failures = {i: each.failure for i, each in enumerate(search.results(label)) if each.failure is not None}
         cause = site.last_error if site is not None else None
         raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.cache import Recall
-from dist_tune.compiler import Bench, Compiler, Failure, Resources, deal_configs, quiet_terminal, reason_of
+from dist_tune.cache import CacheLookup
+from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quiet_terminal, reason_of
 from dist_tune.distributed import is_secondary
 from dist_tune.errors import DistTuneError, NoValidConfigError
 from dist_tune.measure import Clock, Span
-from dist_tune.runtime import Recorder, Slot, Tunable, Undo
-from dist_tune.search import Ledger, Replay, Trial
+from dist_tune.runtime import LaunchRecorder, Slot, Tunable, Undo
+from dist_tune.search import Replay, Samples, Trial
 from dist_tune.tuning.site import Site, is_fatal, no_valid_config, take_failures
 
 if TYPE_CHECKING:
@@ -39,21 +39,21 @@ class _Failed:
 class Sites:
     """All sites met in a tuning on this rank. A ``Listener``."""
 
-    def __init__(self, clock: Clock, log: loguru.Logger, compiler: Compiler, bench: Bench, recall: Recall, where: str) -> None:
+    def __init__(self, clock: Clock, log: loguru.Logger, compiler: Compiler, placement: Placement, lookup: CacheLookup, where: str) -> None:
         self.is_watching = True
         self.met: dict[str, Site] = {}
         self.hits: dict[str, str] = {}
         """Label -> config, for launches that Triton had a config for."""
-        self.ledger = Ledger()
+        self.samples = Samples()
         self.suspects: list[str] = []
         """Candidates that failed behind some of their collectives: if not behind all, other ranks wait for the rest."""
-        self.recorder: Recorder | None = None
+        self.recorder: LaunchRecorder | None = None
         """Writes down what functions launch."""
         self._clock = clock
         self._log = log
         self._compiler = compiler
-        self._bench = bench
-        self._recall = recall
+        self._placement = placement
+        self._lookup = lookup
         self._where = where
         self._labels: dict[str, list[tuple[Any, ...]]] = {}
         self._digests: dict[int, tuple[Any, str]] = {}
@@ -91,7 +91,7 @@ class Sites:
         """Move the times of finished replays to the ledger. The device must have gone past them."""
         for label, candidate, replay, span in self._spans:
             ms = span.ms()
-            self.ledger.add_launch(label, candidate, replay, ms)
+            self.samples.add_launch(label, candidate, replay, ms)
             self._log.trace(
                 f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{self.met[label].texts[candidate]}"'
             )
@@ -119,7 +119,7 @@ class Sites:
         """
         site = self.meet(launch)
         for outer in self._around:
-            self.ledger.nest(outer, site.label)
+            self.samples.nest(outer, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, [])
             return launch.run(site.winner, self._undo)
@@ -130,10 +130,10 @@ class Sites:
             site.checker.restore()
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
-                self.ledger.disturb(self._replay)
+                self.samples.disturb(self._replay)
             if site.is_compiled and site.is_new and site.recalled is None:
                 if self._schedule and site.standby is None:  # compiled and loaded in the middle of what is timed at other sites
-                    self.ledger.disturb(self._replay)
+                    self.samples.disturb(self._replay)
                 if not self.load(site, index):
                     continue
             launched = self._try(site, launch, index, trial)
@@ -141,7 +141,7 @@ class Sites:
                 return launched[0]
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
             if launch.is_whole and launched.n_collectives > 0:
-                self.ledger.disturb(self._replay)
+                self.samples.disturb(self._replay)
                 self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index]}')
                 return None
         raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where)) from site.last_error
@@ -174,7 +174,7 @@ class Sites:
             return (result,)
         site.standby = index
         if is_turn and trial.is_timed:
-            self.ledger.add_run(site.label, index, self._replay)
+            self.samples.add_run(site.label, index, self._replay)
         if span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return (result,)
@@ -264,16 +264,16 @@ class Sites:
         if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
             site.winner, site.is_new = configs[texts.index(self._winners[label])], False
             return site
-        record = self._recall.look_up(label, launch, texts)
-        site.source = self._recall.source(label)
+        record = self._lookup.look_up(label, launch, texts)
+        site.source = self._lookup.source(label)
         if record is not None and label not in self._refused:
             site.recalled, site.standby = record, record.winner
             return site
         site.checker = launch.checker()
         if launch.is_compiled:
-            positions = deal_configs(configs, self._bench.n_ranks)
+            positions = partition_configs(configs, self._placement.n_ranks)
             # Where there has to be a record only the first run needs anything.
-            first = [i for i, position in enumerate(positions) if position == self._bench.position and not self._recall.is_required]
+            first = [i for i, position in enumerate(positions) if position == self._placement.position and not self._lookup.is_required]
             self._compiler.begin(label, launch, configs, first)
             self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
         return site

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.compiler import Candidate, Compiler, effort
+from dist_tune.compiler import Candidate, Compiler, compile_cost
 from dist_tune.runtime import Launch
 from tests.fake_driver import install
 from tests.ranks.world import on_ranks, values
@@ -173,7 +173,7 @@ def summary() -> None:
     shared, seconds, late_s = table[:, 5], table[:, 6], table[:, -2:].sum(axis=1) / 1e3
     large = shared > LIMIT_BYTES
     configs = [triton.Config({"M": int(r[0]), "N": int(r[1]), "K": int(r[2])}, num_stages=int(r[3]), num_warps=int(r[4])) for r in table]
-    efforts = np.array([effort(config) for config in configs])
+    compile_costs = np.array([compile_cost(config) for config in configs])
 
     def place(values: Any) -> Any:
         """Of each among all, equal ones alike."""
@@ -186,7 +186,7 @@ def summary() -> None:
     print(f"of which PTX and ptxas {late_s[large].sum():.0f} s")
     print("by stage: " + ", ".join(f"{name} {s:.0f} s" for name, s in zip(STAGES, table[:, 7:].sum(axis=0) / 1e3, strict=True)))
     print(f"one config: median {np.median(seconds):.2f} s, longest {seconds.max():.2f} s")
-    print(f"rank correlation of the estimated effort with the seconds: {np.corrcoef(place(efforts), place(seconds))[0, 1]:.2f}")
+    print(f"rank correlation of the estimated effort with the seconds: {np.corrcoef(place(compile_costs), place(seconds))[0, 1]:.2f}")
 
 
 if __name__ == "__main__":

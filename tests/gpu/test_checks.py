@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune import prune
+from dist_tune import pruning
 from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
 from dist_tune.measure.result_memory import _SPOILT
@@ -112,9 +112,9 @@ def test_a_large_comparison_needs_little_memory():
 
 def test_the_speed_of_this_device_is_known():
     """As far as the vendor says it: H100 and H200 do 990 Tflop/s."""
-    speed = prune._speed(torch.empty(1, dtype=torch.bfloat16, device="cuda"))
+    speed = pruning._speed(torch.empty(1, dtype=torch.bfloat16, device="cuda"))
     assert speed is not None
     assert 100 < speed[1] < 400
-    limit = prune._shared_limit_bytes()
+    limit = pruning._shared_limit_bytes()
     assert limit is not None
     assert 64 << 10 < limit < 512 << 10

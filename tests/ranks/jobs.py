@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.cache.cache import Cache, seal
+from dist_tune.cache.folder import Cache, seal
 from dist_tune.cache.records import TuningRecord
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.world import caught, on_ranks, values

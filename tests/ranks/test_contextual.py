@@ -75,7 +75,7 @@ def _steady(rank: int) -> Any:
     step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
     step(torch.zeros(64))
     calls = {"store": 0, "collective": 0, "log": 0}
-    from dist_tune.tuning import session
+    from dist_tune.tuning import tuning
 
     def count(owner: Any, name: str, kind: str) -> None:
         original = getattr(owner, name)
@@ -89,7 +89,7 @@ def _steady(rank: int) -> Any:
     for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
         count(dist.PrefixStore, name, "store")
     count(dist, "all_reduce", "collective")
-    count(session, "tuning_log", "log")
+    count(tuning, "tuning_log", "log")
     seen: list[Any] = []
     spy = contextual_autotune(is_dist=True, **QUICK)(lambda: seen.__iadd__([is_unpatched()]))
     for _ in range(3):

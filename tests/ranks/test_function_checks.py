@@ -20,12 +20,12 @@ from tests.ranks.world import DEADLINE_S, on_ranks, values
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
 pytestmark = pytest.mark.once
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
-Seen = list[dict[str, Any]]
+RecordedLaunch = list[dict[str, Any]]
 """What each rank came to, by scenario."""
 
 
 @pytest.fixture(scope="module")
-def pair() -> Seen:
+def pair() -> RecordedLaunch:
     return values(on_ranks(2, _scenarios))
 
 
@@ -61,7 +61,7 @@ def _wrong_on_one_rank(rank: int) -> Any:
     return told
 
 
-def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(pair: Seen):
+def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(pair: RecordedLaunch):
     """With each kind of check; the first rank's terminal shows the error with its size, whichever rank found it."""
     got = [each["_wrong_on_one_rank"] for each in pair]
     assert [each[:4] for each in got[0]] == [each[:4] for each in got[1]]
@@ -91,7 +91,7 @@ def _writes_a_part(rank: int) -> Any:
     return step(torch.ones(64)).tolist(), failures(step)
 
 
-def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: Seen):
+def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: RecordedLaunch):
     """The rest would hold what the last config wrote, if that had not been spoiled."""
     for y, (whole, part) in [each["_writes_a_part"] for each in pair]:
         assert y == [2.0] * 64
@@ -116,7 +116,7 @@ def _writes_nothing(rank: int) -> Any:
     return told
 
 
-def test_configs_that_write_nothing_never_win(pair: Seen):
+def test_configs_that_write_nothing_never_win(pair: RecordedLaunch):
     """Neither to memory of their own nor to what they are given, whoever checks."""
     for told in [each["_writes_nothing"] for each in pair]:
         for is_right, (writes, *nothing) in told:
@@ -137,7 +137,7 @@ def _in_place(rank: int) -> Any:
     return result is state, state.tolist(), failures(doubles)
 
 
-def test_a_function_that_changes_its_input(pair: Seen):
+def test_a_function_that_changes_its_input(pair: RecordedLaunch):
     """With reset= each run finds what the first one found, and the last one leaves what one call would."""
     for is_same, state, (one, two, four) in [each["_in_place"] for each in pair]:
         assert is_same
@@ -158,7 +158,7 @@ def _all_wrong(rank: int) -> Any:
     return "rank 1: the result is wrong" in str(none.value), time.monotonic() - began < DEADLINE_S
 
 
-def test_all_wrong_is_one_clear_error(pair: Seen):
+def test_all_wrong_is_one_clear_error(pair: RecordedLaunch):
     """On all ranks, also where one rank alone finds them wrong, and at once: what is wrong still talks to the other ranks."""
     assert [each["_all_wrong"] for each in pair] == [(True, True)] * 2
 
@@ -180,7 +180,7 @@ def _collective_reference(rank: int) -> Any:
     return step(torch.ones(4)).tolist(), failures(step)
 
 
-def test_a_reference_may_talk_to_other_ranks(pair: Seen):
+def test_a_reference_may_talk_to_other_ranks(pair: RecordedLaunch):
     """It is asked equally often on all ranks, also where the first config fails on one of them."""
     assert [each["_collective_reference"] for each in pair] == [([2.0] * 4, ["rank 1: RuntimeError: not here", None, None])] * 2
 
@@ -200,7 +200,7 @@ def _context(rank: int) -> Any:
     return step(torch.ones(4), context).tolist(), set(map(str, seen)), buffer.tolist(), context.phase == len(seen)
 
 
-def test_what_a_context_holds_is_left_alone(pair: Seen):
+def test_what_a_context_holds_is_left_alone(pair: RecordedLaunch):
     """Symmetric memory and signals: nothing but the function writes there, and arguments are those of the caller."""
     for y, seen, buffer, is_counted in [each["_context"] for each in pair]:
         assert y == [1.0, 2.0, 3.0, 4.0]
@@ -229,6 +229,6 @@ def _kept(rank: int) -> Any:
     return tune(None), tune(_is_right), tune(_is_right), tune(_is_near), tune(None)
 
 
-def test_what_was_chosen_without_a_check_is_not_trusted_with_one(pair: Seen):
+def test_what_was_chosen_without_a_check_is_not_trusted_with_one(pair: RecordedLaunch):
     """A check, and its code, are a part of what a record is kept under."""
     assert [each["_kept"] for each in pair] == [(False, False, True, False, True)] * 2

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
-from dist_tune.search.choice import Objective
+from dist_tune.search.selection import Objective
 from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.world import on_ranks, values
 

@@ -46,7 +46,7 @@ def ran(folder: Path, name: str) -> set[tuple[int, int]]:
     return {(int(rank), int(delay)) for rank, delay in (line.split() for line in lines)}
 
 
-def _share(rank: int, folder: str, killed: int = -1) -> Any:
+def _own_share(rank: int, folder: str, killed: int = -1) -> Any:
     torch.manual_seed(rank)
     problems = [problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)]
     ended = tune_problems(problems, **QUICK)
@@ -55,7 +55,7 @@ def _share(rank: int, folder: str, killed: int = -1) -> Any:
 
 def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
     """All ranks learn all results, and share the work."""
-    got = values(on_ranks(3, _share, str(tmp_path)))
+    got = values(on_ranks(3, _own_share, str(tmp_path)))
     assert got[0] == got[1] == got[2] == [(f"p{i}", i % 4, 4) for i in range(6)]
     owners = [{rank for rank, _ in ran(tmp_path, f"p{i}")} for i in range(6)]
     assert all(len(each) == 1 for each in owners)
@@ -64,7 +64,7 @@ def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
 
 def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
     """Rank 1 is killed in its first problem; that one is finished elsewhere, the others are not begun twice."""
-    outcomes = on_ranks(3, _share, str(tmp_path), 1)
+    outcomes = on_ranks(3, _own_share, str(tmp_path), 1)
     assert outcomes[1].error == "Died"
     got = values([outcomes[0], outcomes[2]])
     assert got[0] == got[1] == [(f"p{i}", i % 4, 4) for i in range(6)]
@@ -75,7 +75,7 @@ def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
 
 def test_the_first_rank_may_die_too(tmp_path: Path):
     """Nobody needs rank 0 itself, as long as the store is hosted elsewhere: here it is a file."""
-    outcomes = on_ranks(2, _share, str(tmp_path), 0)
+    outcomes = on_ranks(2, _own_share, str(tmp_path), 0)
     assert outcomes[0].error == "Died"
     assert values([outcomes[1]]) == [[(f"p{i}", i % 4, 4) for i in range(6)]]
 

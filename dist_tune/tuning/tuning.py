@@ -12,31 +12,31 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from dist_tune.cache import Recall, Seconds, TuningRecord, environment
-from dist_tune.compiler import Bench, Compiler, host_of_cache, n_compile_threads
+from dist_tune.cache import CacheLookup, Seconds, TuningRecord, environment
+from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Ranks, Solo, is_secondary
 from dist_tune.errors import DistTuneError, StoreGoneError
 from dist_tune.log import tuning_log
 from dist_tune.measure import RngState, device_clock, is_interpreted
 from dist_tune.runtime import Tunable
-from dist_tune.search import Plan, Search
+from dist_tune.search import Plan, Race
 from dist_tune.settings import Settings
 from dist_tune.tuning.agreement import Agreement
-from dist_tune.tuning.ballots import Roll
 from dist_tune.tuning.discovery import Discovery
 from dist_tune.tuning.exclusive import one_at_a_time
 from dist_tune.tuning.loading import Loader
-from dist_tune.tuning.outcome import log_table, make_record
-from dist_tune.tuning.rehearsal import rehearse
-from dist_tune.tuning.replayer import RACE, Replayer, finals_of
+from dist_tune.tuning.manifest import SiteManifest
+from dist_tune.tuning.replays import RACE, Replayer, finals_of
+from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.site import check_alive, check_not_capturing
 from dist_tune.tuning.sites import WRONG, Sites
+from dist_tune.tuning.warm_up import warm_up
 
 NOT_RUN = object()
 """In place of a value, where the closure has not run yet."""
 
 
-class Session:
+class Tuning:
     """The tuning of one call of a closure. Made where a call may tune, between replays or at the first miss."""
 
     def __init__(
@@ -58,23 +58,23 @@ class Session:
         self._log = self._exit.enter_context(
             tuning_log(settings, ranks.rank, ranks.rank == (0 if isinstance(ranks, Solo) else ranks.members[0]), is_verbose=is_verbose)
         )
-        self._search = Search(plan)
+        self._search = Race(plan)
         self._struck: set[int] = set()
         self._in_finals = False
         self._texts: dict[str, list[str]] = {}
         self._keepers: dict[str, list[int]] = {}
         self._rng = RngState()
-        self._bench = Bench(host_of_cache(), *ranks.neighbours)
-        self._compiler = Compiler(n_compile_threads(self._bench.n_ranks), settings.deadline_s)
+        self._placement = Placement(host_of_cache(), *ranks.neighbours)
+        self._compiler = Compiler(n_compile_threads(self._placement.n_ranks), settings.deadline_s)
         self._exit.callback(self._compiler.close)
         clock = device_clock(is_interpreted())
-        recall = Recall(settings, self._log, is_used=uses_cache, world_size=len(ranks.members), ranks_per_host=self._bench.n_ranks)
-        self.sites = Sites(clock, self._log, self._compiler, self._bench, recall, f"on rank {ranks.rank}")
+        lookup = CacheLookup(settings, self._log, is_used=uses_cache, world_size=len(ranks.members), ranks_per_host=self._placement.n_ranks)
+        self.sites = Sites(clock, self._log, self._compiler, self._placement, lookup, f"on rank {ranks.rank}")
         self._agreement = Agreement(ranks, self._log)
-        self._loader = Loader(ranks, self._agreement, self.sites, self._compiler, self._bench)
+        self._loader = Loader(ranks, self._agreement, self.sites, self._compiler, self._placement)
         self._replayer = Replayer(ranks, self.sites, clock, reset, settings.deadline_s)
         self._discovery = Discovery(
-            name, ranks, self._agreement, self._log, self.sites, recall, self._compiler, self._bench, self._replayer
+            name, ranks, self._agreement, self._log, self.sites, lookup, self._compiler, self._placement, self._replayer
         )
 
     @property
@@ -136,7 +136,7 @@ class Session:
 
     def failures(self, label: str) -> dict[int, str]:
         """Why candidates of a site were dropped, on whichever rank."""
-        return {i: each.failure for i, each in enumerate(self._search.standings(label)) if each.failure is not None}
+        return {i: each.failure for i, each in enumerate(self._search.results(label)) if each.failure is not None}
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: tell the others, or say who raised first.
@@ -160,15 +160,15 @@ class Session:
         self.is_waived = called is None
         self._end_phase("discover")
         if called is not None:
-            self._recall(called)
+            self._lookup(called)
             if called.recalled.keys() < set(called.sites):  # that run was not the one that counts
                 self.sites.end_replay()
             self._load(closure, called)
         return bool(self._texts)
 
-    def _recall(self, called: Roll) -> None:
+    def _lookup(self, called: SiteManifest) -> None:
         """Use what all ranks have found in the cache."""
-        records = self._discovery.recall(called)
+        records = self._discovery.lookup(called)
         for label, record in records.items():
             times = {each.index: each.latency_ms for each in record.candidates if each.latency_ms is not None}
             self.sites.settle(label, record.best.config, times)
@@ -184,18 +184,18 @@ class Session:
         while batch := self._search.batch():
             is_final = self._search.is_final
             if is_final and not self._in_finals:
-                self.sites.ledger.restart()
+                self.sites.samples.restart()
             self._in_finals = is_final
             self._replayer.run_batch(closure, self, batch, finals_of(self._plan) if is_final else RACE)
             failures = self.sites.take_failures()
             while True:
                 has_new_sites = bool(self._discovery.new_sites())
-                report = self.sites.ledger.report(failures, batch, self._search.kernel_times_ms(), has_new_sites)
+                report = self.sites.samples.report(failures, batch, self._search.kernel_times_ms(), has_new_sites)
                 told = self._agreement.report(report)
                 if set(told.disturbed) <= self._struck:
                     break
                 # A stand-in on one rank makes its peers wait: nobody's times of that replay count.
-                self.sites.ledger.strike(told.disturbed)
+                self.sites.samples.strike(told.disturbed)
                 self._struck |= set(told.disturbed)
             self._search.tell(len(batch), told.tally)
             self._end_phase("finals" if is_final else "race")
@@ -203,11 +203,11 @@ class Session:
                 called = self._discovery.discover(closure, self, is_watched=True, is_under_way=True)
                 assert called is not None  # optional only where nothing is under way
                 self.sites.end_replay()
-                self._recall(called)
+                self._lookup(called)
                 self._load(closure, called)
             self._check_alive()
 
-    def _load(self, closure: Callable[[], Any], called: Roll) -> None:
+    def _load(self, closure: Callable[[], Any], called: SiteManifest) -> None:
         """Bring all candidates of new sites to where they can be measured, and drop what any rank cannot run."""
         labels = [label for label in called.sites if label not in called.recalled]
         if not labels:
@@ -218,26 +218,26 @@ class Session:
         self.sites.refuse(set(labels))  # a rank that comes to one of them later shall not find a record of it
         told = f"{len(labels)} sites, {sum(len(self._texts[each]) for each in labels)} candidates on {len(self._ranks.members)} ranks"
         self._log.bind(progress=True).info(f"tuning {self._name}: {told}")
-        failed = self._loader.load(called.keysets)
+        failed = self._loader.load(called.compile_keys)
         for label in labels:
             if label in self._search:  # met later on this rank than on others
                 self._search.drop(label, failed.get(label, {}))
             else:
                 self._search.add(label, len(self._texts[label]), failed.get(label, {}), called.known.get(label))
         self._check_alive()
-        if called.rehearsed:
-            self._rehearse(closure, called.rehearsed)
+        if called.warmed_up:
+            self._warm_up(closure, called.warmed_up)
             # What functions launch inside was met there. It is compiled before anything is timed, and tuned where nothing else is.
             inner = self._discovery.discover(closure, self, is_watched=False, is_under_way=True)
             assert inner is not None
-            self._recall(inner)
+            self._lookup(inner)
             self._load(closure, inner)
         self._log.info(f"closure={self._name} searches in at most {self._search.bound} replays")
         self._end_phase("compile")
 
-    def _rehearse(self, closure: Callable[[], Any], sites: Mapping[str, int]) -> None:
+    def _warm_up(self, closure: Callable[[], Any], sites: Mapping[str, int]) -> None:
         """Run each candidate of functions untimed, and drop what fails or answers wrongly on any rank."""
-        rehearse(closure, self, sites, search=self._search, sites=self.sites, loader=self._loader, replayer=self._replayer)
+        warm_up(closure, self, sites, search=self._search, sites=self.sites, loader=self._loader, replayer=self._replayer)
         for label, failures in self._agreement.vote("rehearsed", self.sites.take_failures()).items():
             self._search.drop(label, failures)
             for i, reason in failures.items():  # a config that computes something else is worth a look
@@ -247,9 +247,9 @@ class Session:
     def _settle(self, closure: Callable[[], Any]) -> Any:
         """Put the winners to use, write the account, and run the closure once more as the caller would."""
         winners = {label: best for label in self._texts if (best := self._search.best(label)) is not None}
-        standings = {label: self._search.standings(label) for label in winners}
+        results = {label: self._search.results(label) for label in winners}
         for label, winner in winners.items():
-            times = {i: each.agreed.kernel_ms for i, each in enumerate(standings[label]) if each.agreed is not None}
+            times = {i: each.agreed.kernel_ms for i, each in enumerate(results[label]) if each.agreed is not None}
             self.sites.settle(label, self._texts[label][winner], times)
         self.sites.finish(set(winners))
         self._replayer.restart()
@@ -262,9 +262,9 @@ class Session:
         self._seconds.total = time.monotonic() - self._began
         for label, winner in winners.items():
             record = make_record(
-                self._name, label, self._texts[label], self.sites.met.get(label), standings[label], winner,
+                self._name, label, self._texts[label], self.sites.met.get(label), results[label], winner,
                 verdict=self._search.verdict(label), n_replays=self._replayer.n_replays, seconds=self._seconds,
-                meeting_seconds=self._agreement.seconds, where=environment(len(self._ranks.members), self._bench.n_ranks),
+                meeting_seconds=self._agreement.seconds, where=environment(len(self._ranks.members), self._placement.n_ranks),
             )  # fmt: skip
             log_table(self._log, record)
             self.records.append(record)

@@ -9,10 +9,10 @@ import json
 import warnings
 
 from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
+from dist_tune.configs import FunctionConfig, digest
 from dist_tune.distributed import Ranks
 from dist_tune.runtime import FunctionLaunch
 from dist_tune.settings import Settings
-from dist_tune.space import FunctionConfig, digest
 from dist_tune.tuning.exclusive import one_at_a_time
 
 

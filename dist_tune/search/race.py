@@ -13,27 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dist_tune.search.choice import Policy, Verdict
-from dist_tune.search.contest import MAX_OVERTIME, Contest
-from dist_tune.search.plan import Known, Plan, Replay, Standing, Tally, Trial
+from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Tally, Trial
+from dist_tune.search.selection import RacingOptions, Selection
+from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 
 
-class Search:
+class Race:
     """All sites of one closure. Fed with the same calls on every rank, it answers the same on every rank."""
 
-    def __init__(self, plan: Plan, policy: Policy | None = None) -> None:
+    def __init__(self, plan: Plan, policy: RacingOptions | None = None) -> None:
         self.n_replays = 0
         """Asked for so far."""
         self._plan = plan
-        self._policy = policy or Policy()
-        self._sites: dict[str, Contest] = {}
+        self._policy = policy or RacingOptions()
+        self._sites: dict[str, SiteRace] = {}
 
-    def add(self, site: str, n_candidates: int, failures: Mapping[int, str], known: Known | None = None) -> None:
+    def add(self, site: str, n_candidates: int, failures: Mapping[int, str], known: PriorTimes | None = None) -> None:
         """Enter a site after the vote: ``failures`` says which candidates cannot run, and on which rank why.
 
         ``known``: what earlier tunings found of these candidates, among others.
         """
-        self._sites[site] = Contest(site, self._plan, self._policy, n_candidates, failures, known or Known())
+        self._sites[site] = SiteRace(site, self._plan, self._policy, n_candidates, failures, known or PriorTimes())
         n_open = sum(each.n_nominal > 0 for each in self._sites.values())
         for each in self._sites.values():
             each.is_alone = n_open < 2
@@ -57,7 +57,7 @@ class Search:
         """Take candidates out that turned out not to run on a rank."""
         self._sites[site].drop(failures)
 
-    def rehearsal(self, sites: Mapping[str, int]) -> list[Replay]:
+    def warm_up(self, sites: Mapping[str, int]) -> list[Replay]:
         """Untimed and checked runs of each candidate of these sites, as many as is said."""
         orders = {name: [i for i in self._sites[name].alive() for _ in range(n_runs)] for name, n_runs in sites.items()}
         others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.incumbent()) is not None}
@@ -94,15 +94,15 @@ class Search:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
         return self._sites[site].incumbent()
 
-    def verdict(self, site: str) -> Verdict | None:
+    def verdict(self, site: str) -> Selection | None:
         """How the winner was chosen; None before that, or where there was no choice."""
         return self._sites[site].verdict
 
-    def standings(self, site: str) -> Sequence[Standing]:
+    def results(self, site: str) -> Sequence[CandidateResult]:
         """What came of each candidate, in order of index."""
         state = self._sites[site]
         return [
-            Standing(state.found(i) if i not in state.failures else None, state.failures.get(i), state.left.get(i))
+            CandidateResult(state.found(i) if i not in state.failures else None, state.failures.get(i), state.left.get(i))
             for i in range(state.n_candidates)
         ]
 
@@ -122,7 +122,7 @@ class Search:
             site.begin_round(n_replays if site.round_length(self._n_left) else 0)
 
 
-def _trial(site: Contest, k: int) -> Trial | None:
+def _trial(site: SiteRace, k: int) -> Trial | None:
     if k < len(site.queue):
         return site.queue[k]
     incumbent = site.incumbent()

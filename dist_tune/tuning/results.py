@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dist_tune.cache import CandidateRecord, Environment, Seconds, TuningRecord
-from dist_tune.search import Standing, Verdict
-from dist_tune.space import config_fields
+from dist_tune.configs import config_fields
+from dist_tune.search import CandidateResult, Selection
 from dist_tune.tuning.site import Site
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def make_record(
-    closure: str, label: str, texts: list[str], site: Site | None, standings: Sequence[Standing], winner: int,
-    *, verdict: Verdict | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], where: Environment,
+    closure: str, label: str, texts: list[str], site: Site | None, results: Sequence[CandidateResult], winner: int,
+    *, verdict: Selection | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], where: Environment,
 ) -> TuningRecord:  # fmt: skip
     """The record of one site; ``site`` is None on a rank that never met it and knows only what the others told."""
     candidates = []
-    for index, (text, standing) in enumerate(zip(texts, standings, strict=True)):
+    for index, (text, standing) in enumerate(zip(texts, results, strict=True)):
         resources = site.resources.get(index) if site is not None else None
         agreed = standing.agreed
         candidates.append(

@@ -14,7 +14,7 @@ KEY_CHARS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class Placement:
     """Where a rank compiles, and what it has begun with before anybody could be asked."""
 
     host: str
@@ -26,7 +26,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Keyset:
+class CompileKeys:
     """Ranks of one host that have the same compile keys for a site."""
 
     host: str
@@ -37,36 +37,36 @@ class Keyset:
     n_ranks: int
 
 
-def deal(efforts: Sequence[float], groups: Sequence[str], n_ranks: int) -> list[int]:
+def partition(compile_costs: Sequence[float], groups: Sequence[str], n_ranks: int) -> list[int]:
     """Candidate -> position of the rank that compiles it, if all ranks of the host have the same keys; efforts add up alike.
 
     Candidates of a group share part of the work, so a group stays together as long as there are several for each rank.
     """
-    largest = -(-len(efforts) // (2 * n_ranks))
+    largest = -(-len(compile_costs) // (2 * n_ranks))
     members: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     pieces = [each[k : k + largest] for each in members.values() for k in range(0, len(each), largest)]
-    loads, positions = [0.0] * n_ranks, [0] * len(efforts)
-    for piece in sorted(pieces, key=lambda piece: (-sum(efforts[i] for i in piece), piece)):
+    loads, positions = [0.0] * n_ranks, [0] * len(compile_costs)
+    for piece in sorted(pieces, key=lambda piece: (-sum(compile_costs[i] for i in piece), piece)):
         position = loads.index(min(loads))
-        loads[position] += sum(efforts[i] for i in piece)
+        loads[position] += sum(compile_costs[i] for i in piece)
         for i in piece:
             positions[i] = position
     return positions
 
 
-def share(rank: int, keysets: Sequence[Keyset], deals: Mapping[int, Sequence[int]]) -> set[int]:
+def own_share(rank: int, compile_keys: Sequence[CompileKeys], partitions: Mapping[int, Sequence[int]]) -> set[int]:
     """The candidates of a site that ``rank`` compiles for itself and for all on its host that have the same key.
 
-    ``deals``: number of ranks -> how they deal. The one that has begun with a candidate, or else one of them by turns.
+    ``partitions``: number of ranks -> how they deal. The one that has begun with a candidate, or else one of them by turns.
     """
-    own = next((each for each in keysets if rank in each.ranks), None)
+    own = next((each for each in compile_keys if rank in each.ranks), None)
     if own is None:
         return set()
     mine = set()
-    alike = [each for each in keysets if each.host == own.host]
-    n_candidates = len(deals[own.n_ranks])
+    alike = [each for each in compile_keys if each.host == own.host]
+    n_candidates = len(partitions[own.n_ranks])
     for i, key in enumerate(split_keys(own.keys) or ["the same"] * n_candidates):
         having = [each for each in alike if not own.keys or split_keys(each.keys)[i : i + 1] == [key]]
         holders = sorted(holder for each in having for holder in each.ranks)
@@ -74,7 +74,7 @@ def share(rank: int, keysets: Sequence[Keyset], deals: Mapping[int, Sequence[int
             holder
             for each in having
             for holder, position in zip(each.ranks, each.positions, strict=True)
-            if deals[each.n_ranks][i] == position
+            if partitions[each.n_ranks][i] == position
         )
         if key.strip() and (begun[0] if begun else holders[i % len(holders)]) == rank:
             mine.add(i)

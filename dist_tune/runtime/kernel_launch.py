@@ -14,9 +14,9 @@ import torch
 import triton
 
 from dist_tune.cache import fingerprint
+from dist_tune.configs import describe, digest, stable_repr, unique
 from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Undo, put_back
-from dist_tune.space import describe, digest, stable_repr, unique
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, Entry, Environment, environment, read_record
-from dist_tune.cli.cli_cache import by_environment, choose, set_aside, short_ids
+from dist_tune.cli.cache import by_environment, choose, set_aside, short_ids
 from dist_tune.cli.tables import Answer, amount, grid, plain, texts
 from dist_tune.settings import Settings
 

@@ -11,14 +11,14 @@ from math import isfinite
 from typing import NamedTuple
 
 from dist_tune.measure import median
-from dist_tune.search.choice import Agreed
 from dist_tune.search.plan import Tally
+from dist_tune.search.selection import ReducedTimes
 
 MAX_RANKS_LISTED = 16
 """In larger groups only the slowest and the fastest rank of a candidate are told apart, so that messages do not grow with the group."""
 
 
-class Measured(NamedTuple):
+class LocalTimes(NamedTuple):
     """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds. A JSON array."""
 
     kernel_ms: float
@@ -37,10 +37,10 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BatchReport:
     """What one rank says of a batch of replays."""
 
-    measured: dict[str, dict[int, Measured]] = field(default_factory=dict)
+    measured: dict[str, dict[int, LocalTimes]] = field(default_factory=dict)
     """Site -> candidates of the batch -> times. A rank that does not own a site leaves it out: the neutral element."""
     failures: dict[str, dict[int, str]] = field(default_factory=dict)
     """Site -> candidate -> why it cannot run here; only what was not told before."""
@@ -51,7 +51,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ReducedReport:
     """What follows from all reports. Equal on all ranks."""
 
     tally: Tally
@@ -59,10 +59,10 @@ class Account:
     has_new_sites: bool
 
 
-def account(reports: Mapping[int, Report]) -> Account:
+def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
     """Reduce the reports of all ranks: rank -> report."""
     failures = first_failures({rank: report.failures for rank, report in reports.items()})
-    by_site: dict[str, dict[int, dict[int, Measured]]] = {}
+    by_site: dict[str, dict[int, dict[int, LocalTimes]]] = {}
     for rank, report in reports.items():
         for site, measured in report.measured.items():
             by_site.setdefault(site, {})[rank] = measured
@@ -75,7 +75,7 @@ def account(reports: Mapping[int, Report]) -> Account:
         for site, ranks in by_site.items()
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
-    return Account(Tally(agreed, failures), disturbed, any(report.has_new_sites for report in reports.values()))
+    return ReducedReport(Tally(agreed, failures), disturbed, any(report.has_new_sites for report in reports.values()))
 
 
 def first_failures(by_rank: Mapping[int, Mapping[str, Mapping[int, str]]]) -> dict[str, dict[int, str]]:
@@ -88,14 +88,14 @@ def first_failures(by_rank: Mapping[int, Mapping[str, Mapping[int, str]]]) -> di
     return failures
 
 
-def _agree(by_rank: Mapping[int, Measured]) -> Agreed:
+def _agree(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:
     latencies_ms = {rank: each.kernel_ms for rank, each in by_rank.items()}
     slowest = max(latencies_ms, key=latencies_ms.__getitem__)
     if len(latencies_ms) > MAX_RANKS_LISTED:
         latencies_ms = {rank: latencies_ms[rank] for rank in {slowest, min(latencies_ms, key=latencies_ms.__getitem__)}}
     last = max(by_rank.values(), key=lambda each: each.closure_ms)
     typical_ms = median([each.kernel_ms for each in by_rank.values()])
-    return Agreed(
+    return ReducedTimes(
         kernel_ms=by_rank[slowest].kernel_ms,
         closure_ms=last.closure_ms,
         spread_ms=by_rank[slowest].spread_ms,

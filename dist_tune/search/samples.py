@@ -12,13 +12,13 @@ from math import isfinite
 
 from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import Replay
-from dist_tune.search.tally import Measured, Report
+from dist_tune.search.reports import BatchReport, LocalTimes
 
 Times = Mapping[str, Mapping[int, float]]
 """Site -> candidate -> milliseconds."""
 
 
-class Ledger:
+class Samples:
     """All timed replays and launches of one tuning on this rank."""
 
     def __init__(self) -> None:
@@ -67,12 +67,12 @@ class Ledger:
 
     def report(
         self, failures: Mapping[str, Mapping[int, str]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
-    ) -> Report:
+    ) -> BatchReport:
         """What was measured so far of the candidates of ``batch``, the failures this rank knows, the replays it disturbed.
 
         ``agreed_ms`` is what all ranks agree on so far: by that much, other sites' candidates are taken off a replay's time.
         """
-        measured: dict[str, dict[int, Measured]] = {}
+        measured: dict[str, dict[int, LocalTimes]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         batch = list(batch)
         for site in self._launches:  # also those not met of late: this rank still owns them
@@ -87,9 +87,9 @@ class Ledger:
                     all_failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {absurd[0]} ms")
                 elif launches:
                     measured[site][candidate] = self._measured(site, candidate, agreed_ms)
-        return Report(measured, all_failures, sorted(self._disturbed), has_new_sites)
+        return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites)
 
-    def _measured(self, site: str, candidate: int, agreed_ms: Times) -> Measured:
+    def _measured(self, site: str, candidate: int, agreed_ms: Times) -> LocalTimes:
         launched = self._launches[site][candidate]
         by_replay = {replay: self._own_ms(site, replay, each, agreed_ms) for replay, each in launched.items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
@@ -97,7 +97,7 @@ class Ledger:
         closures = [self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in replays]
         # Less its own launches, where they were timed in the same replay: what varies with them is no noise of the rest.
         rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
-        return Measured(
+        return LocalTimes(
             kernel_ms=_to_ns(median(launches)),
             closure_ms=_to_ns(median(without_outliers(closures))),
             spread_ms=_to_ns(spread(launches)),

@@ -21,7 +21,7 @@ from dist_tune.compiler import Compiler, Failure, replaced
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import DistTuneError
 from dist_tune.measure import RngState, tensors_in
-from dist_tune.runtime.foresight import OPTIONS, Seen, light
+from dist_tune.runtime.precompile import OPTIONS, RecordedLaunch, light
 
 _MAX_LAUNCHES = 64
 """Of one run; a loop that waits for a kernel's result has no end here."""
@@ -30,10 +30,10 @@ _TALKING = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
 @dataclass(frozen=True, slots=True)
-class Dry:
+class DryRun:
     """What came of a dry run."""
 
-    launches: tuple[Seen, ...]
+    launches: tuple[RecordedLaunch, ...]
     talks: str = ""
     """How it communicates with other ranks; empty if it was not seen to. It was ended there."""
 
@@ -60,7 +60,7 @@ class Watch(TorchDispatchMode):
 Watch.__torch_dispatch__ = Watch.see  # type: ignore[assignment, method-assign]
 
 
-def dry_run(run: Callable[[], Any], *, is_watched: bool) -> Dry:
+def dry_run(run: Callable[[], Any], *, is_watched: bool) -> DryRun:
     """Run without launching Triton's kernels. ``is_watched``: end it where it would talk to other ranks.
 
     Kernels of ``triton.autotune`` are passed over: which config they will have is not known.
@@ -68,7 +68,7 @@ def dry_run(run: Callable[[], Any], *, is_watched: bool) -> Dry:
     Raises:
         Exception: whatever the run raises, if only because nothing was computed.
     """
-    launches: list[Seen] = []
+    launches: list[RecordedLaunch] = []
     talks = ""
     state = RngState()
     try:
@@ -83,11 +83,11 @@ def dry_run(run: Callable[[], Any], *, is_watched: bool) -> Dry:
         talks = str(error)
     finally:
         state.restore()
-    return Dry(tuple(launches), talks)
+    return DryRun(tuple(launches), talks)
 
 
 @contextmanager
-def _recording(launches: list[Seen], *, is_watched: bool) -> Iterator[None]:
+def _recording(launches: list[RecordedLaunch], *, is_watched: bool) -> Iterator[None]:
     ident = get_ident()
 
     def wrap(run: Callable[..., object]) -> Callable[..., object]:
@@ -97,7 +97,7 @@ def _recording(launches: list[Seen], *, is_watched: bool) -> Iterator[None]:
             if is_watched and any(map(is_symmetric, tensors_in((args, kwargs)).values())):
                 raise TalkedError(f"it gives symmetric memory to {kernel.fn.__qualname__}")
             given = {name: light(value) for name, value in kwargs.items()} | {"grid": None}
-            launches.append(Seen("", 0, kernel, tuple(map(light, args)), given))
+            launches.append(RecordedLaunch("", 0, kernel, tuple(map(light, args)), given))
             if len(launches) >= _MAX_LAUNCHES:
                 raise _Ended
             return None
@@ -111,10 +111,10 @@ def _recording(launches: list[Seen], *, is_watched: bool) -> Iterator[None]:
         yield
 
 
-class PlannedLaunch(triton.Config):  # type: ignore[misc]  # untyped
+class DryLaunch(triton.Config):  # type: ignore[misc]  # untyped
     """A launch of a dry run, as a config of a site whose candidates are launches."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: RecordedLaunch) -> None:
         self.seen = seen
         given = seen.kwargs
         constants = {name: value for name, value in given.items() if name not in OPTIONS and type(value) is int}
@@ -125,18 +125,18 @@ class PlannedLaunch(triton.Config):  # type: ignore[misc]  # untyped
 class _Planned:
     """A ``Compilable`` for planned launches."""
 
-    def compile(self, config: PlannedLaunch) -> Any:
+    def compile(self, config: DryLaunch) -> Any:
         """What Triton compiles for it, not launched."""
         seen = config.seen
         return seen.kernel.run(*seen.args, **{**seen.kwargs, "warmup": True})
 
 
-def compile_ahead(planned: Sequence[tuple[int, Dry]], compiler: Compiler) -> Iterator[tuple[int, Failure]]:
+def compile_ahead(planned: Sequence[tuple[int, DryRun]], compiler: Compiler) -> Iterator[tuple[int, Failure]]:
     """Compile and load what candidates will launch; yields those of which something cannot run, once each, with the reason.
 
     Pauses inside are as long as the compiler takes, so a caller that must show signs of life does so in a thread of its own.
     """
-    launches = [(candidate, PlannedLaunch(seen)) for candidate, dry in planned for seen in dry.launches]
+    launches = [(candidate, DryLaunch(seen)) for candidate, dry in planned for seen in dry.launches]
     if not launches:
         return
     compiler.begin("dry", _Planned(), [launch for _, launch in launches], range(len(launches)))

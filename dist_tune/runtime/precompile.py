@@ -21,7 +21,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import replaced
-from dist_tune.space import FunctionConfig
+from dist_tune.configs import FunctionConfig
 
 _MAX_LAUNCHES = 8
 """Of one function; each costs about 0.1 ms a candidate to ask for."""
@@ -45,7 +45,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedLaunch:
     """A kernel's launch inside a function."""
 
     label: str
@@ -74,12 +74,12 @@ class ForeseenError(triton.OutOfResources):  # type: ignore[misc]  # untyped
         return self.reason
 
 
-class Recorder:
+class LaunchRecorder:
     """Writes down launches of kernels while a function runs on this thread, and ends those that are foreseen to fail."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
-        self.foreseen: dict[tuple[str, int], list[Foreseen]] = {}
+        self.seen: list[RecordedLaunch] = []
+        self.foreseen: dict[tuple[str, int], list[ForeseenFailure]] = {}
         """(site, candidate) -> launches that fail."""
         self._n_seen: Counter[tuple[str, int]] = Counter()
         """(site, kernel) -> launches so far."""
@@ -105,12 +105,12 @@ class Recorder:
         def recorded(kernel: Any, *args: Any, **kwargs: Any) -> object:
             if self._at is not None and get_ident() == self._ident and not kwargs.get("warmup"):
                 given = {name: light(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
-                self._note(Seen(*self._at, kernel, tuple(map(light, args)), given))
+                self._note(RecordedLaunch(*self._at, kernel, tuple(map(light, args)), given))
             return run(kernel, *args, **kwargs)
 
         return recorded
 
-    def _note(self, launched: Seen) -> None:
+    def _note(self, launched: RecordedLaunch) -> None:
         for each in self.foreseen.get((launched.label, launched.candidate), ()):
             if each.launch.is_like(launched, each.config):
                 raise ForeseenError(each.reason)
@@ -119,13 +119,13 @@ class Recorder:
             self.seen.append(launched)
 
 
-class ForecastLaunch:
+class PrecompileLaunch:
     """A recorded launch with other configs. A ``Compilable``."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: RecordedLaunch) -> None:
         self._seen = seen
 
-    def compile(self, config: ForecastConfig) -> Any:
+    def compile(self, config: PrecompileConfig) -> Any:
         """What Triton compiles for it, not launched."""
         seen = self._seen
         given = {**seen.given, **config.given}
@@ -134,7 +134,7 @@ class ForecastLaunch:
         args = [given.pop(name) for name in seen.kernel.arg_names[: len(seen.args)]]
         return seen.kernel.run(*args, **{**given, "warmup": True})
 
-    def is_like(self, launched: Seen, config: ForecastConfig) -> bool:
+    def is_like(self, launched: RecordedLaunch, config: PrecompileConfig) -> bool:
         """Whether a launch asks for what this one does with ``config``: the same constants and options, and arguments of the same kinds."""
         if launched.kernel is not self._seen.kernel:
             return False
@@ -145,7 +145,7 @@ class ForecastLaunch:
         )
 
 
-class ForecastConfig(triton.Config):  # type: ignore[misc]  # untyped
+class PrecompileConfig(triton.Config):  # type: ignore[misc]  # untyped
     """What a candidate changes of a launch."""
 
     def __init__(self, given: dict[str, Any], hook: Any) -> None:
@@ -156,32 +156,32 @@ class ForecastConfig(triton.Config):  # type: ignore[misc]  # untyped
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class Precompile:
     """All candidates of a function's site at one of its launches."""
 
     label: str
     """The function's site and the kernel, in place of a site's label."""
     kernel: str
-    configs: list[ForecastConfig]
+    configs: list[PrecompileConfig]
     """What each candidate of the function changes, in the same order."""
-    launch: ForecastLaunch
+    launch: PrecompileLaunch
     function: str
     """The function's site."""
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class ForeseenFailure:
     """A launch that some rank cannot make."""
 
-    launch: ForecastLaunch
-    config: ForecastConfig
+    launch: PrecompileLaunch
+    config: PrecompileConfig
     reason: str
     """On which rank, and why."""
 
 
-def forecasts(function: str, candidates: Sequence[FunctionConfig], seen: Sequence[Seen]) -> list[Forecast]:
+def precompiles(function: str, candidates: Sequence[FunctionConfig], seen: Sequence[RecordedLaunch]) -> list[Precompile]:
     """What the candidates of a function's site will launch, as far as it can be told."""
-    found: list[Forecast] = []
+    found: list[Precompile] = []
     seen = [each for each in seen if each.label == function][:_MAX_LAUNCHES]
     if not seen:
         return []
@@ -199,12 +199,12 @@ def forecasts(function: str, candidates: Sequence[FunctionConfig], seen: Sequenc
         if not followed or (_has_descriptor(each) and None in hooks):
             continue
         configs = [
-            ForecastConfig({name: one.get(field, given[name]) for name, field in followed.items()}, hook)
+            PrecompileConfig({name: one.get(field, given[name]) for name, field in followed.items()}, hook)
             for one, hook in zip(fields, hooks, strict=True)
         ]
         kernel = each.kernel.fn.__qualname__.rpartition("<locals>.")[2]
         label = f"{function} > {len(found)}.{kernel}"
-        found.append(Forecast(label, kernel, configs, ForecastLaunch(each), function))
+        found.append(Precompile(label, kernel, configs, PrecompileLaunch(each), function))
     return found
 
 
@@ -238,5 +238,5 @@ def _is_same(value: object, field: object) -> bool:
     return value is field or (type(value) is type(field) and isinstance(value, bool | int | float | str) and value == field)
 
 
-def _has_descriptor(seen: Seen) -> bool:
+def _has_descriptor(seen: RecordedLaunch) -> bool:
     return any(hasattr(value, "block_shape") for value in (*seen.args, *seen.kwargs.values()))

@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dist_tune.cache.cache import Cache
-from dist_tune.cache.misses import differences, explain
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.key_diff import differences, explain
 from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, environment
-from dist_tune.search import Agreed, Known
+from dist_tune.configs import digest
+from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
-from dist_tune.space import digest
 
 if TYPE_CHECKING:
     import loguru
 
 
-class Ticket(NamedTuple):
+class LookupResult(NamedTuple):
     """What a rank says of its cache at a roll call, for one site. A JSON array."""
 
     key: str
@@ -48,7 +48,7 @@ class Keyed(Protocol):
         """Digest of the code, and of all it calls."""
 
 
-class Recall:
+class CacheLookup:
     """The cache in one tuning on this rank; one without a cache finds nothing and keeps nothing."""
 
     def __init__(self, settings: Settings, log: loguru.Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
@@ -90,27 +90,27 @@ class Recall:
         """Digest of the site's code; empty if the cache was not asked for it."""
         return self._keys[label].source if label in self._keys else ""
 
-    def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> Ticket:
+    def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
         """What to tell the other ranks. ``runs``: whether the record's config runs here, as far as it was tried."""
         if self._cache is None or label not in self._keys:
-            return Ticket("", miss="It uses no cache." if self.is_required else "", is_open=False)
+            return LookupResult("", miss="It uses no cache." if self.is_required else "", is_open=False)
         key = self._keys[label]
         name = digest([key.model_dump_json()])
         if self._settings.always_tune:
-            return Ticket(name, miss="DIST_TUNE_ALWAYS_TUNE is set." if self.is_required else "", is_open=False)
+            return LookupResult(name, miss="DIST_TUNE_ALWAYS_TUNE is set." if self.is_required else "", is_open=False)
         if record is not None:
-            return Ticket(name, record.best.config, is_open=runs)
-        return Ticket(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
+            return LookupResult(name, record.best.config, is_open=runs)
+        return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
 
-    def known(self, label: str, texts: list[str]) -> Known:
+    def known(self, label: str, texts: list[str]) -> PriorTimes:
         """What a tuning of the same thing has found, in this environment, with another list of candidates.
 
         Of several the one that has measured the most of these, and the newest of those: its winner has beaten all of them.
         """
         if self._cache is None or label not in self._keys or self._settings.always_tune:
-            return Known()
+            return PriorTimes()
         found = [_known(record, texts) for record in self._cache.siblings(self._keys[label])]
-        return max(found, key=lambda known: len(known.agreed), default=Known())
+        return max(found, key=lambda known: len(known.agreed), default=PriorTimes())
 
     def keep(self, record: TuningRecord) -> None:
         """Put a record into the cache; not one of a choice that nothing was measured for, which would stand there for good."""
@@ -120,14 +120,14 @@ class Recall:
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
 
 
-def _known(record: TuningRecord, texts: list[str]) -> Known:
+def _known(record: TuningRecord, texts: list[str]) -> PriorTimes:
     """What a record says of these candidates."""
     agreed = {}
     by_text = {each.config: each for each in record.candidates}
     for i, text in enumerate(texts):
         each = by_text.get(text)
         if each is not None and each.latency_ms and each.closure_ms is not None:
-            agreed[i] = Agreed(
+            agreed[i] = ReducedTimes(
                 each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
             )
-    return Known(agreed, texts.index(record.best.config) if record.best.config in texts else None)
+    return PriorTimes(agreed, texts.index(record.best.config) if record.best.config in texts else None)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
-from dist_tune.cache.atomic import locked, sweep, write_whole
+from dist_tune.cache.files import locked, sweep, write_whole
+from dist_tune.cache.record_file import BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
-from dist_tune.cache.sealed import BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 
 __all__ = ["BrokenRecordError", "Cache", "Entry", "OtherSchemaError", "UnreadableRecordError", "read_record", "seal", "unseal"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import triton
 from triton.compiler.compiler import max_shared_mem
 
-from dist_tune.compiler.compile import Candidate, Compilable, Compilation, Failure, Resources
-from dist_tune.compiler.efforts import order
-from dist_tune.compiler.front_end import Turns, in_turn
+from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
+from dist_tune.compiler.cost import order
+from dist_tune.compiler.front_end import FrontEndLock, in_turn
+from dist_tune.compiler.output import quiet_terminal
+from dist_tune.compiler.partition import KEY_CHARS
 from dist_tune.compiler.shared_memory import early_check, known_need
-from dist_tune.compiler.shares import KEY_CHARS
-from dist_tune.compiler.terminal import quiet_terminal
 
 _EXIT_WAIT_S = 10.0
 """How long the end of the process waits for threads in the compiler."""
@@ -64,7 +64,7 @@ class Compiler:
         """Each with what it is at."""
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
-        self._turns = Turns()
+        self._turns = FrontEndLock()
         self._shared_limit_bytes: int | None = None
         self._surroundings = ExitStack()
         self._is_open = False

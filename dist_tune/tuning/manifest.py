@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dist_tune.cache import Ticket
-from dist_tune.compiler import Bench, Keyset
-from dist_tune.search import Known
-from dist_tune.space import digest
+from dist_tune.cache import LookupResult
+from dist_tune.compiler import CompileKeys, Placement
+from dist_tune.configs import digest
+from dist_tune.search import PriorTimes
 
 
 @dataclass(frozen=True, slots=True)
-class RollCall:
+class RankManifest:
     """What a rank brings before anything is compiled for others or measured."""
 
-    bench: Bench
+    placement: Placement
     sites: dict[str, str] = field(default_factory=dict)
     """Sites not told before -> digest of their candidates."""
     lists: dict[str, list[str]] = field(default_factory=dict)
@@ -31,16 +31,16 @@ class RollCall:
     """Whether the launches of the run before were heard from its beginning, so that ``hits`` is all there is."""
     folder: str = ""
     """Where this rank's cache lies; empty without one."""
-    tickets: dict[str, Ticket] = field(default_factory=dict)
+    tickets: dict[str, LookupResult] = field(default_factory=dict)
     """Site -> what this rank's cache has of it; of all of ``sites``."""
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, PriorTimes] = field(default_factory=dict)
     """What earlier tunings found. The first rank brings it."""
-    rehearsed: dict[str, int] = field(default_factory=dict)
+    warmed_up: dict[str, int] = field(default_factory=dict)
     """Sites whose candidates cannot be compiled ahead -> how often each is to run untimed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class SharedRecord:
     """A site that all ranks take from the cache."""
 
     winner: str
@@ -52,7 +52,7 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
+class SiteManifest:
     """What follows from a roll call."""
 
     sites: list[str]
@@ -67,19 +67,19 @@ class Roll:
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
     """Whether the hits of all ranks are known. Where all have missed the same sites in the midst of a call, they do not matter."""
-    keysets: dict[str, list[Keyset]]
-    recalled: dict[str, Recalled] = field(default_factory=dict)
+    compile_keys: dict[str, list[CompileKeys]]
+    recalled: dict[str, SharedRecord] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     """Sites that some rank has a record of which not all can use."""
     missed: str = ""
     """Why there is no record of a site that must have one; empty if all is well."""
     keepers: dict[str, list[int]] = field(default_factory=dict)
     """Site -> ranks that keep its record: one for each place and key."""
-    known: dict[str, Known] = field(default_factory=dict)
-    rehearsed: dict[str, int] = field(default_factory=dict)
+    known: dict[str, PriorTimes] = field(default_factory=dict)
+    warmed_up: dict[str, int] = field(default_factory=dict)
 
 
-def roll(calls: Mapping[int, RollCall]) -> Roll:
+def reduce_manifests(calls: Mapping[int, RankManifest]) -> SiteManifest:
     """Reduce the roll calls of all ranks: rank -> call."""
     lists: dict[str, list[str]] = {}
     mismatch = ""
@@ -89,17 +89,17 @@ def roll(calls: Mapping[int, RollCall]) -> Roll:
             if texts != known:
                 mismatch = mismatch or _difference(label, rank, texts, known)
     unlisted = {label for call in calls.values() for label, each in call.sites.items() if digest(lists.get(label, [])) != each}
-    keysets: dict[str, dict[tuple[str, str, int], Keyset]] = {}
+    compile_keys: dict[str, dict[tuple[str, str, int], CompileKeys]] = {}
     for rank, call in calls.items():
-        bench = call.bench
+        placement = call.placement
         for label, keys in call.keys.items():
-            found = keysets.setdefault(label, {}).setdefault(
-                (bench.host, keys, bench.n_ranks), Keyset(bench.host, keys, [], [], bench.n_ranks)
+            found = compile_keys.setdefault(label, {}).setdefault(
+                (placement.host, keys, placement.n_ranks), CompileKeys(placement.host, keys, [], [], placement.n_ranks)
             )
             found.ranks.append(rank)
-            found.positions.append(bench.position)
+            found.positions.append(placement.position)
     sites = sorted({label for call in calls.values() for label in call.sites})
-    recalled, refused = _recall(sites, calls)
+    recalled, refused = _lookup(sites, calls)
     missed = [
         f"site {label}, rank {rank}: {ticket.miss}"
         for label in sites
@@ -107,24 +107,24 @@ def roll(calls: Mapping[int, RollCall]) -> Roll:
         if label not in recalled and (ticket := call.tickets.get(label)) is not None and ticket.miss
     ]
     is_equal = bool(sites) and all(len(call.sites) == len(sites) and not call.is_watched for call in calls.values())
-    return Roll(
+    return SiteManifest(
         sites,
         {label: texts for label, texts in lists.items() if any(label not in call.sites for call in calls.values())},
         sorted(unlisted),
         mismatch,
         sorted(_contested(calls)),
         is_equal or all(call.is_watched for call in calls.values()),
-        {label: _short(list(each.values())) for label, each in keysets.items()},
+        {label: _short(list(each.values())) for label, each in compile_keys.items()},
         recalled,
         refused,
         next(iter(missed), ""),
         {label: _keepers(label, calls) for label in sites},
         {label: each for call in reversed(list(calls.values())) for label, each in call.known.items()},
-        {label: n_runs for call in calls.values() for label, n_runs in call.rehearsed.items() if label not in recalled},
+        {label: n_runs for call in calls.values() for label, n_runs in call.warmed_up.items() if label not in recalled},
     )
 
 
-def _recall(sites: Sequence[str], calls: Mapping[int, RollCall]) -> tuple[dict[str, Recalled], list[str]]:
+def _lookup(sites: Sequence[str], calls: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:
     """Hit on all ranks or on none: the record of the first rank that has one, if all can use it."""
     recalled, refused = {}, []
     for label in sites:
@@ -136,13 +136,13 @@ def _recall(sites: Sequence[str], calls: Mapping[int, RollCall]) -> tuple[dict[s
         # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
         if all(ticket.is_open and (ticket.winner == first.winner or ticket.key == first.key) for ticket in tickets.values()):
             lacking = [rank for rank in calls if rank not in tickets or tickets[rank].winner != first.winner]
-            recalled[label] = Recalled(first.winner, having[0], lacking)
+            recalled[label] = SharedRecord(first.winner, having[0], lacking)
         else:
             refused.append(label)
     return recalled, refused
 
 
-def _keepers(label: str, calls: Mapping[int, RollCall]) -> list[int]:
+def _keepers(label: str, calls: Mapping[int, RankManifest]) -> list[int]:
     first: dict[tuple[str, str], int] = {}
     for rank, call in calls.items():
         if label in call.tickets and call.folder:
@@ -150,15 +150,15 @@ def _keepers(label: str, calls: Mapping[int, RollCall]) -> list[int]:
     return sorted(first.values())
 
 
-def _short(keysets: list[Keyset]) -> list[Keyset]:
+def _short(compile_keys: list[CompileKeys]) -> list[CompileKeys]:
     """Without the keys where all ranks of a host have the same."""
     by_host: dict[str, set[str]] = {}
-    for each in keysets:
+    for each in compile_keys:
         by_host.setdefault(each.host, set()).add(each.keys)
-    return [replace(each, keys="") if len(by_host[each.host]) == 1 else each for each in keysets]
+    return [replace(each, keys="") if len(by_host[each.host]) == 1 else each for each in compile_keys]
 
 
-def _contested(calls: Mapping[int, RollCall]) -> set[str]:
+def _contested(calls: Mapping[int, RankManifest]) -> set[str]:
     missed = {label for call in calls.values() for label in call.sites}
     hits: dict[str, set[str]] = {}
     for call in calls.values():

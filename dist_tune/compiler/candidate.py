@@ -20,8 +20,8 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.errors import PTXASError
 
+from dist_tune.compiler.output import Heard, quiet_terminal
 from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
-from dist_tune.compiler.terminal import Heard, quiet_terminal
 
 
 class Compilable(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
 from dist_tune.measure import Clock, Span
-from dist_tune.runtime import Listener, intercept
+from dist_tune.runtime import Listener, interception
 from dist_tune.search import Plan, Replay
 from dist_tune.tuning.sites import Sites
 
@@ -37,7 +37,7 @@ class Conditions:
     replay be given even longer."""
 
 
-REHEARSAL = Conditions(is_cold=False, times_launches=False, has_rests=False, is_timed=False)
+WARM_UP = Conditions(is_cold=False, times_launches=False, has_rests=False, is_timed=False)
 RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
 
 
@@ -71,7 +71,7 @@ class Replayer:
         """One replay; ``whole`` times it."""
         self._sites.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
-        intercept.push(listener)
+        interception.push(listener)
         try:
             if whole is not None:
                 whole.begin()
@@ -80,7 +80,7 @@ class Replayer:
                 whole.end()
             return value
         finally:
-            intercept.pop()
+            interception.pop()
 
     def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], conditions: Conditions) -> None:
         """Replay a batch, and write the times to the ledger when the device is through.
@@ -112,7 +112,7 @@ class Replayer:
             self._sites.end_replay()
         self._await_device([span for _, _, span in wholes], n_done)
         for number, schedule, span in wholes:
-            self._sites.ledger.add_replay(number, span.ms(), schedule)
+            self._sites.samples.add_replay(number, span.ms(), schedule)
         self._sites.read_spans()
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:

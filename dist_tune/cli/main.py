@@ -22,8 +22,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from dist_tune.cache import Cache
-from dist_tune.cli import cli_cache, cli_doctor, cli_explain
-from dist_tune.cli.cli_cache import RefusedError
+from dist_tune.cli import cache, doctor_command, explain
+from dist_tune.cli.cache import RefusedError
 from dist_tune.cli.tables import Answer, least_width, plain
 from dist_tune.settings import Settings
 
@@ -113,25 +113,23 @@ def _parser() -> argparse.ArgumentParser:
         "cache", help="records of finished tunings", description="Records of finished tunings in DIST_TUNE_CACHE_DIR."
     )
     _add_cache_commands(cache.add_subparsers(metavar="COMMAND", required=True))
-    _command(commands, "doctor", cli_doctor.run, "what works on this machine and what does not, with the reason and what to do")
+    _command(commands, "doctor", doctor_command.run, "what works on this machine and what does not, with the reason and what to do")
     return parser
 
 
 def _add_cache_commands(commands: Any) -> None:
     what = "a record's id or the name of its file, or a kernel's name for all its records"
-    _command(commands, "path", _on_cache(cli_cache.path), "where the records are")
-    _command(commands, "ls", _on_cache(cli_cache.ls), "all records: what won, where and when")
-    _command(commands, "show", _on_cache(cli_cache.show), "one record with all its candidates").add_argument(
-        "key", metavar="KEY", help=what
-    )
-    explain = _command(commands, "explain", _on_cache(cli_explain.explain), "whether records would be used here, and if not, why")
-    explain.add_argument("key", metavar="KEY", nargs="?", help=f"{what}; all records if left out")
-    export = _command(commands, "export", _on_cache(cli_cache.export), "write records into one file")
+    _command(commands, "path", _on_cache(cache.path), "where the records are")
+    _command(commands, "ls", _on_cache(cache.ls), "all records: what won, where and when")
+    _command(commands, "show", _on_cache(cache.show), "one record with all its candidates").add_argument("key", metavar="KEY", help=what)
+    explained = _command(commands, "explain", _on_cache(explain.explain), "whether records would be used here, and if not, why")
+    explained.add_argument("key", metavar="KEY", nargs="?", help=f"{what}; all records if left out")
+    export = _command(commands, "export", _on_cache(cache.export), "write records into one file")
     export.add_argument("file", metavar="FILE", type=Path, help="the file; an earlier export is replaced, anything else is left alone")
     export.add_argument("--name", metavar="KEY", help="these records only; see show")
-    merge = _command(commands, "merge", _on_cache(cli_cache.merge), "take in records; of two with one key the better measured stays")
+    merge = _command(commands, "merge", _on_cache(cache.merge), "take in records; of two with one key the better measured stays")
     merge.add_argument("files", metavar="FILE", type=Path, nargs="+", help="an exported file, a record's file, or a folder of such files")
-    clear = _command(commands, "clear", _on_cache(cli_cache.clear), "delete records")
+    clear = _command(commands, "clear", _on_cache(cache.clear), "delete records")
     clear.add_argument("key", metavar="KEY", nargs="?", help=f"{what}; all records if left out")
     clear.add_argument("--yes", action="store_true", help="do not ask")
 

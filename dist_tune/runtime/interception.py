@@ -29,7 +29,7 @@ from triton.runtime import autotuner
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime.launch import Launch, tuning_key
+from dist_tune.runtime.kernel_launch import Launch, tuning_key
 from dist_tune.runtime.tunable import Tunable
 
 

@@ -20,7 +20,7 @@ _SE_OF_MEDIAN = 1.4826 * 1.2533
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RacingOptions:
     """The constants of racing and finals. Chosen on the tables under logs/tables, and on random ones (tests/simulator.py)."""
 
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
@@ -43,7 +43,7 @@ class Policy:
         return max(self.max_finalists, n_candidates >> (rung + 3))
 
 
-class Agreed(NamedTuple):
+class ReducedTimes(NamedTuple):
     """What all ranks agree on of one candidate: MAX over ranks of each rank's median. Milliseconds. Travels as a JSON array."""
 
     kernel_ms: float
@@ -74,7 +74,7 @@ class Agreed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Selection:
     """What the numbers say of the contenders of a site."""
 
     winner: int
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def kept(
-    agreed: Mapping[int, Agreed], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
+    agreed: Mapping[int, ReducedTimes], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
 ) -> list[int]:
     """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless.
 
@@ -106,7 +106,7 @@ def kept(
     return sorted([i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota])
 
 
-def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float, *, is_alone: bool = False) -> Verdict:
+def judge(agreed: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
 
     There are two estimates of what a candidate costs: its launches, which are precise but blind to all else, and the closure, which
@@ -139,7 +139,7 @@ def judge(agreed: Mapping[int, Agreed], objective: Objective, tie: float, *, is_
         i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and agreed[i].launches_ms >= agreed[leader].launches_ms
     )
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
-    return Verdict(winner, worse - {winner}, is_clear, weight)
+    return Selection(winner, worse - {winner}, is_clear, weight)
 
 
 def _error_ms(spreads_ms: list[tuple[float, int]]) -> float | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.offline.class_configs import ConfigFile, Settled, classes_of
 from dist_tune.offline.config_files import configs_there, save_configs_to_json, small_medium_large
 from dist_tune.offline.jobs import Ended, Failed, Job, Mode, raise_failures
-from dist_tune.offline.problem import Effort, Problem
+from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import MakeRun
 from dist_tune.search import SearchStrategy
 
@@ -69,9 +69,9 @@ def tune_kernel(
         NoValidConfigError: none runs and answers rightly; with the reasons.
         ValueError, TypeError: the space is empty or holds no dicts, or a number is out of range.
     """
-    effort = Effort(num_iters, atol, rtol, search, max_configs, budget_s)
+    compile_cost = SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s)
     problem = Problem(name or _name(make_run_and_gt_fn), list(search_space), make_run_and_gt_fn, config_callback)
-    return problem.config_of(Job(effort, "merge", group).tune_one(problem).winner)
+    return problem.config_of(Job(compile_cost, "merge", group).tune_one(problem).winner)
 
 
 def tune_problems(
@@ -98,7 +98,7 @@ def tune_problems(
         ValueError: two problems have one name, or a number is out of range.
         PeerFailedError: another rank has ended the tuning.
     """
-    job = Job(Effort(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
+    job = Job(SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
     ended = job.tune(problems)
     job.finish(lambda: None)
     return ended
@@ -160,7 +160,7 @@ def tune_files(
     """
     for each in files:
         each.check()
-    job = Job(Effort(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
+    job = Job(SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
     pairs = [(file, size) for file in files for size in file.sizes]
     ended = iter(first := job.tune([file.problem(size) for file, size in pairs]))
     found = [(file, {size: next(ended) for size in file.sizes}) for file in files]
@@ -169,7 +169,9 @@ def tune_files(
     classes = [each for file, by_size in found for each in classes_of(file, by_size, there.get(file.json_file_name, {}))]
     # Measured again, all alike: what a race has measured of its losers is one run.
     finals = [(one, size, problem) for one in classes for size, problem in one.finals()]
-    second = job.tune([problem for _, _, problem in finals], replace(job.effort, search="exhaustive", max_configs=None, budget_s=None))
+    second = job.tune(
+        [problem for _, _, problem in finals], replace(job.compile_cost, search="exhaustive", max_configs=None, budget_s=None)
+    )
     choices = []
     for one in classes:
         measured = {size: each for (other, size, _), each in zip(finals, second, strict=True) if other is one}

@@ -10,22 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
-from dist_tune.search.choice import Agreed, Policy, Verdict, judge, kept
-from dist_tune.search.plan import Known, Plan, Trial
+from dist_tune.search.plan import Plan, PriorTimes, Trial
+from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, judge, kept
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
 
 
-class Contest:
-    """The state of one site's search; changed by ``Search`` only."""
+class SiteRace:
+    """The state of one site's search; changed by ``Race`` only."""
 
-    def __init__(self, label: str, plan: Plan, policy: Policy, n_candidates: int, failures: Mapping[int, str], known: Known) -> None:
+    def __init__(
+        self, label: str, plan: Plan, policy: RacingOptions, n_candidates: int, failures: Mapping[int, str], known: PriorTimes
+    ) -> None:
         self.plan = plan
         self.failures = dict(failures)
-        self.agreed: dict[int, Agreed] = {}
+        self.agreed: dict[int, ReducedTimes] = {}
         self.left: dict[int, str] = {}
-        self.verdict: Verdict | None = None
+        self.verdict: Selection | None = None
         self.queue: list[Trial] = []
         self.stage: Literal["table", "race", "finals", "done"] = "done"
         self.n_candidates = n_candidates
@@ -37,7 +39,7 @@ class Contest:
         """Candidate -> timed replays it shall have at the end of the queue."""
         self.known = {i: each for i, each in known.agreed.items() if i not in self.failures}
         """What an earlier tuning agreed on."""
-        self._champion = known.winner if known.winner in self.known else None
+        self._incumbent = known.winner if known.winner in self.known else None
         """Its winner, which the new ones have to beat."""
         self._leave_known()
         alive = self.alive()
@@ -61,10 +63,10 @@ class Contest:
             self.stage = "race"
             self._wanted = dict.fromkeys(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
-            first = alive[0] if self._champion is None else self._champion
+            first = alive[0] if self._incumbent is None else self._incumbent
             self.queue = [Trial(first, is_timed=False)] * plan.n_warmup + self._shuffled(alive)
-        if self._champion is not None:  # in front: where replays run out it has had its turn
-            self.queue.sort(key=lambda trial: trial.candidate != self._champion)
+        if self._incumbent is not None:  # in front: where replays run out it has had its turn
+            self.queue.sort(key=lambda trial: trial.candidate != self._incumbent)
 
     def alive(self) -> list[int]:
         """Candidates that run everywhere and have not left the race."""
@@ -78,7 +80,7 @@ class Contest:
         measured = [(self.agreed[i].kernel_ms, i) for i in runnable if i in self.agreed]
         return min(measured)[1] if measured else self._unmeasured(runnable)
 
-    def found(self, candidate: int) -> Agreed | None:
+    def found(self, candidate: int) -> ReducedTimes | None:
         """Its times in this tuning, or else in an earlier one."""
         return self.agreed.get(candidate) or self.known.get(candidate)
 
@@ -87,7 +89,7 @@ class Contest:
         self.failures = {**failures, **self.failures}  # the first reason stays
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures] if len(self.alive()) > 1 else []
 
-    def hear(self, agreed: Mapping[int, Agreed]) -> None:
+    def hear(self, agreed: Mapping[int, ReducedTimes]) -> None:
         """Take in agreed times: totals that replace older ones."""
         self.agreed.update(agreed)
         if self.stage == "finals":
@@ -138,24 +140,24 @@ class Contest:
     def _leave_known(self) -> None:
         """Let those go that have lost to the champion; without one, those that were hopeless beside others of the same tuning."""
         hopeful = kept(self.known, len(self.known), self._policy.margin(0), "kernel", n_least=self._policy.max_finalists)
-        for i in self.known.keys() - {*(hopeful if self._champion is None else [self._champion])}:
+        for i in self.known.keys() - {*(hopeful if self._incumbent is None else [self._incumbent])}:
             self.left[i] = "not raced: slower in an earlier tuning"
 
     def _unmeasured(self, candidates: Sequence[int]) -> int | None:
         """What an earlier tuning would choose of these; the first, where there was none."""
         known = [i for i in candidates if i in self.known]
-        best = min(known, key=lambda i: (i != self._champion, self.known[i].kernel_ms, i), default=None)
+        best = min(known, key=lambda i: (i != self._incumbent, self.known[i].kernel_ms, i), default=None)
         return best if best is not None else next(iter(candidates), None)
 
     def _end_rung(self, n_left: int) -> None:
         alive = self.alive()
         measured = {i: self.agreed[i] for i in alive if i in self.agreed}
         margin, quota = self._policy.margin(self._rung), self._policy.quota(self.n_candidates - len(self.failures), self._rung)
-        champion = [i for i in alive if i == self._champion]  # beaten in the finals or not at all
+        incumbent = [i for i in alive if i == self._incumbent]  # beaten in the finals or not at all
         n_finalists = self._policy.max_finalists
         # The best few always come as far as the finals: one hiccup of the leader's rivals shall not end the race.
         best = kept(measured, quota, margin, self.plan.objective, n_least=n_finalists, by_typical=self._rung == 0)
-        self._leave(alive, [*champion, *best] or alive[:1])
+        self._leave(alive, [*incumbent, *best] or alive[:1])
         staying = self.alive()
         n_allowed = self._n_allowed(n_left)
         is_down = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= self._policy.min_rungs)
@@ -163,7 +165,7 @@ class Contest:
             if len(staying) > n_finalists:
                 racing = {i: self.agreed[i] for i in staying if i in self.agreed}
                 best = kept(racing, n_finalists, margin, self.plan.objective) or staying[:n_finalists]
-                self._leave(staying, [*champion, *best])
+                self._leave(staying, [*incumbent, *best])
             self.stage = "finals"
             if len(self.alive()) < 2 or self.round_length(n_left) == 0:
                 self._decide()
@@ -184,11 +186,11 @@ class Contest:
         if not is_over and self.round_length(n_left) > 0:
             self.stage, self.verdict = "finals", None
 
-    def _decide(self) -> Verdict:
+    def _decide(self) -> Selection:
         self.stage = "done"
         contenders = {i: self.agreed[i] for i in self.alive() if i in self.agreed}
         if not contenders:  # never met: the first that runs
-            self.verdict = Verdict(next(iter(self.alive()), 0), frozenset(), is_clear=True, closure_weight=0.0)
+            self.verdict = Selection(next(iter(self.alive()), 0), frozenset(), is_clear=True, closure_weight=0.0)
             return self.verdict
         near = kept(contenders, self._policy.max_finalists, self._policy.margins[-1], self.plan.objective)
         # Closures of the race and of the finals are timed under different conditions and cannot be compared.
