@@ -13,7 +13,7 @@ pytestmark = pytest.mark.once
 
 PREAMBLE = f"""
 import importlib.util, contextlib, io, logging, os, sys, tempfile, threading
-spec = importlib.util.spec_from_file_location("terminal", {str(Path(__file__).parents[1] / "dist_tune/terminal.py")!r})
+spec = importlib.util.spec_from_file_location("terminal", {str(Path(__file__).parents[1] / "dist_tune/compiler/output.py")!r})
 terminal = importlib.util.module_from_spec(spec)  # alone: the package would import torch
 sys.modules["terminal"] = terminal
 spec.loader.exec_module(terminal)
