@@ -157,7 +157,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, help="seconds for each problem")
     parser.add_argument("--iters", type=int, default=10, help="timed runs of each of the best few")
     parser.add_argument("--mode", choices=["split", "merge"], help="over several ranks: a problem each (the default), or all at one")
-    parser.add_argument("--compare", action="store_true", help=f"replace only configs that are slower by {MIN_GAIN:.0%} or more")
+    parser.add_argument("--compare", action="store_true", help=f"replace only configs that are slower by {MIN_GAIN:.0%}% or more")
     parser.add_argument("--save-path", type=Path, default=Path(gemm.__file__).parent / "configs")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write all times there, and no configs")
     options = parser.parse_args()
