@@ -224,8 +224,8 @@ class Tuner:
 
     def _refusal(self, how: str) -> str:
         return (
-            f"{self._problem.name}: its run communicates with other ranks ({how}), so ranks cannot tune it each for itself: nobody would "
-            f'there to answer. Use mode="merge", in which all ranks tune one problem together.'
+            f"{self._problem.name}: its run communicates with other ranks ({how}), so one rank cannot tune it alone: the others would "
+            f'not take part. Use mode="merge", in which all ranks tune one problem together.'
         )
 
     def _journal(self) -> Journal:

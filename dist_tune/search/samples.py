@@ -123,7 +123,7 @@ class Samples:
         return {candidate: median(each) for candidate, each in by_candidate.items() if each}
 
     def _others_ms(self, site: str, replay: int, known_ms: Times) -> float:
-        """What other sites' candidates added to a replay, by what is known of them: more or less than the fastest of theirs."""
+        """Milliseconds that other sites' candidates added to a replay: known time less that of the fastest known candidate of the site."""
         added_ms = 0.0
         for other, trial in self._schedules[replay].items():
             times_ms = known_ms.get(other, {})

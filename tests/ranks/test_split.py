@@ -111,6 +111,7 @@ def test_refused_under_the_interpreter_too():
     outcomes = on_ranks(2, _all_reduce, "", "split")
     assert any(each.error == "CommunicatesError" for each in outcomes)
     assert all('mode="merge"' in each.message and each.seconds < 9 for each in outcomes)
+    assert all("one rank cannot tune it alone: the others would not take part." in each.message for each in outcomes)
 
 
 def test_what_communicates_is_tuned_by_all_together():
