@@ -92,21 +92,25 @@ def test_a_problem_that_cannot_even_begin_leaves_the_others_alone(tmp_path: Path
 
 
 PROGRAM = """
-import os, signal, sys, time
+import glob, os, pathlib, signal, sys, time
 import torch, torch.distributed as dist
 from dist_tune.offline import ConfigFile, Problem, tune_files, load_config
 dist.init_process_group("gloo")
 folder, rank = sys.argv[1], os.environ["RANK"]
+
+def has_record(size):
+    # One round of this problem is over: the next run is of a second round, or of the comparison at the end.
+    journals = glob.glob(f"{os.environ['DIST_TUNE_LOG_DIR']}/journal/*M={size}-*.jsonl")
+    return any('"t": "end"' in pathlib.Path(path).read_text() for path in journals)
 
 def make_for_size(size):
     def make(config):
         def run():
             with open(f"{folder}/runs-{size}-{config['i']}", "a") as file:
                 file.write("x")
-            if size == 300 and config["i"] == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                time.sleep(1.0)  # until the others are somewhere, too
+            if size == 300 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and has_record(size):
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.002 * (1 + abs(config["i"] - size % 4)))
+            time.sleep(0.005 * (1 + abs(config["i"] - size % 4)))
             return torch.ones(2)
         return run, torch.ones(2)
     return make
@@ -131,11 +135,10 @@ def test_a_job_that_torchrun_starts_again_goes_on_where_it_was(tmp_path: Path):
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [str(ROOT / "launch/launch.sh"), "--nproc_per_node=2", "--max-restarts=2", "program.py", str(tmp_path)]
-    began = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, env={**env, "PATH": path}, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[0, 0, 1]") == 2, done.stdout
     assert json.loads((tmp_path / "k.json").read_text()) == {"small": {"i": 0}, "medium": {"i": 0}, "large": {"i": 1}}
-    assert "tried before" in done.stderr
-    assert time.monotonic() - began < 90
+    # In the logs: stderr has the progress of rank 0 alone, and either rank may go on with the problem.
+    assert any("tried before" in path.read_text() for path in (tmp_path / "logs").glob("rank-*.log"))
     assert not list((tmp_path / "logs" / "journal").glob("*.jsonl"))
