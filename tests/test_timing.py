@@ -39,6 +39,14 @@ def test_one_far_sample_of_five_is_left_out():
     assert without_outliers([1.0] * 5 + [1.004, 1.006]) == [1.0] * 5 + [1.004]
 
 
+def test_more_outliers_than_a_limit_are_none():
+    """A tenth of the samples may be accidents; a run that is slow every fourth time is so, and all its samples stay."""
+    hiccups = [1.0] * 36 + [1.002, 9.0, 9.0, 9.0]
+    assert without_outliers(hiccups, max_share=0.1) == hiccups[:37]
+    for samples in ([*hiccups, 9.0, 9.0], [1.0, 1.0, 1.0, 5.0] * 10, [1.0] * 8 + [9.0]):
+        assert without_outliers(samples, max_share=0.1) == samples
+
+
 @given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
 def test_half_of_the_samples_are_no_outliers(samples: list[float]):
     """Those that stay are in their order, at least half of them, and any sample is one as far off as another that stays."""

@@ -17,11 +17,13 @@ from dist_tune.measure.compare import difference
 from dist_tune.measure.output_check import wrong_output
 
 _N_WARMUP = 5
+_MAX_OUTLIERS = 0.1
+"""Share of the timed runs. A run that is slow more often than that is slow, and its mean says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a run takes, in microseconds, outliers left out."""
+    """Time of a run in microseconds, outliers left out."""
 
     mean_us: float
     min_us: float
@@ -29,7 +31,7 @@ class Latency:
     n_samples: int
     """Timed runs that count."""
     n_outliers: int
-    """Timed runs that do not: further from the median than five times what half of them are."""
+    """Timed runs that do not: further from the median than 5 x the median absolute deviation (MAD). At most a tenth of all; 0 if more are."""
 
 
 def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 10, *, is_cold: bool = True) -> Latency:
@@ -47,7 +49,7 @@ def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 
 
 
 def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1) -> float:
-    """The average latency of ``run()`` in microseconds, without outliers, if it returns what it should.
+    """The average latency of ``run()`` in microseconds, without outliers (see ``Latency``), if it returns what it should.
 
     ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
     and dtypes, every element within ``atol + rtol * |expected|``; None checks nothing. Before a second run the memory of the first one's
@@ -87,6 +89,6 @@ def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: 
         spans.append(span)
     wait_for_device()
     times_us = [span.ms() * 1e3 for span in spans]
-    counted = without_outliers(times_us)
+    counted = without_outliers(times_us, _MAX_OUTLIERS)
     latency = Latency(statistics.fmean(counted), min(counted), statistics.median(counted), len(counted), len(times_us) - len(counted))
     return latency, result

@@ -158,18 +158,20 @@ def median(samples: Sequence[float]) -> float:
     return statistics.median_low(samples)
 
 
-def without_outliers(samples: Sequence[float]) -> Sequence[float]:
-    """The samples that are no further from their median than five times what half of them are.
+def without_outliers(samples: Sequence[float], max_share: float = 0.5) -> Sequence[float]:
+    """The samples within 5 x the median absolute deviation (MAD) of their median, or within 0.5 %: equal samples have a MAD of 0.
 
-    Of fewer than five nothing is taken away, and half a percent of the median is never an outlier: equal samples have no spread.
+    All samples, where fewer than five, or where more than ``max_share`` of them are further away: these are a second mode of what is
+    measured and no accidents, and a mean without them would be too low. A median does not mind; at most half are ever further away.
     """
     if len(samples) < 5:
         return samples
-    middle, typical = statistics.median(samples), spread(samples)
-    return [sample for sample in samples if abs(sample - middle) <= max(5 * typical, 0.005 * abs(middle))]
+    middle, mad = statistics.median(samples), spread(samples)
+    staying = [sample for sample in samples if abs(sample - middle) <= max(5 * mad, 0.005 * abs(middle))]
+    return staying if len(samples) - len(staying) <= max_share * len(samples) else samples
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Median distance from the median, in the samples' unit: how far a repeat is likely to be off."""
+    """Median absolute deviation (MAD), in the samples' unit: how far a repeat is likely to be off."""
     middle = statistics.median(samples)
     return statistics.median([abs(sample - middle) for sample in samples])

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 Objective = Literal["closure", "kernel"]
 
 _SE_OF_MEDIAN = 1.4826 * 1.2533
-"""Standard error of a median of n samples, times sqrt(n), per unit of their median distance from it (normal noise)."""
+"""Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation (normal noise)."""
 
 
 @dataclass(frozen=True, slots=True)
