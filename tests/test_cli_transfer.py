@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache import Cache
+from dist_tune.offline.config_files import save_configs_to_json
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep
 
@@ -121,6 +122,9 @@ def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
 
 def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
     """Records, broken and temporary files and locks go, also what lies in their place as a link; everything else stays."""
+    save_configs_to_json("configs.json", tmp_path, {"any": {}})  # leaves a lock
+    (cache.folder / "locks" / "0.lock").touch()
+    assert ask.json("ls")["records"] == []
     (stem,) = keep(cache, record())
     folder = cache.folder / "model.gemm"
     outside = tmp_path / "outside"

@@ -1,13 +1,16 @@
 """Files of tuned configs: what is written stays whole, and which config is loaded for a size."""
 
 import json
+import multiprocessing
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dist_tune.offline import config_files
 from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
 
 pytestmark = pytest.mark.once
@@ -32,12 +35,51 @@ def there(folder: Path) -> Any:
 
 
 def test_classes_that_are_not_written_stay(tmp_path: Path):
-    """A class takes the place of its namesake; the folder is made, and no other file is in it but the lock."""
+    """A class takes the place of its namesake; the folder is made, and no other file is in it."""
     folder = tmp_path / "new" / "folder"
     save_configs_to_json(NAME, folder, {"small": {"BM": 16}, "any": {"BM": 32}})
     save_configs_to_json(NAME, str(folder), {"small": {"BM": 64}, "large": {"BM": 128}})
     assert there(folder) == {"small": {"BM": 64}, "any": {"BM": 32}, "large": {"BM": 128}}
-    assert sorted(os.listdir(folder)) in ([".lock", NAME], [NAME])
+    assert os.listdir(folder) == [NAME]
+
+
+def _save_slowly(folder: Path, name: str, is_reading: Any) -> None:
+    def configs_there(path: Path) -> dict[str, Any]:
+        configs = present(path)
+        is_reading.set()
+        time.sleep(0.05)  # between reading and writing, where another writer's classes would be lost
+        return configs
+
+    present, config_files.configs_there = config_files.configs_there, configs_there
+    save_configs_to_json(NAME, folder, {name: {}})
+
+
+def test_two_processes_that_write_one_file_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where one of them knows the folder by another name; the lock is in the cache directory."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "linked").symlink_to("configs")
+    fork = multiprocessing.get_context("fork")
+    is_reading = fork.Event()
+    first = fork.Process(target=_save_slowly, args=(tmp_path / "configs", "small", is_reading))
+    first.start()
+    assert is_reading.wait(60)
+    save_configs_to_json(NAME, tmp_path / "linked", {"large": {}})
+    first.join(60)
+    assert there(tmp_path / "configs") == {"small": {}, "large": {}}
+    assert os.listdir(tmp_path / "configs") == [NAME]
+    assert [path.suffix for path in (tmp_path / "cache" / "locks").iterdir()] in ([], [".lock"])
+
+
+@pytest.mark.parametrize("cache", ["file/cache", "file", "~nobody/cache"])
+def test_no_cache_directory_is_no_reason_not_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str):
+    """Nor one that cannot be made: the lock is done without."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", cache)
+    save_configs_to_json(NAME, tmp_path / "configs", {"any": {}})
+    assert there(tmp_path / "configs") == {"any": {}}
+    assert sorted(os.listdir(tmp_path)) == ["configs", "file"]
 
 
 def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ Every failure here costs a warning and the cache, never the tuning.
 from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, locked, sweep, write_whole
 from dist_tune.cache.fingerprints import fingerprint
-from dist_tune.cache.folder import BROKEN_SUFFIX, BrokenRecordError, Cache, Entry, read_record
+from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, BrokenRecordError, Cache, Entry, read_record
 from dist_tune.cache.key_diff import nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import seal, unseal
@@ -16,6 +16,7 @@ from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecor
 __all__ = [
     "BROKEN_SUFFIX",
     "HARDWARE",
+    "LOCKS",
     "LOCK_NAME",
     "SOFTWARE",
     "TEMPORARY_SUFFIX",

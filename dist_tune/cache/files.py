@@ -23,15 +23,17 @@ STALE_S = 3600.0
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, if it is to be had; it excludes threads and processes alike, and a killed one lets go of it.
+def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
+    """Hold the lock of a folder, or one of its locks by ``name``, if it is to be had.
+
+    It excludes threads and processes alike, and a killed process lets go of it.
 
     Where it is refused (read-only, a file system without locks) or held for longer than 5 s (by a process that was stopped),
     go on without: the lock keeps two writers from overlooking each other, and ``write_whole`` alone keeps files whole.
     """
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):
-            stack.enter_context(FileLock(folder / LOCK_NAME).acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.005))
+            stack.enter_context(FileLock(folder / name).acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.005))
         yield
 
 

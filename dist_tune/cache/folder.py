@@ -16,18 +16,20 @@ import socket
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
-from dist_tune.cache.files import locked, sweep, write_whole
+from dist_tune.cache.files import LOCK_NAME, locked, sweep, write_whole
 from dist_tune.cache.record_file import BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
 
 __all__ = ["BrokenRecordError", "Cache", "Entry", "OtherSchemaError", "UnreadableRecordError", "read_record", "seal", "unseal"]
 
 BROKEN_SUFFIX = ".broken"
+LOCKS = "locks"
+"""Folder in the cache's of locks for files that lie elsewhere."""
 MAX_NAME = 100
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
@@ -130,6 +132,18 @@ class Cache:
             )
             return None
         return path
+
+    @contextmanager
+    def locked(self, target: Path) -> Iterator[None]:
+        """Hold the lock of a file outside, among all that use this cache. It is kept here: the folder of ``target`` may be shipped.
+
+        Without a folder that can be written go on without, as ``dist_tune.cache.files.locked`` does.
+        """
+        with ExitStack() as stack:
+            with suppress(OSError):
+                self._make(self.folder / LOCKS)
+                stack.enter_context(locked(self.folder / LOCKS, f"{_digest(str(target))}{LOCK_NAME}"))
+            yield
 
     def remove(self, path: Path) -> None:
         """Delete a file of the cache; nothing happens if it is gone.

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from dist_tune.cache import BROKEN_SUFFIX, LOCK_NAME, TEMPORARY_SUFFIX, Cache, Entry, Environment
+from dist_tune.cache import BROKEN_SUFFIX, LOCK_NAME, LOCKS, TEMPORARY_SUFFIX, Cache, Entry, Environment
 from dist_tune.cli import transfer
 from dist_tune.cli.tables import Answer, amount, grid, plain, record_list, record_page, size, texts
 
@@ -232,7 +232,8 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    return _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (BROKEN_SUFFIX, TEMPORARY_SUFFIX) or path.name == LOCK_NAME
+    is_lock = path.name == LOCK_NAME or (path.parent.name == LOCKS and path.suffix == LOCK_NAME)
+    return is_lock or _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (BROKEN_SUFFIX, TEMPORARY_SUFFIX)
 
 
 def _names(entry: Entry, short: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Latency:
     n_samples: int
     """Timed runs that count."""
     n_outliers: int
-    """Timed runs that do not: further from the median than 5 x the median absolute deviation (MAD). At most a tenth of all; 0 if more are."""
+    """Timed runs left out: beyond 5 x the median absolute deviation (MAD), at most a tenth of all; 0 if more are."""
 
 
 def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 10, *, is_cold: bool = True) -> Latency:

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import locked, sweep, write_whole
+from dist_tune.cache import Cache, sweep, write_whole
+from dist_tune.settings import Settings
 
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Options of Triton's AMD backend. Its NVIDIA backend refuses to launch with them."""
@@ -53,8 +54,8 @@ def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]) -> None:
     """Write configs, by class, into ``save_path / json_file_name``; classes that are only in the file stay.
 
-    The file is replaced at once, so that no reader sees a part of it, and several writers take turns. A file that is no JSON object is set
-    aside as ``.broken`` with a warning. The folder is made if it is missing.
+    The file is replaced at once, so that no reader sees a part of it, and writers with one ``DIST_TUNE_CACHE_DIR`` take turns: the lock is
+    kept there. A file that is no JSON object is set aside as ``.broken`` with a warning. The folder is made if it is missing.
 
     Raises:
         ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
@@ -64,7 +65,7 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     folder = Path(save_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / json_file_name
-    with locked(folder):
+    with Cache(Settings().cache_dir).locked(folder.resolve() / json_file_name):
         sweep(folder, time.time())
         merged = {**configs_there(path), **configs}
         write_whole(path, (to_json(merged, json_file_name) + "\n").encode())
