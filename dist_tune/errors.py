@@ -1,10 +1,45 @@
-"""What can go wrong in a tuning, as exceptions.
+"""What can go wrong in a tuning, as exceptions; and why a candidate is dropped, which ends no tuning.
 
 A leaf: knows nothing of dist_tune. Every message says what happened with the values, where (rank, kernel, key, config)
 and what to do about it. A caller's mistake in the arguments is a ``ValueError`` or ``TypeError``, not one of these.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FailureKind(StrEnum):
+    """The step at which a candidate failed."""
+
+    COMPILE = "compile"
+    LOAD = "load"
+    """Onto the device: shared memory, registers, threads."""
+    LAUNCH = "launch"
+    """It raised."""
+    WRONG_RESULT = "wrong result"
+    """It ran, and a check says no."""
+    CLOCK = "clock"
+    """Its time is no positive number."""
+
+
+class CandidateFailure(NamedTuple):
+    """Why a candidate cannot win. Travels as a JSON array."""
+
+    kind: FailureKind
+    reason: str
+    """For people: nothing is decided by it. As agreed on, "rank r: reason" of the first rank on which it failed."""
+
+
+Failures = dict[str, dict[int, CandidateFailure]]
+"""Site -> candidate -> why it cannot win."""
+
+
+def reasons(failures: Mapping[int, CandidateFailure]) -> dict[int, str]:
+    """Candidate -> reason alone."""
+    return {candidate: failure.reason for candidate, failure in failures.items()}
 
 
 class DistTuneError(RuntimeError):

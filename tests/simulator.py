@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
@@ -104,7 +105,7 @@ class _Rank:
 
     def __init__(self, world: World, rank: int, seed: int) -> None:
         self.samples = Samples()
-        self.failures: dict[str, dict[int, str]] = {}
+        self.failures: Failures = {}
         self._world = world
         self._rank = rank
         self._dice = random.Random(f"{seed} {rank}")
@@ -118,7 +119,7 @@ class _Rank:
                 continue
             kernel, candidate, is_timed = world.sites[site], trial.candidate, trial.is_timed
             if (why := world.broken.get((self._rank, site, candidate))) is not None:
-                self.failures.setdefault(site, {})[candidate] = why
+                self.failures.setdefault(site, {})[candidate] = CandidateFailure(FailureKind.LAUNCH, why)
                 self.samples.disturb(number)
                 candidate, is_timed = kernel.best(), False  # the stand-in
             if is_timed:
@@ -133,7 +134,7 @@ class _Rank:
         self.samples.add_replay(number, closure_ms, schedule)
         return closure_ms
 
-    def take_failures(self) -> dict[str, dict[int, str]]:
+    def take_failures(self) -> Failures:
         """What has failed since the last time."""
         taken, self.failures = self.failures, {}
         return taken

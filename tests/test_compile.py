@@ -22,6 +22,7 @@ from triton.runtime import _async_compile
 from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import early_check, known_need
+from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
 from tests.fake_driver import FakeH200
 from tests.ranks.kernels import add_kernel, autotuned
@@ -155,7 +156,8 @@ def test_what_does_not_fit_is_not_assembled():
     assert (is_same, need, names, kernels) == (True, 32768, [], [])
     assert "dist_tune.json" in files
     assert not [name for name in files if name.endswith((".ptx", ".cubin"))]
-    assert late == failure
+    assert failure.kind is FailureKind.COMPILE
+    assert late == replace(failure, kind=FailureKind.LOAD)
 
 
 FAILING: list[tuple[str, int, dict[str, Any], str, list[str]]] = [
@@ -202,7 +204,7 @@ def _hooked(rank: int) -> Any:
 def test_hooks_of_the_user_s():
     """One that keeps Triton from compiling leaves nothing to load; one that raises, while it compiles or after, drops the config."""
     failure = Failure("ValueError: not today")
-    assert on_fake(_hooked) == [None, failure, replace(failure, shared_bytes=0)]
+    assert on_fake(_hooked) == [None, failure, replace(failure, shared_bytes=0, kind=FailureKind.LOAD)]
 
 
 def test_a_hook_that_ends_its_thread_ends_the_compilation():

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.plan import Plan, PriorTimes, Replay, Tally, Trial
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, LocalTimes, reduce_reports
@@ -38,7 +39,7 @@ class World:
         self.replays: list[Replay] = []
         self.samples: dict[str, dict[int, dict[int, list[float]]]] = {}
         """Site -> rank -> candidate -> times."""
-        self.failures: dict[str, dict[int, dict[int, str]]] = {}
+        self.failures: dict[str, dict[int, dict[int, CandidateFailure]]] = {}
 
     def batch(self) -> int:
         """Replay one batch and tell the search; returns how many replays that was."""
@@ -74,7 +75,7 @@ class World:
     def _run(self, rank: int, site: str, trial: Trial, number: int) -> None:
         ms = self.take(rank, site, trial.candidate, number)
         if isinstance(ms, str):
-            self.failures.setdefault(site, {}).setdefault(rank, {})[trial.candidate] = ms
+            self.failures.setdefault(site, {}).setdefault(rank, {})[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, ms)
         elif ms is not None and trial.is_timed:
             self.samples.setdefault(site, {}).setdefault(rank, {}).setdefault(trial.candidate, []).append(ms)
 

@@ -9,11 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.plan import Replay, Trial
 from dist_tune.search.reports import BatchReport, LocalTimes
 from dist_tune.search.samples import Samples
 
 pytestmark = pytest.mark.once
+
+BROKE = CandidateFailure(FailureKind.LAUNCH, "broke")
 
 
 def ledger_of(*launches: tuple[str, int, int, float], replays: dict[int, float], ran: dict[int, Replay] | None = None) -> Samples:
@@ -95,7 +98,7 @@ def test_disturbed_replays_and_failures_are_told():
     ledger = Samples()
     for replay in (7, 3, 7):
         ledger.disturb(replay)
-    assert ledger.report({"a": {2: "broke"}}, [], {}, has_new_sites=True) == BatchReport({}, {"a": {2: "broke"}}, [3, 7], True)
+    assert ledger.report({"a": {2: BROKE}}, [], {}, has_new_sites=True) == BatchReport({}, {"a": {2: BROKE}}, [3, 7], True)
 
 
 def test_nothing_measured_is_an_empty_report():
@@ -106,9 +109,10 @@ def test_nothing_measured_is_an_empty_report():
 def test_what_is_no_time_is_a_failure(ms: float):
     """Of a launch or of the replay: told as why the candidate is out, beside the times of the others; a known reason stays."""
     ledger = ledger_of(("a", 0, 1, ms), ("a", 1, 2, 1.0), ("a", 2, 3, 1.0), ("a", 3, 4, 1.0), replays={1: 10.0, 2: 20.0, 3: ms, 4: ms})
-    report = ledger.report({"a": {2: "broke"}}, batch_of(a=[0, 1, 2, 3]), {})
+    report = ledger.report({"a": {2: BROKE}}, batch_of(a=[0, 1, 2, 3]), {})
     assert report.measured == {"a": {1: LocalTimes(1.0, 20.0)}}
-    assert report.failures == {"a": {0: f"the clock gave {ms} ms", 2: "broke", 3: f"the clock gave {ms} ms"}}
+    absurd = CandidateFailure(FailureKind.CLOCK, f"the clock gave {ms} ms")
+    assert report.failures == {"a": {0: absurd, 2: BROKE, 3: absurd}}
 
 
 @example([3.0, 2.0, math.inf, math.nan, 3.0])  # the median is a number, the distance from it is not

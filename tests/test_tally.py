@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
 from dist_tune.search.selection import ReducedTimes
 
@@ -19,10 +20,11 @@ times = st.floats(0.001, 1e6)
 measured = st.builds(LocalTimes, times, times, times, times, st.integers(1, 99), st.integers(1, 9))
 sites = st.sampled_from(["a", "b", "é[1,2]"])
 index = st.integers(0, 6)
+failures = st.builds(CandidateFailure, st.sampled_from(FailureKind), st.text(max_size=8))
 reports = st.builds(
     BatchReport,
     st.dictionaries(sites, st.dictionaries(index, measured, max_size=5), max_size=3),
-    st.dictionaries(sites, st.dictionaries(index, st.text(max_size=8), max_size=3), max_size=3),
+    st.dictionaries(sites, st.dictionaries(index, failures, max_size=3), max_size=3),
     st.lists(index, max_size=3),
     st.booleans(),
 )
@@ -64,9 +66,12 @@ def test_an_impossible_time_is_a_failure(ms: float):
 
 
 def test_the_first_rank_to_fail_gives_the_reason():
-    """By candidate, in the order of ranks."""
-    against: list[dict[str, dict[int, str]]] = [{"s": {1: "no"}}, {}, {"s": {1: "never", 0: "shared memory"}, "t": {5: "x"}}]
+    """By candidate, in the order of ranks; and the kind."""
+    no, never = CandidateFailure(FailureKind.WRONG_RESULT, "no"), CandidateFailure(FailureKind.LAUNCH, "never")
+    memory, x = CandidateFailure(FailureKind.LOAD, "shared memory"), CandidateFailure(FailureKind.COMPILE, "x")
+    against: list[Failures] = [{"s": {1: no}}, {}, {"s": {1: never, 0: memory}, "t": {5: x}}]
     told = reduce_reports({rank: BatchReport(failures=each) for rank, each in enumerate(against)})
+    assert {i: each.kind for i, each in told.failures["s"].items()} == {1: FailureKind.WRONG_RESULT, 0: FailureKind.LOAD}
     assert told.tally.failures == {"s": {1: "rank 0: no", 0: "rank 2: shared memory"}, "t": {5: "rank 2: x"}}
 
 

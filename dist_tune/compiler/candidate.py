@@ -13,7 +13,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import triton
@@ -22,10 +22,11 @@ from triton.runtime.errors import PTXASError
 
 from dist_tune.compiler.output import Heard, quiet_terminal
 from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
+from dist_tune.errors import FailureKind
 
 
 class Compilable(Protocol):
-    """What can be asked what Triton would compile for it."""
+    """A launch as far as Triton's compiler is concerned."""
 
     def compile(self, config: Any) -> Any:
         """Compile for ``config`` without launching."""
@@ -52,6 +53,7 @@ class Failure:
     """What the compiler wrote to the terminal while it failed: PTX, MLIR."""
     shared_bytes: int | None = None
     """What it needs of it, where that is known."""
+    kind: FailureKind = FailureKind.COMPILE
 
 
 def reason_of(error: BaseException) -> str:
@@ -192,7 +194,7 @@ class Candidate:
                 compiled._init_handles()
             # As above: what does not load gets a vote against it.
             except Exception as error:  # noqa: BLE001
-                return _failure(error, heard, shared_bytes)
+                return replace(_failure(error, heard, shared_bytes), kind=FailureKind.LOAD)
         return Resources(shared_bytes, _int(compiled, "n_regs"), _int(compiled, "n_spills"))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.configs import describe
 from dist_tune.distributed import Ranks, Solo
-from dist_tune.errors import CommunicatesError, NoValidConfigError, StuckDeviceError
+from dist_tune.errors import CommunicatesError, NoValidConfigError, StuckDeviceError, reasons
 from dist_tune.measure import is_interpreted, measure
 from dist_tune.offline.journal import Journal, Progress, forget
 from dist_tune.offline.lockstep import Lockstep
@@ -186,9 +186,9 @@ class Tuner:
             session.tune(partial(session.missed, launch))
         except NoValidConfigError:
             site = session.sites.met[label]
-            reasons = session.failures(label) or site.failures  # of the very first run, before there is a search
+            why = session.failures(label) or reasons(site.failures)  # of the very first run, before there is a search
             self._last_error = site.last_error
-            return None, {}, {i: reasons.get(k, "did not run") for k, i in enumerate(candidates)}
+            return None, {}, {i: why.get(k, "did not run") for k, i in enumerate(candidates)}
         except TalkedError as error:
             raise CommunicatesError(self._refusal(str(error))) from error
         record = session.records[0]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.measure import median
 from dist_tune.search.plan import Tally
 from dist_tune.search.selection import ReducedTimes
@@ -42,8 +43,8 @@ class BatchReport:
 
     measured: dict[str, dict[int, LocalTimes]] = field(default_factory=dict)
     """Site -> candidates of the batch -> times. A rank that does not own a site leaves it out: the neutral element."""
-    failures: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Site -> candidate -> why it cannot run here; only what was not told before."""
+    failures: Failures = field(default_factory=dict)
+    """On this rank; only what was not told before."""
     disturbed: list[int] = field(default_factory=list)
     """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
     has_new_sites: bool = False
@@ -54,9 +55,15 @@ class BatchReport:
 class ReducedReport:
     """What follows from all reports. Equal on all ranks."""
 
-    tally: Tally
+    agreed: dict[str, dict[int, ReducedTimes]]
+    failures: Failures
     disturbed: list[int]
     has_new_sites: bool
+
+    @property
+    def tally(self) -> Tally:
+        """What the search is told of it: of failures the reasons alone."""
+        return Tally(self.agreed, {site: reasons(each) for site, each in self.failures.items()})
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
@@ -68,23 +75,24 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
             by_site.setdefault(site, {})[rank] = measured
             for candidate, each in measured.items():
                 if not (isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)):
-                    failures.setdefault(site, {}).setdefault(candidate, f"rank {rank}: the clock gave {each.kernel_ms} ms")
+                    failure = CandidateFailure(FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms")
+                    failures.setdefault(site, {}).setdefault(candidate, failure)
     agreed = {
         # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
         site: {i: _agree({r: measured[i] for r, measured in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
         for site, ranks in by_site.items()
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
-    return ReducedReport(Tally(agreed, failures), disturbed, any(report.has_new_sites for report in reports.values()))
+    return ReducedReport(agreed, failures, disturbed, any(report.has_new_sites for report in reports.values()))
 
 
-def first_failures(by_rank: Mapping[int, Mapping[str, Mapping[int, str]]]) -> dict[str, dict[int, str]]:
-    """Site -> candidate -> "rank r: why", of the first rank on which it failed."""
-    failures: dict[str, dict[int, str]] = {}
+def first_failures(by_rank: Mapping[int, Failures]) -> Failures:
+    """The failure of each candidate on the first rank on which it failed, with that rank in its reason."""
+    failures: Failures = {}
     for rank, sites in by_rank.items():
         for site, candidates in sites.items():
-            for candidate, reason in candidates.items():
-                failures.setdefault(site, {}).setdefault(candidate, f"rank {rank}: {reason}")
+            for candidate, (kind, reason) in candidates.items():
+                failures.setdefault(site, {}).setdefault(candidate, CandidateFailure(kind, f"rank {rank}: {reason}"))
     return failures
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import isfinite
 
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import Replay
 from dist_tune.search.reports import BatchReport, LocalTimes
@@ -66,7 +67,7 @@ class Samples:
                     self._launches[site][candidate].pop(replay, None)
 
     def report(
-        self, failures: Mapping[str, Mapping[int, str]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
+        self, failures: Mapping[str, Mapping[int, CandidateFailure]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
     ) -> BatchReport:
         """What was measured so far of the candidates of ``batch``, the failures this rank knows, the replays it disturbed.
 
@@ -84,7 +85,8 @@ class Samples:
                 times = launches + [self._closures[replay] for replay in candidates[candidate]]
                 absurd = [ms for ms in times if not (isfinite(ms) and ms > 0)]
                 if absurd:  # JSON has no such numbers, and no median or maximum should hide one
-                    all_failures.setdefault(site, {}).setdefault(candidate, f"the clock gave {absurd[0]} ms")
+                    failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
+                    all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif launches:
                     measured[site][candidate] = self._measured(site, candidate, agreed_ms)
         return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites)

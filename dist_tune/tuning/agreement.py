@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter
 
 from dist_tune.distributed import Ranks
+from dist_tune.errors import Failures
 from dist_tune.search import BatchReport, ReducedReport, reduce_reports
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-Failures = dict[str, dict[int, str]]
-"""Site -> candidate -> why it cannot run."""
 
 _ROLL_CALL, _ROLL = TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
 _TEXTS = TypeAdapter(dict[str, str])
@@ -45,7 +44,7 @@ class Agreement:
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Candidates that cannot run on some rank, each with the first such rank and its reason."""
         told = self._meet(topic, BatchReport(failures=failures), reduce_reports, _REPORT, _ACCOUNT)
-        return told.tally.failures
+        return told.failures
 
     def records(self, records: dict[str, str]) -> dict[str, str]:
         """Site -> record as JSON, of all sites that any rank brings one of."""

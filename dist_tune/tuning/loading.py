@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from dist_tune.compiler import CompileKeys, Compiler, Placement, Resources, own_share, partition_configs
 from dist_tune.distributed import Ranks
+from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import ForeseenFailure, LaunchRecorder, Precompile, precompiles
-from dist_tune.tuning.agreement import Agreement, Failures
+from dist_tune.tuning.agreement import Agreement
 from dist_tune.tuning.manifest import RankManifest
 from dist_tune.tuning.site import Site, take_failures
 from dist_tune.tuning.sites import Sites
@@ -52,8 +53,8 @@ class Loader:
         for label, each in found.items():
             self._note_resources(each, kernels[label])
         for label, each in found.items():
-            for index, reason in failed.get(label, {}).items():
-                foreseen = ForeseenFailure(each.launch, each.configs[index], reason)
+            for index, failure in failed.get(label, {}).items():
+                foreseen = ForeseenFailure(each.launch, each.configs[index], failure.reason)
                 recorder.foreseen.setdefault((each.function, index), []).append(foreseen)
 
     def _load(self, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
@@ -83,7 +84,7 @@ class Loader:
             for index, failure in self._compiler.failures(site.label).items():
                 self._sites.reject(site, index, failure)
 
-    def _load_site(self, site: Site, failed: Mapping[int, str]) -> None:
+    def _load_site(self, site: Site, failed: Mapping[int, CandidateFailure]) -> None:
         for index in range(len(site.configs)):
             self._ranks.beat(f"loading candidate {index} of {site.label}")
             if index in failed:

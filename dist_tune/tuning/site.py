@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
-from dist_tune.errors import CaptureError, NoValidConfigError
+from dist_tune.errors import CandidateFailure, CaptureError, FailureKind, Failures, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Slot, Tunable
 from dist_tune.search import Race
@@ -51,10 +51,8 @@ class Site:
     """What this rank's cache has of it."""
     slots: dict[int, Slot] = field(default_factory=dict)
     """Where the winner is to be put."""
-    failures: dict[int, str] = field(default_factory=dict)
-    """Candidate -> why it cannot run here."""
-    wrong: set[int] = field(default_factory=set)
-    """Those of them that run, and answer wrongly: where nothing else runs, they keep the ranks in step."""
+    failures: dict[int, CandidateFailure] = field(default_factory=dict)
+    """Candidate -> why it cannot win, as found here."""
     told: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
     resources: dict[int, Resources] = field(default_factory=dict)
@@ -67,7 +65,9 @@ class Site:
         """Candidates to try for a launch: the one asked for, one known to run, then by index."""
         wanted = [index for index in (first, self.standby) if index is not None]
         order = list(dict.fromkeys([*wanted, *range(len(self.configs))]))
-        return iter([i for i in order if i not in self.failures] or [i for i in order if i in self.wrong])
+        running = [i for i in order if i not in self.failures]
+        # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
+        return iter(running or [i for i in order if self.failures[i].kind is FailureKind.WRONG_RESULT])
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -75,11 +75,11 @@ def is_fatal(error: BaseException) -> bool:
     return bool(_FATAL.search(str(error)))
 
 
-def take_failures(sites: Iterable[Site]) -> dict[str, dict[int, str]]:
-    """Site -> candidate -> why it cannot run here; what is new since the last time."""
+def take_failures(sites: Iterable[Site]) -> Failures:
+    """Failures on this rank that are new since the last time."""
     news = {}
     for site in sites:
-        if failures := {i: reason for i, reason in site.failures.items() if i not in site.told}:
+        if failures := {i: failure for i, failure in site.failures.items() if i not in site.told}:
             news[site.label] = failures
             site.told |= failures.keys()
     return news

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quiet_terminal, reason_of
 from dist_tune.distributed import is_secondary
-from dist_tune.errors import DistTuneError, NoValidConfigError
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, Failures, NoValidConfigError, reasons
 from dist_tune.measure import Clock, Span
 from dist_tune.runtime import LaunchRecorder, Slot, Tunable, Undo
 from dist_tune.search import Replay, Samples, Trial
@@ -23,9 +23,6 @@ from dist_tune.tuning.site import Site, is_fatal, no_valid_config, take_failures
 
 if TYPE_CHECKING:
     import loguru
-
-WRONG = "the result is wrong"
-"""How the reason begins for which a check drops a candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +139,9 @@ class Sites:
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
             if launch.is_whole and launched.n_collectives > 0:
                 self.samples.disturb(self._replay)
-                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index]}')
+                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
                 return None
-        raise NoValidConfigError(no_valid_config(site.label, site.texts, site.failures, self._where)) from site.last_error
+        raise NoValidConfigError(no_valid_config(site.label, site.texts, reasons(site.failures), self._where)) from site.last_error
 
     def _try(self, site: Site, launch: Tunable, index: int, trial: Trial) -> tuple[Any] | _Failed:
         """Launch one candidate, and time or check it if it is its turn."""
@@ -165,12 +162,11 @@ class Sites:
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
-            self.fail(site, index, reason_of(error))
+            self.fail(site, index, FailureKind.LAUNCH, reason_of(error))
             site.last_error = error
             return _Failed(launch.n_collectives() - n_before)
         if checker is not None and (wrong := checker.verdict(result, *launch.arguments)):
-            self.fail(site, index, f"{WRONG}: {wrong}")
-            site.wrong.add(index)
+            self.fail(site, index, FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}")
             return (result,)
         site.standby = index
         if is_turn and trial.is_timed:
@@ -203,19 +199,19 @@ class Sites:
         if failure.shared_bytes is not None:
             site.resources[index] = Resources(failure.shared_bytes, None, None)
         if index not in site.failures:
-            self.fail(site, index, failure.reason, failure.output)
+            self.fail(site, index, failure.kind, failure.reason, failure.output)
 
-    def fail(self, site: Site, index: int, reason: str, output: str = "") -> None:
+    def fail(self, site: Site, index: int, kind: FailureKind, reason: str, output: str = "") -> None:
         """Note that a candidate cannot run here."""
-        site.failures[index] = reason
+        site.failures[index] = CandidateFailure(kind, reason)
         self._log.warning(f'site={site.label} candidate={index} cannot run here: {reason} config="{site.texts[index]}"')
         if output.strip():
             self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
 
     # -- between replays -----------------------------------------------------------------------------------------
 
-    def take_failures(self) -> dict[str, dict[int, str]]:
-        """Site -> candidate -> why it cannot run here; what is new since the last time. All ranks hear of each once."""
+    def take_failures(self) -> Failures:
+        """Failures on this rank that are new since the last time. All ranks hear of each once."""
         return take_failures(self.met.values())
 
     def evict(self, labels: set[str]) -> None:

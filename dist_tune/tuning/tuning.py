@@ -15,7 +15,7 @@ from typing import Any
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord, environment
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Ranks, Solo, is_secondary
-from dist_tune.errors import DistTuneError, StoreGoneError
+from dist_tune.errors import DistTuneError, FailureKind, StoreGoneError, reasons
 from dist_tune.log import tuning_log
 from dist_tune.measure import RngState, device_clock, is_interpreted
 from dist_tune.runtime import Tunable
@@ -29,7 +29,7 @@ from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.replays import RACE, Replayer, finals_of
 from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.site import check_alive, check_not_capturing
-from dist_tune.tuning.sites import WRONG, Sites
+from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.warm_up import warm_up
 
 NOT_RUN = object()
@@ -221,9 +221,9 @@ class Tuning:
         failed = self._loader.load(called.compile_keys)
         for label in labels:
             if label in self._search:  # met later on this rank than on others
-                self._search.drop(label, failed.get(label, {}))
+                self._search.drop(label, reasons(failed.get(label, {})))
             else:
-                self._search.add(label, len(self._texts[label]), failed.get(label, {}), called.known.get(label))
+                self._search.add(label, len(self._texts[label]), reasons(failed.get(label, {})), called.known.get(label))
         self._check_alive()
         if called.warmed_up:
             self._warm_up(closure, called.warmed_up)
@@ -239,9 +239,10 @@ class Tuning:
         """Run each candidate of functions untimed, and drop what fails or answers wrongly on any rank."""
         warm_up(closure, self, sites, search=self._search, sites=self.sites, loader=self._loader, replayer=self._replayer)
         for label, failures in self._agreement.vote("rehearsed", self.sites.take_failures()).items():
-            self._search.drop(label, failures)
-            for i, reason in failures.items():  # a config that computes something else is worth a look
-                self._log.bind(progress=WRONG in reason).warning(f'site={label} candidate={i} {reason} config="{self._texts[label][i]}"')
+            self._search.drop(label, reasons(failures))
+            for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
+                log = self._log.bind(progress=kind is FailureKind.WRONG_RESULT)
+                log.warning(f'site={label} candidate={i} {reason} config="{self._texts[label][i]}"')
         self._check_alive()
 
     def _settle(self, closure: Callable[[], Any]) -> Any:
@@ -272,8 +273,6 @@ class Tuning:
         spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in self._seconds)
         self._log.info(f"closure={self._name} done replays={self._replayer.n_replays} {spent}")
         return value
-
-    # -- agreement -----------------------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
         for label, texts in self._texts.items():

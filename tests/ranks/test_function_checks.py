@@ -30,7 +30,10 @@ def pair() -> RecordedLaunch:
 
 
 def _scenarios(rank: int) -> dict[str, Any]:
-    scenarios = (_wrong_on_one_rank, _writes_a_part, _writes_nothing, _in_place, _all_wrong, _collective_reference, _context, _kept)
+    scenarios = (
+        _wrong_on_one_rank, _raises_the_words_of_a_check, _writes_a_part, _writes_nothing, _in_place, _all_wrong, _collective_reference,
+        _context, _kept,
+    )  # fmt: skip
     return {each.__name__: each(rank) for each in scenarios}
 
 
@@ -79,6 +82,28 @@ def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(pair: Re
     assert "wrong by 30 at [0] (got 32, expected 2.001" in reasons[3]
     assert all(reason in each[4] for reason, each in zip(reasons, got[0], strict=True))
     assert not any("wrong" in each[4] for each in got[1])
+
+
+def _raises_the_words_of_a_check(rank: int) -> Any:
+    @autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        if block == 1:
+            raise RuntimeError("the result is wrong")
+        return x + 1
+
+    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
+        step(torch.ones(4))
+    os.environ["DIST_TUNE_PROGRESS"] = "0"
+    return failures(step)[0], terminal.getvalue()
+
+
+def test_a_launch_that_raises_is_no_wrong_result_whatever_its_message_says(pair: RecordedLaunch):
+    """It is dropped, with its message in the record; the terminal is for results that a check refuses."""
+    reason, terminal = pair[0]["_raises_the_words_of_a_check"]
+    assert reason == "rank 0: RuntimeError: the result is wrong"
+    assert terminal != ""
+    assert "the result is wrong" not in terminal
 
 
 def _writes_a_part(rank: int) -> Any:
