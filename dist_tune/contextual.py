@@ -21,7 +21,7 @@ from dist_tune.measure import is_capturing
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, check_not_capturing
+from dist_tune.tuning import Tuning, TuningOptions, check_not_capturing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -101,7 +101,7 @@ def contextual_autotune(
             raise TypeError(f"put @{type(function).__name__} above @contextual_autotune(...), not below it")
         if not callable(function) or is_deferred:
             raise TypeError(f"contextual_autotune decorates ordinary functions, which have run when they return; got {function!r}")
-        return _Tuner(function, is_dist, plan, group, reset, cache).tuned()
+        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, cache)).tuned()
 
     return decorate
 
@@ -111,22 +111,12 @@ class _Tuner(Generic[P, R]):
 
     is_watching = False
 
-    def __init__(
-        self,
-        function: Callable[P, R],
-        is_dist: bool,
-        plan: Plan,
-        group: ProcessGroup | None,
-        reset: Callable[[], object] | None,
-        uses_cache: bool,
-    ) -> None:
+    def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
         self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
         self.is_dist = is_dist
-        self.plan = plan
         self.group = group
-        self.reset = reset
-        self.uses_cache = uses_cache
+        self.options = options
         self.records: list[TuningRecord] = []
         self.n_calls = 0
         """Calls so far, by which ranks tell one call from another."""
@@ -187,10 +177,10 @@ class _Tuner(Generic[P, R]):
 
     def tune(self, listener: object, args: Any, kwargs: Any, value: R, *, is_watched: bool) -> R:
         """Go on from the first run of the closure, which returned ``value``."""
-        session = cast("Tuning", listener)
-        value = cast("R", session.tune(partial(self.function, *args, **kwargs), value, is_watched=is_watched))
-        self.records += session.records
-        self.is_waived |= session.is_waived
+        tuning = cast("Tuning", listener)
+        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), value, is_watched=is_watched))
+        self.records += tuning.records
+        self.is_waived |= tuning.is_waived
         return value
 
     def leave(self, listener: object, error: BaseException) -> None:
@@ -199,10 +189,10 @@ class _Tuner(Generic[P, R]):
             listener.leave(error)
 
     def open(self) -> Tuning:
-        """A session for the call that begins."""
+        """A tuning for the call that begins."""
         settings = Settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
-        return Tuning(self.name, self.n_calls, ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache)
+        return Tuning(self.name, self.n_calls, ranks, self.options, settings)
 
     @property
     def members(self) -> frozenset[int]:
@@ -215,9 +205,9 @@ class _Tuner(Generic[P, R]):
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
-        session = self.open()
-        interception.replace(self, session)
-        return session.missed(launch)
+        tuning = self.open()
+        interception.replace(self, tuning)
+        return tuning.missed(launch)
 
     def check_nested(self) -> None:
         """A tuned closure inside another one is tuned by the outer one, if that asks at least the same ranks."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,7 +20,7 @@ from dist_tune.errors import NestedTuningError
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, check_not_capturing, nearest_config
+from dist_tune.tuning import Tuning, TuningOptions, check_not_capturing, nearest_config
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -109,7 +109,7 @@ def autotune(
         if not callable(function) or is_deferred:
             raise TypeError(f"autotune decorates ordinary functions, which have run when they return; got {function!r}")
         tunable = TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, check, bucket)
-        return _FunctionTuner(tunable, plan, reset, uses_cache=cache, uses_nearest=nearest).tuned()
+        return _FunctionTuner(tunable, TuningOptions(plan, reset, cache), uses_nearest=nearest).tuned()
 
     return decorate
 
@@ -117,13 +117,9 @@ def autotune(
 class _FunctionTuner:
     """What one decorated function needs between calls."""
 
-    def __init__(
-        self, tunable: TunableFunction, plan: Plan, reset: Callable[[], object] | None, *, uses_cache: bool, uses_nearest: bool
-    ) -> None:
+    def __init__(self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool) -> None:
         self.tunable = tunable
-        self.plan = plan
-        self.reset = reset
-        self.uses_cache = uses_cache
+        self.options = options
         self.uses_nearest = uses_nearest
         self.records: list[TuningRecord] = []
         self.names = tunable.names
@@ -200,16 +196,15 @@ class _FunctionTuner:
         """Settle the config for the launch's key, and return what the call returns."""
         settings = Settings()
         ranks = ranks_of(group, settings)
-        session = Tuning(
-            launch.name, _number(launch.name), ranks, self.plan, self.reset, settings, uses_cache=self.uses_cache, is_verbose=is_verbose
-        )
+        options = replace(self.options, is_verbose=is_verbose)
+        tuning = Tuning(launch.name, ranks.next_call(launch.name), ranks, options, settings)
         try:
-            session.sites.meet(launch)
+            tuning.meet(launch)
         except BaseException as error:  # the user's prune_fn: the other ranks must know
-            session.leave(error)
+            tuning.leave(error)
             raise
-        value = session.tune(partial(session.missed, launch))
-        self.records += session.records
+        value = tuning.tune(partial(tuning.missed, launch))
+        self.records += tuning.records
         return value
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
@@ -225,7 +220,7 @@ class _FunctionTuner:
                 known = self.borrowed.get(slot_key)
             if known is None and not interception.is_listening():  # inside a closure ranks do not talk
                 settings = Settings()
-                known = nearest_config(launch, _number(launch.name), ranks_of(group, settings), settings, config)
+                known = nearest_config(launch, ranks_of(group, settings), settings, config)
                 self.borrowed[slot_key] = known
             config = known if known is not None else config
         return self.tunable.function(*args, **{**config, **kwargs})
@@ -253,15 +248,6 @@ class _FunctionTuner:
                 f"{self.tunable.name} was called with {given}, which autotune chooses: pass autotune_allow_arg_overwrite=True to use "
                 f"yours, or leave them out"
             )
-
-
-_n_calls: Counter[str] = Counter()
-
-
-def _number(name: str) -> int:
-    """Of a call in which ranks meet, by which they tell it from others of its name: a layer may be decorated anew for each instance."""
-    _n_calls[name] += 1
-    return _n_calls[name]
 
 
 def ranks_of(group: ProcessGroup | None, settings: Settings) -> Ranks:

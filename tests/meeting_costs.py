@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
@@ -15,9 +15,11 @@ from typing import Any
 
 from dist_tune.compiler.partition import KEY_CHARS, Placement
 from dist_tune.configs import digest
-from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
-from dist_tune.tuning import agreement
-from dist_tune.tuning.manifest import RankManifest, reduce_manifests
+from dist_tune.distributed.reduction import Reduction
+from dist_tune.search.reports import BatchReport, ReducedReport
+from dist_tune.tuning.context import REPORTS
+from dist_tune.tuning.discover import MANIFESTS
+from dist_tune.tuning.manifest import RankManifest
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 """Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""
@@ -70,16 +72,13 @@ def latency_ms(n_ranks: int) -> float:
 
 
 def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
-    """One meeting of ``n_ranks``, which bring ``parts`` in turn; ``kind``: "report" or "roll call"."""
-    adapters: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-        "report": (agreement._REPORT, agreement._ACCOUNT, reduce_reports),
-        "roll call": (agreement._ROLL_CALL, agreement._ROLL, reduce_manifests),
-    }
-    given, taken, reduce = adapters[kind]
-    distinct = [given.dump_json(part).decode() for part in parts]
+    """One meeting of ``n_ranks``, which bring ``parts`` in turn; ``kind``: "report" or "manifest"."""
+    fns: dict[str, Reduction[Any, Any]] = {"report": REPORTS, "manifest": MANIFESTS}
+    fn = fns[kind]
+    distinct = [fn.dump(part) for part in parts]
     texts = [distinct[rank % len(distinct)] for rank in range(n_ranks)]
     began = time.process_time()
-    result = taken.dump_json(reduce({rank: given.validate_json(text) for rank, text in enumerate(texts)})).decode()
+    result = fn.of_texts(dict(enumerate(texts)))
     reduce_ms = (time.process_time() - began) * 1e3
     up_bytes = sum(len(json.dumps(text)) for text in texts)  # a part is packed in JSON once more, and so is the result
     down_bytes = n_ranks * len(json.dumps(result))
@@ -99,7 +98,7 @@ def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManife
 def tuning(rungs: Sequence[tuple[dict[int, BatchReport], ReducedReport]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
     """All meetings of one tuning, by kind: roll call, two votes, one report a rung or round, and the end."""
     vote = meeting([BatchReport()], n_ranks, "report")
-    costs = {"roll call": meeting(roll_calls(texts, n_ranks), n_ranks, "roll call"), "votes": vote + vote}
+    costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote + vote}
     costs["reports"] = sum((meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost())
     costs["end"] = Cost(2 * n_ranks, latency_ms=latency_ms(n_ranks))
     return costs

@@ -174,7 +174,7 @@ def play(world: World, plan: Plan | None = None, policy: RacingOptions | None = 
             struck |= set(told.disturbed)
             for rank in ranks:
                 rank.samples.strike(told.disturbed)
-        search.tell(len(batch), told.tally)
+        search.tell(len(batch), told)
     winners = {site: best for site in world.sites if (best := search.best(site)) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
     return Played(winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings)

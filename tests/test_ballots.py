@@ -142,7 +142,7 @@ def told(*tickets: LookupResult | None, folders: str = "") -> SiteManifest:
     calls = {}
     for n, ticket in enumerate(tickets):
         of_site = {} if ticket is None else {"s": ticket}
-        calls[2 * n] = RankManifest(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), tickets=of_site)
+        calls[2 * n] = RankManifest(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), lookups=of_site)
     return reduce_manifests(calls)
 
 
@@ -172,7 +172,7 @@ SHALL_TUNE, SWITCHED_OFF, BROKEN = (
 def test_a_hit_on_all_ranks(tickets: list[LookupResult | None], recalled: SharedRecord | None):
     """The first record that a rank has, where all have the same key or the same winner."""
     got = told(*tickets)
-    assert got.recalled == ({"s": recalled} if recalled is not None else {})
+    assert got.cached == ({"s": recalled} if recalled is not None else {})
     assert got.refused == ([] if recalled is not None else ["s"])
 
 
@@ -193,7 +193,7 @@ def test_a_hit_on_all_ranks(tickets: list[LookupResult | None], recalled: Shared
 def test_a_hit_on_none(tickets: list[LookupResult | None], refused: bool):
     """A rank of another key without that winner, one that shall tune, one on which it does not run; those who have a record drop it."""
     got = told(*tickets)
-    assert (got.recalled, got.refused) == ({}, ["s"] if refused else [])
+    assert (got.cached, got.refused) == ({}, ["s"] if refused else [])
 
 
 def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it():
@@ -203,7 +203,7 @@ def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it()
     assert told(None, LACKS, miss, miss).missed == "site s, rank 4: Why."
     assert told(HAS_A, LookupResult("other", miss="Why.")).missed == "site s, rank 2: Why."
     sites = {site: digest([]) for site in "ts"}
-    assert reduce_manifests({0: RankManifest(BENCH, sites, tickets=dict.fromkeys(sites, miss))}).missed.startswith("site s")
+    assert reduce_manifests({0: RankManifest(BENCH, sites, lookups=dict.fromkeys(sites, miss))}).missed.startswith("site s")
 
 
 @pytest.mark.parametrize(
@@ -218,21 +218,21 @@ def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it()
 )
 def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[LookupResult | None], folders: str, keepers: list[int]):
     """Those that have not met the site do not know its key."""
-    assert told(*tickets, folders=folders).keepers == {"s": keepers}
+    assert told(*tickets, folders=folders).writers == {"s": keepers}
 
 
 def test_what_is_known_is_what_the_first_rank_knows():
     """A later rank's counts for sites that the first has not met."""
     one, other = (PriorTimes({0: ReducedTimes(ms, 1.0)}, 0) for ms in (1.0, 2.0))
-    got = reduce_manifests({0: RankManifest(BENCH, known={"s": one}), 1: RankManifest(BENCH, known={"s": other, "t": other})})
-    assert got.known == {"s": one, "t": other}
+    got = reduce_manifests({0: RankManifest(BENCH, prior={"s": one}), 1: RankManifest(BENCH, prior={"s": other, "t": other})})
+    assert got.prior == {"s": one, "t": other}
 
 
 def test_a_recalled_site_is_not_rehearsed():
     """Others whose candidates cannot be compiled ahead are."""
     sites = {"s": digest([]), "t": digest([])}
-    got = reduce_manifests({0: RankManifest(BENCH, sites, tickets={"s": HAS_A, "t": LACKS}, warmed_up={"s": 1, "t": 2})})
-    assert (list(got.recalled), got.warmed_up) == (["s"], {"t": 2})
+    got = reduce_manifests({0: RankManifest(BENCH, sites, lookups={"s": HAS_A, "t": LACKS}, warm_ups={"s": 1, "t": 2})})
+    assert (list(got.cached), got.warm_ups) == (["s"], {"t": 2})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.search.plan import Plan, PriorTimes, SearchName, Tally, Trial
+from dist_tune.search.plan import Plan, PriorTimes, SearchName, Trial
 from dist_tune.search.race import Race
+from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
 from tests.test_engine import Take, World
@@ -89,7 +90,7 @@ def test_a_winner_with_a_slow_kernel_is_not_hopeless():
     while batch := search.batch():
         seen.update(replay["s"].candidate for replay in batch)
         agreed = {i: ReducedTimes(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
-        search.tell(len(batch), Tally({"s": agreed}))
+        search.tell(len(batch), ReducedReport({"s": agreed}))
     assert search.best("s") == 1
     assert seen[2] > 5
 

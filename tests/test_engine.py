@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.plan import Plan, PriorTimes, Replay, Tally, Trial
+from dist_tune.search.plan import Plan, PriorTimes, Replay, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.reports import BatchReport, LocalTimes, reduce_reports
+from dist_tune.search.reports import BatchReport, LocalTimes, ReducedReport, reduce_reports
 from dist_tune.search.selection import ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
 
@@ -49,7 +49,7 @@ class World:
                 for site, trial in replay.items():
                     self._run(rank, site, trial, len(self.replays))
             self.replays.append(replay)
-        self.search.tell(len(batch), self.tally())
+        self.search.tell(len(batch), self.reduced())
         return len(batch)
 
     def finish(self, at_most: int = 10_000) -> World:
@@ -61,8 +61,8 @@ class World:
     def trials(self, site: str) -> list[Trial | None]:
         return [replay.get(site) for replay in self.replays]
 
-    def tally(self) -> Tally:
-        return reduce_reports({rank: self.report(rank) for rank in range(self.n_ranks)}).tally
+    def reduced(self) -> ReducedReport:
+        return reduce_reports({rank: self.report(rank) for rank in range(self.n_ranks)})
 
     def report(self, rank: int) -> BatchReport:
         measured = {
@@ -95,7 +95,7 @@ def told(times: list[list[float]]) -> Race:
     """An exhaustive search of one site that has heard ``times[rank][candidate]``."""
     search = searching(table(0, 1), {"s": len(times[0])})
     reports = {r: BatchReport({"s": {i: LocalTimes(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
-    search.tell(len(search.batch()), reduce_reports(reports).tally)
+    search.tell(len(search.batch()), reduce_reports(reports))
     return search
 
 
@@ -127,7 +127,7 @@ def test_a_single_candidate_needs_no_replay():
     """It wins without a time, and in the replays of other sites it is launched untimed."""
     alone = searching(Plan(), {"s": 1})
     assert alone.batch() == []
-    assert (alone.best("s"), alone.verdict("s"), latencies_ms(alone)) == (0, None, [None])
+    assert (alone.best("s"), alone.selection("s"), latencies_ms(alone)) == (0, None, [None])
     world = World(searching(table(0, 1), {"single": 1, "other": 2}), 1, by_index).finish()
     assert world.trials("single") == [Trial(0, is_timed=False)] * 2
 
@@ -166,8 +166,11 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
 def test_a_failure_keeps_its_first_reason():
     """Whatever comes later; and a candidate that failed before its turn gets none."""
     search = searching(table(0, 1), {"s": 4}, {"s": {1: "rank 0: no memory"}})
-    search.tell(0, Tally(failures={"s": {1: "other", 0: "mine"}}))
-    search.tell(0, Tally(failures={"s": {0: "late"}}))
+    search.tell(
+        0,
+        ReducedReport(failures={"s": {1: CandidateFailure(FailureKind.LAUNCH, "other"), 0: CandidateFailure(FailureKind.LAUNCH, "mine")}}),
+    )
+    search.tell(0, ReducedReport(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "late")}}))
     assert [s.failure for s in search.results("s")] == ["mine", "rank 0: no memory", None, None]
     assert [replay["s"].candidate for replay in search.batch()] == [2, 3]
 
@@ -293,8 +296,8 @@ def test_the_order_of_a_tally_does_not_matter(world: tuple[Any, ...], dice: Any)
     while batch := other.batch():
         assert batch == search.batch()
         run.batch()
-        tally = run.tally()
-        other.tell(len(batch), Tally({s: shuffled(t) for s, t in shuffled(tally.agreed).items()}, shuffled(tally.failures)))
+        reduced = run.reduced()
+        other.tell(len(batch), ReducedReport({s: shuffled(t) for s, t in shuffled(reduced.times).items()}, shuffled(reduced.failures)))
     assert search.batch() == []  # where it decides
     for site in sites:
         assert other.best(site) == search.best(site)

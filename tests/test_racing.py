@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.search.plan import Plan, Tally, Trial
+from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.race import Race
+from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
 from tests.test_engine import Take, World, by_index, searching
@@ -216,14 +217,14 @@ def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
     while batch := other.batch():
         assert batch == search.batch()
         world.batch()
-        told = world.tally()
+        told = world.reduced()
         other.tell(
             len(batch),
-            Tally({s: shuffled(t) for s, t in shuffled(told.agreed).items()}, {s: shuffled(f) for s, f in told.failures.items()}),
+            ReducedReport({s: shuffled(t) for s, t in shuffled(told.times).items()}, {s: shuffled(f) for s, f in told.failures.items()}),
         )
     assert search.batch() == []
     for site in sites:
-        assert (other.best(site), other.verdict(site)) == (search.best(site), search.verdict(site))
+        assert (other.best(site), other.selection(site)) == (search.best(site), search.selection(site))
         assert other.results(site) == search.results(site)
 
 
@@ -245,6 +246,6 @@ def test_a_site_without_a_choice_is_no_company():
     for n_other, winner in ((1, 1), (2, 0)):
         search = searching(Plan(0, 1), {"s": 2, "other": n_other})
         times = {0: ReducedTimes(1.0, 3.0), 1: ReducedTimes(1.1, 2.0)}
-        search.tell(len(search.batch()), Tally({"s": times, "other": {i: ReducedTimes(1.0, 3.0) for i in range(n_other)}}))
+        search.tell(len(search.batch()), ReducedReport({"s": times, "other": {i: ReducedTimes(1.0, 3.0) for i in range(n_other)}}))
         assert search.batch() == []
         assert search.best("s") == winner

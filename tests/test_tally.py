@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.errors import CandidateFailure, FailureKind, Failures
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.search.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
 from dist_tune.search.selection import ReducedTimes
 
@@ -32,7 +32,7 @@ reports = st.builds(
 
 def agreed(*rows: dict[int, LocalTimes]) -> dict[int, ReducedTimes]:
     """What is agreed of one site: ``rows[rank]``."""
-    return reduce_reports({rank: BatchReport({"s": row}) for rank, row in enumerate(rows)}).tally.agreed["s"]
+    return reduce_reports({rank: BatchReport({"s": row}) for rank, row in enumerate(rows)}).times["s"]
 
 
 def test_slowest_rank_decides():
@@ -47,7 +47,7 @@ def test_a_rank_without_the_site_is_neutral():
     told = reduce_reports(
         {0: BatchReport({"s": {0: LocalTimes(2.0, 2.0)}}), 1: BatchReport(), 2: BatchReport({"t": {0: LocalTimes(9.0, 9.0)}})}
     )
-    assert told.tally.agreed["s"][0].rank_latencies_ms == {0: 2.0}
+    assert told.times["s"][0].rank_latencies_ms == {0: 2.0}
 
 
 @pytest.mark.parametrize("row", [{}, {1: LocalTimes(1.0, 1.0)}])
@@ -60,9 +60,9 @@ def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, LocalTimes]):
 def test_an_impossible_time_is_a_failure(ms: float):
     """Of a launch. A closure's time may be negative, being less what other sites added to it, but must be a number."""
     told = reduce_reports({0: BatchReport({"s": {0: LocalTimes(1.0, 1.0)}}), 1: BatchReport({"s": {0: LocalTimes(ms, 1.0)}})})
-    assert told.tally.failures["s"][0].startswith("rank 1: the clock gave")
-    closure = reduce_reports({3: BatchReport({"s": {0: LocalTimes(1.0, ms)}})}).tally.failures
-    assert closure == ({} if math.isfinite(ms) else {"s": {0: "rank 3: the clock gave 1.0 ms"}})
+    assert told.failures["s"][0].reason.startswith("rank 1: the clock gave")
+    closure = reduce_reports({3: BatchReport({"s": {0: LocalTimes(1.0, ms)}})}).failures
+    assert closure == ({} if math.isfinite(ms) else {"s": {0: CandidateFailure(FailureKind.CLOCK, "rank 3: the clock gave 1.0 ms")}})
 
 
 def test_the_first_rank_to_fail_gives_the_reason():
@@ -72,7 +72,11 @@ def test_the_first_rank_to_fail_gives_the_reason():
     against: list[Failures] = [{"s": {1: no}}, {}, {"s": {1: never, 0: memory}, "t": {5: x}}]
     told = reduce_reports({rank: BatchReport(failures=each) for rank, each in enumerate(against)})
     assert {i: each.kind for i, each in told.failures["s"].items()} == {1: FailureKind.WRONG_RESULT, 0: FailureKind.LOAD}
-    assert told.tally.failures == {"s": {1: "rank 0: no", 0: "rank 2: shared memory"}, "t": {5: "rank 2: x"}}
+    texts = {site: reasons(each) for site, each in told.failures.items()}
+    assert texts == {
+        "s": {1: "rank 0: no", 0: "rank 2: shared memory"},
+        "t": {5: "rank 2: x"},
+    }
 
 
 def test_a_disturbed_replay_is_disturbed_for_all():
@@ -109,7 +113,7 @@ def test_the_order_of_sites_and_candidates_does_not_matter(told: list[BatchRepor
 @given(st.lists(reports, min_size=1, max_size=3))
 def test_what_is_agreed_is_a_maximum_over_owners(told: list[BatchReport]):
     """No rank's time is above it, one rank's is it, and every owner has measured the candidate."""
-    for site, candidates in reduce_reports(dict(enumerate(told))).tally.agreed.items():
+    for site, candidates in reduce_reports(dict(enumerate(told))).times.items():
         owners = [each.measured[site] for each in told if site in each.measured]
         assert set(candidates) == set.intersection(*map(set, owners))
         for i, each in candidates.items():

@@ -6,9 +6,10 @@ Exchanges values that it does not interpret; imports only the leaves.
 
 from dist_tune.distributed.meetings import is_secondary
 from dist_tune.distributed.ranks import Ranks, Solo, device_identity, group_of, is_symmetric, member_ranks, n_collectives, shared_store
+from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Ranks", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives",
-    "shared_store",
+    "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric",
+    "member_ranks", "n_collectives", "shared_store",
 ]  # fmt: skip

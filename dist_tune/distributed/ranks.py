@@ -1,4 +1,4 @@
-"""Who decides together: one process alone, or the ranks of a process group.
+"""Those who decide together: one process alone, or the ranks of a process group.
 
 With meetings.py the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
 Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
@@ -12,50 +12,24 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.meetings import Meetings, Reduce
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.errors import DistTuneError
 
 
-class Ranks(Protocol):
-    """Those who decide together."""
-
-    rank: int
-    """Global rank of this process."""
-    members: tuple[int, ...]
-    """Global ranks of all who meet, in the order in which parts are given."""
-
-    neighbours: tuple[int, int]
-    """Position of this process among the members on its host, as far as it knows, and how many these are."""
-
-    def enter(self, closure: str, call: int = 0) -> None:
-        """Say which call of which closure the coming meetings are about."""
-
-    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
-        """Bring a part, and take away what follows from all. Collective."""
-
-    def beat(self, doing: str) -> None:
-        """Between replays: tell the others that this rank is alive, and hear whether the tuning has been ended."""
-
-    def abort(self, error: BaseException) -> None:
-        """End the tuning on all ranks; raises if another rank ended it first."""
-
-    def align(self) -> None:
-        """Queue a wait on the device, if there is one, until all ranks' devices are here."""
-
-    def short_timeouts(self) -> AbstractContextManager[None]:
-        """Context in which this process's own collectives fail within the deadline."""
-
-
 class Solo:
-    """One process that asks nobody."""
+    """One process that decides alone."""
+
+    is_alone = True
+    is_first = True
 
     def __init__(self) -> None:
         # Its rank names its log, also where other processes tune beside it.
@@ -63,30 +37,41 @@ class Solo:
         self.members: tuple[int, ...] = (self.rank,)
         self.neighbours = (0, 1)
 
-    def enter(self, closure: str, call: int = 0) -> None:
-        """Nobody else to tell."""
+    @property
+    def writes_progress(self) -> bool:
+        """True on one of the processes that tune each alone beside one another."""
+        return self.rank == 0
 
-    def meet(self, topic: str, part: str, reduce: Reduce, *, is_optional: bool = False) -> str:
-        """What follows from this rank's part alone."""
-        return reduce({self.rank: part})
+    def enter(self, closure: str, call: int = 0) -> None:
+        """Without peers there is nothing to say."""
+
+    def next_call(self, closure: str) -> int:
+        """Without peers calls need no number."""
+        return 0
+
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+        """``fn`` of this rank's part alone."""
+        return fn({self.rank: part})
 
     def beat(self, doing: str) -> None:
-        """Nobody else to hear."""
+        """Without peers there is nothing to hear."""
 
     def abort(self, error: BaseException) -> None:
-        """Nobody else to stop."""
+        """Without peers there is nothing to end."""
 
     def align(self) -> None:
-        """Nobody else to wait for."""
+        """Without peers there is nothing to wait for."""
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
-        """No collectives of ours; the closure's own, if any, are left as they are."""
+        """Collectives that the closure may hold are left as they are."""
         yield
 
 
 class Group(Meetings):
     """The ranks of a process group. One per group and process: see ``group_of``."""
+
+    is_alone = False
 
     def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
         members = tuple(dist.get_process_group_ranks(group))
@@ -96,6 +81,17 @@ class Group(Meetings):
         super().__init__(space, dist.get_rank(), members, deadline_s)
         self._group = group
         self.neighbours = _neighbours(self.rank, members)
+        """Position of this rank among the members on its host, as far as it knows, and how many these are."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that keeps journals, brings prior times and spells candidates out."""
+        return self.rank == self.members[0]
+
+    @property
+    def writes_progress(self) -> bool:
+        """True on the rank that writes to the terminal."""
+        return self.is_first
 
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
@@ -127,6 +123,10 @@ class Group(Meetings):
         finally:
             for backend, timeout in before:
                 backend._set_default_timeout(timeout)
+
+
+Ranks = Solo | Group
+"""Those who decide together. ``rank``: global rank of this process; ``members``: global ranks of all, in the order of their parts."""
 
 
 def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:

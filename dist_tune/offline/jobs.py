@@ -10,13 +10,13 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from dist_tune.distributed import Ranks, Solo, WorkQueue, device_identity, group_of, member_ranks, shared_store
+from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.log import tuning_log
 from dist_tune.offline.journal import forget
@@ -104,31 +104,27 @@ class Job:
         if self._is_split:
             store = shared_store(f"dist_tune/agreed/{self._space()}")
             return store.compare_set("text", "", text).decode()
-        if isinstance(self._ranks, Solo):
-            return text
         self._ranks.enter("files", self._number())
-        return self._ranks.meet("files", text, lambda parts: next(iter(parts.values())))
+        return self._ranks.reduce("files", text, _first)
 
     def finish(self, save: Callable[[], None]) -> None:
         """Save what was found, on one rank; nothing of it can be resumed afterwards. Every rank returns when it is saved."""
         if self._is_split:
             self._queue([]).merge(save)
-        elif isinstance(self._ranks, Solo):
-            save()
         else:
             self._ranks.enter("saving", self._number())
             try:
-                if self._ranks.rank == self._ranks.members[0]:
+                if self._ranks.is_first:
                     save()
             except BaseException as error:
                 self._ranks.abort(error)
                 raise
-            self._ranks.meet("saved", "", lambda parts: "")
+            self._ranks.reduce("saved", "", _first)
         for path in self._journals:
             forget(path)
 
     def _log(self) -> AbstractContextManager[loguru.Logger]:
-        is_first = self._ranks.rank == (0 if isinstance(self._ranks, Solo) else self._ranks.members[0])
+        is_first = self._ranks.writes_progress
         return tuning_log(self._settings, self._ranks.rank, is_first)
 
     def _number(self) -> int:
@@ -178,7 +174,7 @@ class Job:
             self._journals.add(tuner.journal_path)
             return tuner.tune()
         except Exception as error:  # the problem's, unless it is raised again here: then it is that of this process, or of all ranks
-            is_its_own = isinstance(ranks, Solo) or isinstance(error, NoValidConfigError)
+            is_its_own = ranks.is_alone or isinstance(error, NoValidConfigError)
             if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_its_own:
                 raise
             failed = Failed(problem.name, f"{type(error).__name__}: {error}")
@@ -210,3 +206,8 @@ def raise_failures(ended: Sequence[Ended]) -> None:
     if failed := [each for each in ended if isinstance(each, Failed)]:
         listed = "\n".join(f"{each.name}: {each.error}" for each in failed)
         raise DistTuneError(f"{len(failed)} of {len(ended)} problems could not be tuned:\n{listed}")
+
+
+@Reduction
+def _first(parts: Mapping[int, str]) -> str:
+    return next(iter(parts.values()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.configs import describe
-from dist_tune.distributed import Ranks, Solo
+from dist_tune.distributed import Ranks
 from dist_tune.errors import CommunicatesError, NoValidConfigError, StuckDeviceError, reasons
 from dist_tune.measure import is_interpreted, measure
 from dist_tune.offline.journal import Journal, Progress, forget
@@ -25,7 +25,7 @@ from dist_tune.offline.signals import raising_on_termination
 from dist_tune.runtime import DryRun, TalkedError, compile_ahead, dry_run
 from dist_tune.search import Plan, Strategy, make_strategy
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, is_fatal, no_valid_config
+from dist_tune.tuning import Tuning, TuningOptions, is_fatal, no_valid_config
 
 if TYPE_CHECKING:
     import loguru
@@ -54,7 +54,7 @@ class Tuner:
         self._runs = Runs(problem.make_run_and_gt_fn, self._configs, problem.config_callback)
         self._strategy: Strategy = make_strategy(compile_cost.search, self._configs, compile_cost.max_configs, compile_cost.seed, start)
         self._lockstep = Lockstep(problem.name, ranks)
-        self._is_alone = isinstance(ranks, Solo)
+        self._is_alone = ranks.is_alone
         self._watches = watches
         self._has_kernels: bool | None = None if self._is_alone and (watches or not is_interpreted()) else False
         """Whether runs launch Triton's kernels; None while that is not known."""
@@ -180,18 +180,17 @@ class Tuner:
             self._problem.name, self._runs, self._texts, candidates, *tolerances, is_alone=self._is_alone, is_watched=self._watches
         )
         quiet = self._settings.model_copy(update={"progress": False})
-        session = Tuning(self._problem.name, self._lockstep.number(), self._ranks, plan, None, quiet)
-        label = session.sites.meet(launch).label
+        tuning = Tuning(self._problem.name, self._ranks.next_call(self._problem.name), self._ranks, TuningOptions(plan), quiet)
+        site = tuning.meet(launch)
         try:
-            session.tune(partial(session.missed, launch))
+            tuning.tune(partial(tuning.missed, launch))
         except NoValidConfigError:
-            site = session.sites.met[label]
-            why = session.failures(label) or reasons(site.failures)  # of the very first run, before there is a search
+            why = tuning.failures(site.label) or reasons(site.failures)  # of the very first run, before there is a search
             self._last_error = site.last_error
             return None, {}, {i: why.get(k, "did not run") for k, i in enumerate(candidates)}
         except TalkedError as error:
             raise CommunicatesError(self._refusal(str(error))) from error
-        record = session.records[0]
+        record = tuning.records[0]
         found = dict(zip(candidates, record.candidates, strict=True))
         failures = {i: each.failure for i, each in found.items() if each.failure is not None}
         times = {i: each.latency_ms for i, each in found.items() if each.latency_ms is not None}

@@ -59,16 +59,6 @@ Replay = Mapping[str, Trial]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What all ranks agree on after a batch of replays. Equal on all ranks."""
-
-    agreed: dict[str, dict[int, ReducedTimes]] = field(default_factory=dict)
-    """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
-    failures: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Site -> candidate -> "rank r: why"."""
-
-
-@dataclass(frozen=True, slots=True)
 class PriorTimes:
     """What earlier tunings of a site found, with other lists of candidates in the same environment. Equal on all ranks."""
 

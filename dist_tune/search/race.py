@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Tally, Trial
+from dist_tune.errors import reasons
+from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
+from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 
@@ -81,22 +83,22 @@ class Race:
             for k in range(min(n_replays, self._n_left))
         ]
 
-    def tell(self, n_replays: int, tally: Tally) -> None:
+    def tell(self, n_replays: int, report: ReducedReport) -> None:
         """Take in what all ranks agree on after a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         for name, site in self._sites.items():
             site.n_run += min(n_replays, len(site.queue))
             site.queue = site.queue[n_replays:]
-            site.hear(tally.agreed.get(name, {}))
-            site.drop(tally.failures.get(name, {}))
+            site.hear(report.times.get(name, {}))
+            site.drop(reasons(report.failures.get(name, {})))
 
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
         return self._sites[site].incumbent()
 
-    def verdict(self, site: str) -> Selection | None:
+    def selection(self, site: str) -> Selection | None:
         """How the winner was chosen; None before that, or where there was no choice."""
-        return self._sites[site].verdict
+        return self._sites[site].selection
 
     def results(self, site: str) -> Sequence[CandidateResult]:
         """What came of each candidate, in order of index."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
-from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.measure import median
-from dist_tune.search.plan import Tally
 from dist_tune.search.selection import ReducedTimes
 
 MAX_RANKS_LISTED = 16
@@ -53,17 +52,14 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class ReducedReport:
-    """What follows from all reports. Equal on all ranks."""
+    """What follows from the reports of all ranks. Equal on all of them."""
 
-    agreed: dict[str, dict[int, ReducedTimes]]
-    failures: Failures
-    disturbed: list[int]
-    has_new_sites: bool
-
-    @property
-    def tally(self) -> Tally:
-        """What the search is told of it: of failures the reasons alone."""
-        return Tally(self.agreed, {site: reasons(each) for site, each in self.failures.items()})
+    times: dict[str, dict[int, ReducedTimes]] = field(default_factory=dict)
+    """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
+    failures: Failures = field(default_factory=dict)
+    """With the rank in the reason."""
+    disturbed: list[int] = field(default_factory=list)
+    has_new_sites: bool = False
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:

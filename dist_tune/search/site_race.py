@@ -27,7 +27,7 @@ class SiteRace:
         self.failures = dict(failures)
         self.agreed: dict[int, ReducedTimes] = {}
         self.left: dict[int, str] = {}
-        self.verdict: Selection | None = None
+        self.selection: Selection | None = None
         self.queue: list[Trial] = []
         self.stage: Literal["table", "race", "finals", "done"] = "done"
         self.n_candidates = n_candidates
@@ -74,8 +74,8 @@ class SiteRace:
 
     def incumbent(self) -> int | None:
         """The winner, or the fastest so far; where nothing was measured, what an earlier tuning would choose, or the first that runs."""
-        if self.verdict is not None and self.verdict.winner not in self.failures:
-            return self.verdict.winner
+        if self.selection is not None and self.selection.winner not in self.failures:
+            return self.selection.winner
         runnable = [i for i in range(self.n_candidates) if i not in self.failures]
         measured = [(self.agreed[i].kernel_ms, i) for i in runnable if i in self.agreed]
         return min(measured)[1] if measured else self._unmeasured(runnable)
@@ -179,25 +179,25 @@ class SiteRace:
             self.left[i] = f"left the race after rung {self._rung}" if i in self.agreed else "was not met in time to be measured"
 
     def _end_round(self, n_left: int) -> None:
-        verdict = self._decide()
-        for i in verdict.worse:
+        selection = self._decide()
+        for i in selection.worse:
             self.left[i] = f"left the finals after round {self._n_rounds - 1}"
-        is_over = verdict.is_clear or len(self.alive()) < 2 or self._n_rounds >= self._policy.n_final_rounds
+        is_over = selection.is_clear or len(self.alive()) < 2 or self._n_rounds >= self._policy.n_final_rounds
         if not is_over and self.round_length(n_left) > 0:
-            self.stage, self.verdict = "finals", None
+            self.stage, self.selection = "finals", None
 
     def _decide(self) -> Selection:
         self.stage = "done"
         contenders = {i: self.agreed[i] for i in self.alive() if i in self.agreed}
         if not contenders:  # never met: the first that runs
-            self.verdict = Selection(next(iter(self.alive()), 0), frozenset(), is_clear=True, closure_weight=0.0)
-            return self.verdict
+            self.selection = Selection(next(iter(self.alive()), 0), frozenset(), is_clear=True, closure_weight=0.0)
+            return self.selection
         near = kept(contenders, self._policy.max_finalists, self._policy.margins[-1], self.plan.objective)
         # Closures of the race and of the finals are timed under different conditions and cannot be compared.
         is_mixed = bool(self._finals_heard) and not self._finals_heard >= set(near)
         objective = "kernel" if is_mixed else self.plan.objective
-        self.verdict = judge({i: contenders[i] for i in near}, objective, self._policy.tie, is_alone=self.is_alone)
-        return self.verdict
+        self.selection = judge({i: contenders[i] for i in near}, objective, self._policy.tie, is_alone=self.is_alone)
+        return self.selection
 
     def _n_timed(self, candidate: int) -> int:
         return self.agreed[candidate].n_replays if candidate in self.agreed else 0

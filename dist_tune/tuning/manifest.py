@@ -1,6 +1,6 @@
-"""What ranks tell each other at a roll call and at a vote, and what follows from the ballots of all.
+"""Manifests of sites: what each rank has met, and what follows for all of them before anything is compiled or measured.
 
-Pure: a ballot is plain values and travels as JSON. What follows is computed once, from the ballots of all, and read by all.
+Pure: plain values that travel as JSON. The reduction is computed once, from the manifests of all ranks, and read by all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dist_tune.search import PriorTimes
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
-    """What a rank brings before anything is compiled for others or measured."""
+    """The sites of one rank."""
 
     placement: Placement
     sites: dict[str, str] = field(default_factory=dict)
-    """Sites not told before -> digest of their candidates."""
+    """Sites not reported before -> digest of their candidates."""
     lists: dict[str, list[str]] = field(default_factory=dict)
     """The candidates of some of them, described. The first rank spells all of its lists out, the others those that are asked for."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -28,15 +28,15 @@ class RankManifest:
     hits: dict[str, str] = field(default_factory=dict)
     """Sites that Triton already has a config for on this rank -> that config."""
     is_watched: bool = True
-    """Whether the launches of the run before were heard from its beginning, so that ``hits`` is all there is."""
+    """True if the launches of the run before were heard from its beginning, so that ``hits`` has them all."""
     folder: str = ""
-    """Where this rank's cache lies; empty without one."""
-    tickets: dict[str, LookupResult] = field(default_factory=dict)
-    """Site -> what this rank's cache has of it; of all of ``sites``."""
-    known: dict[str, PriorTimes] = field(default_factory=dict)
-    """What earlier tunings found. The first rank brings it."""
-    warmed_up: dict[str, int] = field(default_factory=dict)
-    """Sites whose candidates cannot be compiled ahead -> how often each is to run untimed."""
+    """Identity of this rank's cache directory; empty without one."""
+    lookups: dict[str, LookupResult] = field(default_factory=dict)
+    """Site -> result of this rank's look-up; of all of ``sites``."""
+    prior: dict[str, PriorTimes] = field(default_factory=dict)
+    """Site -> times of earlier tunings. The first rank brings it."""
+    warm_ups: dict[str, int] = field(default_factory=dict)
+    """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,121 +48,125 @@ class SharedRecord:
     provider: int
     """The rank whose record is used."""
     lacking: list[int]
-    """Ranks that have no such record, or one of another config."""
+    """Ranks without such a record, or with one of another config."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteManifest:
-    """What follows from a roll call."""
+    """The sites of all ranks."""
 
     sites: list[str]
     """All sites that are new on some rank."""
     lists: dict[str, list[str]]
-    """Of those that are not new on all ranks -> their candidates, described: some rank does not know them."""
+    """Sites that are not new on all ranks -> their candidates, described, for the ranks that do not know them."""
     unlisted: list[str]
-    """Sites whose lists differ or are not spelled out yet: the next roll call brings them."""
+    """Sites whose lists differ or are not spelled out yet: the next meeting brings them."""
     mismatch: str
-    """Two ranks have different candidates for one site, or in another order: the first difference. Empty if not."""
+    """The first difference between two ranks' candidates for one site; empty if there is none."""
     disputed: list[str]
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
-    """Whether the hits of all ranks are known. Where all have missed the same sites in the midst of a call, they do not matter."""
+    """True if the hits of all ranks are known, or do not matter: all ranks have missed the same sites in the midst of a call."""
     compile_keys: dict[str, list[CompileKeys]]
-    recalled: dict[str, SharedRecord] = field(default_factory=dict)
+    cached: dict[str, SharedRecord] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    """Sites that some rank has a record of which not all can use."""
+    """Sites with a record on some rank that not all ranks can use."""
     missed: str = ""
-    """Why there is no record of a site that must have one; empty if all is well."""
-    keepers: dict[str, list[int]] = field(default_factory=dict)
-    """Site -> ranks that keep its record: one for each place and key."""
-    known: dict[str, PriorTimes] = field(default_factory=dict)
-    warmed_up: dict[str, int] = field(default_factory=dict)
+    """Reason why a site that must have a record has none; empty if all is well."""
+    writers: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> ranks that write its record: one for each folder and key."""
+    prior: dict[str, PriorTimes] = field(default_factory=dict)
+    warm_ups: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def to_tune(self) -> list[str]:
+        """New sites that are not taken from the cache."""
+        return [label for label in self.sites if label not in self.cached]
 
 
-def reduce_manifests(calls: Mapping[int, RankManifest]) -> SiteManifest:
-    """Reduce the roll calls of all ranks: rank -> call."""
+def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
+    """Reduce the manifests of all ranks: rank -> manifest."""
     lists: dict[str, list[str]] = {}
     mismatch = ""
-    for rank, call in calls.items():
-        for label, texts in call.lists.items():
+    for rank, mine in manifests.items():
+        for label, texts in mine.lists.items():
             known = lists.setdefault(label, texts)
             if texts != known:
                 mismatch = mismatch or _difference(label, rank, texts, known)
-    unlisted = {label for call in calls.values() for label, each in call.sites.items() if digest(lists.get(label, [])) != each}
-    compile_keys: dict[str, dict[tuple[str, str, int], CompileKeys]] = {}
-    for rank, call in calls.items():
-        placement = call.placement
-        for label, keys in call.keys.items():
-            found = compile_keys.setdefault(label, {}).setdefault(
-                (placement.host, keys, placement.n_ranks), CompileKeys(placement.host, keys, [], [], placement.n_ranks)
-            )
-            found.ranks.append(rank)
-            found.positions.append(placement.position)
-    sites = sorted({label for call in calls.values() for label in call.sites})
-    recalled, refused = _lookup(sites, calls)
-    missed = [
-        f"site {label}, rank {rank}: {ticket.miss}"
+    everyone = manifests.values()
+    sites = sorted({label for mine in everyone for label in mine.sites})
+    cached, refused = _share_records(sites, manifests)
+    missed = (
+        f"site {label}, rank {rank}: {mine.lookups[label].miss}"
         for label in sites
-        for rank, call in calls.items()
-        if label not in recalled and (ticket := call.tickets.get(label)) is not None and ticket.miss
-    ]
-    is_equal = bool(sites) and all(len(call.sites) == len(sites) and not call.is_watched for call in calls.values())
+        for rank, mine in manifests.items()
+        if label not in cached and label in mine.lookups and mine.lookups[label].miss
+    )
+    is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
-        sites,
-        {label: texts for label, texts in lists.items() if any(label not in call.sites for call in calls.values())},
-        sorted(unlisted),
-        mismatch,
-        sorted(_contested(calls)),
-        is_equal or all(call.is_watched for call in calls.values()),
-        {label: _short(list(each.values())) for label, each in compile_keys.items()},
-        recalled,
-        refused,
-        next(iter(missed), ""),
-        {label: _keepers(label, calls) for label in sites},
-        {label: each for call in reversed(list(calls.values())) for label, each in call.known.items()},
-        {label: n_runs for call in calls.values() for label, n_runs in call.warmed_up.items() if label not in recalled},
+        sites=sites,
+        lists={label: texts for label, texts in lists.items() if any(label not in mine.sites for mine in everyone)},
+        unlisted=sorted({label for mine in everyone for label, each in mine.sites.items() if digest(lists.get(label, [])) != each}),
+        mismatch=mismatch,
+        disputed=sorted(_disputed(manifests)),
+        is_watched=is_equal or all(mine.is_watched for mine in everyone),
+        compile_keys=_compile_keys(manifests),
+        cached=cached,
+        refused=refused,
+        missed=next(missed, ""),
+        writers={label: _writers(label, manifests) for label in sites},
+        prior={label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()},
+        warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
     )
 
 
-def _lookup(sites: Sequence[str], calls: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:
+def _share_records(sites: Sequence[str], manifests: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:
     """Hit on all ranks or on none: the record of the first rank that has one, if all can use it."""
-    recalled, refused = {}, []
+    shared, refused = {}, []
     for label in sites:
-        tickets = {rank: call.tickets[label] for rank, call in calls.items() if label in call.tickets}
-        having = [rank for rank, ticket in tickets.items() if ticket.winner]
+        found = {rank: mine.lookups[label] for rank, mine in manifests.items() if label in mine.lookups}
+        having = [rank for rank, each in found.items() if each.winner]
         if not having:
             continue
-        first = tickets[having[0]]
+        first = found[having[0]]
         # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
-        if all(ticket.is_open and (ticket.winner == first.winner or ticket.key == first.key) for ticket in tickets.values()):
-            lacking = [rank for rank in calls if rank not in tickets or tickets[rank].winner != first.winner]
-            recalled[label] = SharedRecord(first.winner, having[0], lacking)
+        if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):
+            lacking = [rank for rank in manifests if rank not in found or found[rank].winner != first.winner]
+            shared[label] = SharedRecord(first.winner, having[0], lacking)
         else:
             refused.append(label)
-    return recalled, refused
+    return shared, refused
 
 
-def _keepers(label: str, calls: Mapping[int, RankManifest]) -> list[int]:
+def _writers(label: str, manifests: Mapping[int, RankManifest]) -> list[int]:
     first: dict[tuple[str, str], int] = {}
-    for rank, call in calls.items():
-        if label in call.tickets and call.folder:
-            first.setdefault((call.folder, call.tickets[label].key), rank)
+    for rank, mine in manifests.items():
+        if label in mine.lookups and mine.folder:
+            first.setdefault((mine.folder, mine.lookups[label].key), rank)
     return sorted(first.values())
 
 
-def _short(compile_keys: list[CompileKeys]) -> list[CompileKeys]:
-    """Without the keys where all ranks of a host have the same."""
-    by_host: dict[str, set[str]] = {}
-    for each in compile_keys:
-        by_host.setdefault(each.host, set()).add(each.keys)
-    return [replace(each, keys="") if len(by_host[each.host]) == 1 else each for each in compile_keys]
+def _compile_keys(manifests: Mapping[int, RankManifest]) -> dict[str, list[CompileKeys]]:
+    """Site -> the ranks of each host with equal keys; the keys are left out where all ranks of a host have the same."""
+    found: dict[str, dict[tuple[str, str, int], CompileKeys]] = {}
+    for rank, mine in manifests.items():
+        host, position, n_ranks = mine.placement.host, mine.placement.position, mine.placement.n_ranks
+        for label, keys in mine.keys.items():
+            alike = found.setdefault(label, {}).setdefault((host, keys, n_ranks), CompileKeys(host, keys, [], [], n_ranks))
+            alike.ranks.append(rank)
+            alike.positions.append(position)
+    short = {}
+    for label, by_keys in found.items():
+        hosts = [host for host, _ in {(host, keys) for host, keys, _ in by_keys}]
+        short[label] = [replace(each, keys="") if hosts.count(each.host) == 1 else each for each in by_keys.values()]
+    return short
 
 
-def _contested(calls: Mapping[int, RankManifest]) -> set[str]:
-    missed = {label for call in calls.values() for label in call.sites}
+def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
+    missed = {label for mine in manifests.values() for label in mine.sites}
     hits: dict[str, set[str]] = {}
-    for call in calls.values():
-        for label, config in call.hits.items():
+    for mine in manifests.values():
+        for label, config in mine.hits.items():
             hits.setdefault(label, set()).add(config)
     return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
 

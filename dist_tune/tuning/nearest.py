@@ -5,40 +5,40 @@ Knows the cache and how ranks agree on one answer; an explicit option, reported 
 
 from __future__ import annotations
 
-import json
 import warnings
+from collections.abc import Mapping
 
 from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
 from dist_tune.configs import FunctionConfig, digest
-from dist_tune.distributed import Ranks
+from dist_tune.distributed import Ranks, Reduction
 from dist_tune.runtime import FunctionLaunch
 from dist_tune.settings import Settings
 from dist_tune.tuning.exclusive import one_at_a_time
 
 
-def nearest_config(launch: FunctionLaunch, call: int, ranks: Ranks, settings: Settings, otherwise: FunctionConfig) -> FunctionConfig:
+def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, otherwise: FunctionConfig) -> FunctionConfig:
     """The config that the cache has for this very key, or for the nearest one; ``otherwise`` if there is none. Collective.
 
-    The first rank that has a record decides for all whose candidates are the same. ``call``: its number among those of this function.
+    The first rank that has a record decides for all whose candidates are the same.
 
     Raises:
         DistTuneError: other ranks did not come, or raised.
         Exception: what the user's prune_fn raises on this rank; the other ranks are told.
     """
     with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
-        ranks.enter(f"{launch.name} (nearest shape)", call)
+        ranks.enter(f"{launch.name} (nearest shape)", ranks.next_call(launch.name))
         try:
             configs = launch.candidates()
             texts = [launch.describe(config) for config in configs]
             record = _nearest_record(launch, texts, ranks, settings)
-            mine = [digest(texts), record.key, record.best.config] if record is not None else [digest(texts), "", ""]
-            _, key, winner = json.loads(ranks.meet("nearest shape", json.dumps(mine), _first_found))
+            mine = (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
+            _, key, winner = ranks.reduce("nearest shape", mine, _first_found)
         except BaseException as error:
             ranks.abort(error)
             raise
     if winner not in texts:
         return otherwise
-    if key != launch.key_text and ranks.rank == ranks.members[0]:
+    if key != launch.key_text and ranks.is_first:
         warnings.warn(
             f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
             stacklevel=4,
@@ -53,9 +53,11 @@ def _nearest_record(launch: FunctionLaunch, texts: list[str], ranks: Ranks, sett
     return cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
 
 
-def _first_found(parts: dict[int, str]) -> str:
-    told = [json.loads(part) for part in parts.values()]
+@Reduction
+def _first_found(parts: Mapping[int, tuple[str, str, str]]) -> tuple[str, str, str]:
+    """Digest of the candidates, key and config of the first rank that has one."""
+    found = list(parts.values())
     # Where candidates differ a config of one rank may not be one of another.
-    if len({candidates for candidates, _, _ in told}) > 1:
-        return json.dumps(["", "", ""])
-    return json.dumps(next((each for each in told if each[2]), told[0]))
+    if len({candidates for candidates, _, _ in found}) > 1:
+        return "", "", ""
+    return next((each for each in found if each[2]), found[0])

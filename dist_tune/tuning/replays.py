@@ -14,9 +14,9 @@ from typing import Any
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
 from dist_tune.measure import Clock, Span
-from dist_tune.runtime import Listener, interception
+from dist_tune.runtime import interception
 from dist_tune.search import Plan, Replay
-from dist_tune.tuning.sites import Sites
+from dist_tune.tuning.trials import Trials
 
 _POLL_S = 1e-4
 
@@ -30,10 +30,10 @@ class Conditions:
     times_launches: bool
     """Whether launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
     has_rests: bool
-    """Whether the device rests before each, for half of what the shortest took: else, at its power limit, it slows down whoever follows a
-    hungry one."""
+    """Whether the device rests before each, for half the time of the shortest: at the power limit, a power-hungry candidate throttles the
+    next one."""
     is_timed: bool = True
-    """Whether anybody reads the clock. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
+    """Whether the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
 
 
@@ -49,29 +49,31 @@ def finals_of(plan: Plan) -> Conditions:
 class Replayer:
     """The replays of one tuning."""
 
-    def __init__(self, ranks: Ranks, sites: Sites, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
+    def __init__(self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
         self.n_replays = 0
         """Runs of the closure so far; the caller says so if it has made the first."""
+        self.trials = trials
         self._ranks = ranks
-        self._sites = sites
         self._clock = clock
         self._reset = reset
         self._stuck_after_s = stuck_after_s
         self._host_ms = 1.0
         self._shortest_ms = 0.0
 
+    def undo(self) -> None:
+        """Put back what the last run changed under ``restore_value``: it was not the one that counts."""
+        self.trials.end_replay()
+
     def restart(self) -> None:
         """Call the user's ``reset``: before each replay but the first."""
         if self._reset is not None and self.n_replays > 0:
             self._reset()
 
-    def run(
-        self, closure: Callable[[], Any], listener: Listener, schedule: Replay, whole: Span | None = None, *, times_launches: bool = False
-    ) -> Any:
+    def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
         """One replay; ``whole`` times it."""
-        self._sites.begin_replay(self.n_replays, schedule, times_launches=times_launches)
+        self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
-        interception.push(listener)
+        interception.push(self.trials)
         try:
             if whole is not None:
                 whole.begin()
@@ -82,8 +84,8 @@ class Replayer:
         finally:
             interception.pop()
 
-    def run_batch(self, closure: Callable[[], Any], listener: Listener, batch: list[Replay], conditions: Conditions) -> None:
-        """Replay a batch, and write the times to the ledger when the device is through.
+    def run_batch(self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions) -> None:
+        """Replay a batch, and add the times to the samples when the device is through.
 
         Raises:
             StuckDeviceError: the device stands still.
@@ -98,22 +100,22 @@ class Replayer:
                 ms = wholes[n_done][2].ms()
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
-            self._sites.prepare(schedule)
+            self.trials.prepare(schedule)
             if conditions.is_timed:
                 self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             began = time.perf_counter()
-            self.run(closure, listener, schedule, whole, times_launches=conditions.times_launches)
+            self.run(closure, schedule, whole, times_launches=conditions.times_launches)
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             if conditions.is_timed:
                 self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
-            self._sites.end_replay()
+            self.trials.end_replay()
         self._await_device([span for _, _, span in wholes], n_done)
         for number, schedule, span in wholes:
-            self._sites.samples.add_replay(number, span.ms(), schedule)
-        self._sites.read_spans()
+            self.trials.samples.add_replay(number, span.ms(), schedule)
+        self.trials.read_spans()
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
         """How long the device spins before the next replay: until the host has queued it, or to rest."""

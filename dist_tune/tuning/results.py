@@ -1,61 +1,58 @@
-"""From what was agreed to what is kept: the record of a site, and its table in the log.
-
-Pure but for the log it writes to.
-"""
+"""The record of a tuned site, and its table in the log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dist_tune.cache import CandidateRecord, Environment, Seconds, TuningRecord
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord
 from dist_tune.configs import config_fields
-from dist_tune.search import CandidateResult, Selection
+from dist_tune.search import CandidateResult
+from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.site import Site
 
 if TYPE_CHECKING:
     import loguru
 
 
-def make_record(
-    closure: str, label: str, texts: list[str], site: Site | None, results: Sequence[CandidateResult], winner: int,
-    *, verdict: Selection | None, n_replays: int, seconds: Seconds, meeting_seconds: list[float], where: Environment,
-) -> TuningRecord:  # fmt: skip
-    """The record of one site; ``site`` is None on a rank that never met it and knows only what the others told."""
-    candidates = []
-    for index, (text, standing) in enumerate(zip(texts, results, strict=True)):
-        resources = site.resources.get(index) if site is not None else None
-        agreed = standing.agreed
-        candidates.append(
-            CandidateRecord(
-                index=index,
-                config=text,
-                fields=config_fields(site.configs[index]) if site is not None else {},
-                latency_ms=agreed.kernel_ms if agreed else None,
-                spread_ms=agreed.spread_ms if agreed else None,
-                closure_ms=agreed.closure_ms if agreed else None,
-                n_replays=agreed.n_replays if agreed else 0,
-                rank_latencies_ms=agreed.rank_latencies_ms if agreed else {},
-                failure=standing.failure,
-                left=standing.left,
-                shared_bytes=resources.shared_bytes if resources else None,
-                n_regs=resources.n_regs if resources else None,
-                n_spills=resources.n_spills if resources else None,
-            )
-        )
+def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
+    """The record of one site; a rank that never met the site knows only what the others reported."""
+    site, race = context.sites.met.get(label), context.race
+    texts, results = context.entries[label].texts, race.results(label)
+    winner, selection = race.best(label), race.selection(label)
+    assert winner is not None
     return TuningRecord(
-        closure=closure,
+        closure=context.name,
         kernel=site.kernel if site is not None else label.partition("[")[0],
         key=site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
         source=site.source if site is not None else "",
         winner=winner,
-        candidates=candidates,
-        n_replays=n_replays,
-        closure_weight=verdict.closure_weight if verdict else 0.0,
-        seconds=seconds.total,
-        spent=seconds,
-        meeting_seconds=meeting_seconds,
+        candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
+        n_replays=context.replays.n_replays,
+        closure_weight=selection.closure_weight if selection else 0.0,
+        seconds=context.expenses.seconds.total,
+        spent=context.expenses.seconds,
+        meeting_seconds=context.expenses.meetings,
         environment=where,
+    )
+
+
+def _candidate(index: int, text: str, result: CandidateResult, site: Site | None) -> CandidateRecord:
+    resources = site.resources.get(index) if site is not None else None
+    times = result.agreed
+    return CandidateRecord(
+        index=index,
+        config=text,
+        fields=config_fields(site.configs[index]) if site is not None else {},
+        latency_ms=times.kernel_ms if times else None,
+        spread_ms=times.spread_ms if times else None,
+        closure_ms=times.closure_ms if times else None,
+        n_replays=times.n_replays if times else 0,
+        rank_latencies_ms=times.rank_latencies_ms if times else {},
+        failure=result.failure,
+        left=result.left,
+        shared_bytes=resources.shared_bytes if resources else None,
+        n_regs=resources.n_regs if resources else None,
+        n_spills=resources.n_spills if resources else None,
     )
 
 

@@ -39,31 +39,31 @@ class Site:
     source: str = ""
     """Digest of the code; empty where no cache is asked."""
     is_compiled: bool = True
-    """Whether candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
     is_foreseen: bool = False
-    """Whether what such a function launches is compiled already."""
+    """True if the launches inside such a function are compiled already."""
     prepare: Callable[[Any], None] | None = None
-    """To be called before a replay, with its config."""
+    """Called before a replay, with its config."""
     checker: Checker | None = None
     is_new: bool = True
-    """Whether it has yet to be told to the others and loaded."""
-    recalled: TuningRecord | None = None
-    """What this rank's cache has of it."""
+    """True until it is reported to the others and loaded."""
+    record: TuningRecord | None = None
+    """Of this rank's cache."""
     slots: dict[int, Slot] = field(default_factory=dict)
-    """Where the winner is to be put."""
+    """Places for the winner, by the identity of the decorated object."""
     failures: dict[int, CandidateFailure] = field(default_factory=dict)
     """Candidate -> why it cannot win, as found here."""
-    told: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
     resources: dict[int, Resources] = field(default_factory=dict)
-    standby: int | None = None
-    """A candidate that has run here."""
+    stand_in: int | None = None
+    """A candidate that has run here, for launches whose own candidate fails."""
     last_error: Exception | None = None
     winner: Any = None
 
     def order(self, first: int | None) -> Iterator[int]:
         """Candidates to try for a launch: the one asked for, one known to run, then by index."""
-        wanted = [index for index in (first, self.standby) if index is not None]
+        wanted = [index for index in (first, self.stand_in) if index is not None]
         order = list(dict.fromkeys([*wanted, *range(len(self.configs))]))
         running = [i for i in order if i not in self.failures]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
@@ -71,7 +71,7 @@ class Site:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the device is lost to this process after it."""
+    """True if the device is lost to this process after it."""
     return bool(_FATAL.search(str(error)))
 
 
@@ -79,9 +79,9 @@ def take_failures(sites: Iterable[Site]) -> Failures:
     """Failures on this rank that are new since the last time."""
     news = {}
     for site in sites:
-        if failures := {i: failure for i, failure in site.failures.items() if i not in site.told}:
+        if failures := {i: failure for i, failure in site.failures.items() if i not in site.reported}:
             news[site.label] = failures
-            site.told |= failures.keys()
+            site.reported |= failures.keys()
     return news
 
 

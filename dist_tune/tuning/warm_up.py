@@ -1,40 +1,38 @@
-"""Functions run with each of their configs before anything is timed: what cannot be compiled ahead compiles here.
+"""Third phase: each config of a function once untimed, because its kernels cannot be compiled ahead of the first run.
 
-Knows the order of things; what a config launches and whether it answers rightly is known to others.
+Results are checked here, and candidates that fail or answer wrongly on any rank are dropped. Collective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from dist_tune.runtime import LaunchRecorder, Listener
-from dist_tune.search import Race
-from dist_tune.tuning.loading import Loader
-from dist_tune.tuning.replays import WARM_UP, Replayer
-from dist_tune.tuning.sites import Sites
+from dist_tune.errors import FailureKind, reasons
+from dist_tune.runtime import LaunchRecorder
+from dist_tune.tuning.compilation import precompile
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.replays import WARM_UP
 
 
-def warm_up(
-    closure: Callable[[], Any],
-    listener: Listener,
-    n_runs: Mapping[str, int],
-    *,
-    search: Race,
-    sites: Sites,
-    loader: Loader,
-    replayer: Replayer,
-) -> None:
-    """Run each candidate of some sites untimed, as often as is said; failures are ``sites.take_failures()`` then. Collective.
+def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int]) -> None:
+    """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    The first run is recorded, and what it says of the others is compiled ahead on all ranks; unless the caller has compiled all.
+    The first run is recorded, and the launches of the other candidates, as told from it, are compiled ahead on all ranks; unless the
+    caller has compiled them all.
     """
-    if all(sites.met[label].is_foreseen for label in n_runs if label in sites.met):
-        replayer.run_batch(closure, listener, search.warm_up(n_runs), WARM_UP)
-        return
-    recorder = sites.recorder = LaunchRecorder()
-    with recorder.recording():
-        replayer.run_batch(closure, listener, search.warm_up(n_runs)[:1], WARM_UP)
-        loader.foresee(recorder)
-        replayer.run_batch(closure, listener, search.warm_up(n_runs), WARM_UP)
-    sites.recorder = None
+    met, replays, trials = context.sites.met, context.replays, context.replays.trials
+    if not all(met[label].is_foreseen for label in n_runs if label in met):
+        recorder = trials.recorder = LaunchRecorder()
+        with recorder.recording():
+            replays.run_batch(closure, context.race.warm_up(n_runs)[:1], WARM_UP)
+            precompile(context, recorder)
+            replays.run_batch(closure, context.race.warm_up(n_runs), WARM_UP)
+        trials.recorder = None
+    else:
+        replays.run_batch(closure, context.race.warm_up(n_runs), WARM_UP)
+    for label, failures in context.vote("warmed up", context.sites.take_failures()).items():
+        context.race.drop(label, reasons(failures))
+        for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
+            log = context.log.bind(progress=kind is FailureKind.WRONG_RESULT)
+            log.warning(f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"')
+    context.check_alive()

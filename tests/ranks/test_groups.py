@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_tune.distributed.ranks import Group, group_of
+from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import DistTuneError
 from tests.ranks.test_ranks import AGAIN, entered, meet_again
 from tests.ranks.world import on_ranks, values
@@ -20,14 +22,15 @@ pytestmark = pytest.mark.once
 def _counted(rank: int) -> Any:
     ranks, calls = entered(), []
 
-    def joined(parts: dict[int, str]) -> str:
+    @Reduction
+    def joined(parts: Mapping[int, str]) -> str:
         calls.append(parts)
         return "+".join(f"{each}:{part}" for each, part in parts.items())
 
     results = []
     for number in range(9):
         time.sleep(0.02 if rank == number % 3 else 0.0)
-        results.append(ranks.meet(f"step {number}", "abc"[rank], joined))
+        results.append(ranks.reduce(f"step {number}", "abc"[rank], joined))
     return results, len(calls)
 
 
@@ -41,12 +44,13 @@ def test_the_last_to_come_reduces_for_all():
 def _bad_reduction(rank: int) -> Any:
     ranks = entered()
 
-    def reduce(parts: dict[int, str]) -> str:
+    @Reduction
+    def reduce(parts: Mapping[int, str]) -> str:
         raise ValueError("cannot reduce")
 
     time.sleep(0.3 if rank == 1 else 0.0)
     try:
-        return ranks.meet("report", "", reduce)
+        return ranks.reduce("report", "", reduce)
     except (ValueError, DistTuneError) as error:
         ranks.abort(error)
         return str(error), meet_again(ranks)

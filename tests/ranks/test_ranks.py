@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from dist_tune.distributed.meetings import is_secondary
 from dist_tune.distributed.ranks import Group, group_of
+from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import NoValidConfigError
 from tests.ranks.world import Outcome, caught, on_ranks, values
 
@@ -46,14 +46,14 @@ def entered(group: dist.ProcessGroup | None = None) -> Group:
     return ranks
 
 
-def listed(parts: dict[int, str]) -> str:
+@Reduction
+def listed(parts: Mapping[int, str]) -> list[str]:
     """A reduction that loses nothing."""
-    return json.dumps(list(parts.values()))
+    return list(parts.values())
 
 
 def meet(ranks: Group, topic: str, part: str = "", is_optional: bool = False) -> list[str]:
-    parts: list[str] = json.loads(ranks.meet(topic, part, listed, is_optional=is_optional))
-    return parts
+    return ranks.reduce(topic, part, listed, is_optional=is_optional)
 
 
 def come(ranks: Group, closure: str, topic: str, part: str = "", is_optional: bool = False) -> list[str]:

@@ -18,7 +18,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
-from dist_tune.tuning.agreement import Agreement
+from dist_tune.tuning.context import TuningContext
 from tests.fake_driver import FakeH200
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.world import Outcome, on_ranks, same_error, values
@@ -144,7 +144,7 @@ def test_two_sites_of_one_kernel_are_compiled_once():
 
 def _evicted(rank: int) -> Any:
     blocks = compiled()
-    vote = Agreement.vote
+    vote = TuningContext.vote
 
     def vote_and_evict(self: Any, topic: str, failures: Any) -> Any:
         failed = vote(self, topic, failures)
@@ -154,7 +154,7 @@ def _evicted(rank: int) -> Any:
             dist.barrier()
         return failed
 
-    Agreement.vote = vote_and_evict  # type: ignore[method-assign]
+    TuningContext.vote = vote_and_evict  # type: ignore[method-assign]
     step = tuned(autotuned(blocks=(16, 32, 64)))
     step(torch.zeros(64))
     return without_first(blocks), failures(step)

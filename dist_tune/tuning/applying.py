@@ -1,0 +1,50 @@
+"""Last phase: winners are put to use, the closure runs once more as its caller would, records are kept. Collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dist_tune.cache import environment
+from dist_tune.distributed import Reduction
+from dist_tune.errors import StoreGoneError
+from dist_tune.measure import RngState
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.discover import write_record
+from dist_tune.tuning.results import log_table, make_record
+
+
+def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
+    """Give every site its winner on this rank, and return the value of a run that starts from the generators ``before``."""
+    race, replays = context.race, context.replays
+    winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
+    for label, winner in winners.items():
+        times = {i: each.agreed.kernel_ms for i, each in enumerate(race.results(label)) if each.agreed is not None}
+        context.sites.apply(label, context.entries[label].texts[winner], times)
+    context.sites.reset_once(set(winners))
+    replays.restart()
+    before.restore()
+    value = replays.run(closure, {})
+    with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+        context.reduce("done", None, _all_done)
+    context.expenses.end_phase("settle")
+    _keep_records(context, winners)
+    return value
+
+
+@Reduction
+def _all_done(parts: Mapping[int, None]) -> None:
+    """Nothing but that all ranks have come."""
+
+
+def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
+    seconds = context.expenses.total()
+    where = environment(len(context.ranks.members), context.placement.n_ranks)
+    for label in winners:
+        record = make_record(context, label, where)
+        log_table(context.log, record)
+        context.records.append(record)
+        write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+    spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
+    context.log.info(f"closure={context.name} done replays={context.replays.n_replays} {spent}")

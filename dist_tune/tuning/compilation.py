@@ -1,0 +1,105 @@
+"""Second phase: new sites from source to the device, on all ranks.
+
+Each distinct kernel is compiled once per host, then loaded by all ranks that have it; a candidate that any rank cannot run is out
+before anything is launched. Collective throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs
+from dist_tune.errors import CandidateFailure, Failures
+from dist_tune.runtime import ForeseenFailure, LaunchRecorder, Precompile, precompiles
+from dist_tune.tuning.context import TuningContext
+from dist_tune.tuning.discover import MANIFESTS
+from dist_tune.tuning.manifest import RankManifest
+from dist_tune.tuning.site import Site, take_failures
+
+
+def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
+    """Compile, share and load all candidates of new sites; returns those that cannot run on some rank."""
+    new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled]
+    failed = _load_all(context, new, compile_keys)
+    for site in context.sites.met.values():
+        site.is_new = False
+    return failed
+
+
+def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
+    """Compile and load the launches of functions with their other configs, as told from launches that were recorded.
+
+    A launch that some rank cannot make will fail on all ranks that come to it.
+    """
+    met, compiler = context.sites.met, context.compiler
+    found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.seen)}
+    known: set[str] = set()
+    for label, each in list(found.items()):
+        compiler.begin(label, each.launch, each.configs, [])
+        if compiler.keys(label) in known:  # the same kernel once more, as in the next layer
+            del found[label]
+        else:
+            known.add(compiler.keys(label))
+    mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
+    manifest = context.reduce("manifest", mine, MANIFESTS)
+    kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
+    failed = _load_all(context, list(kernels.values()), manifest.compile_keys)
+    for label, each in found.items():
+        _note_resources(met[each.function], kernels[label])
+        for index, failure in failed.get(label, {}).items():
+            foreseen = ForeseenFailure(each.launch, each.configs[index], failure.reason)
+            recorder.foreseen.setdefault((each.function, index), []).append(foreseen)
+
+
+def _load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
+    if not compile_keys:  # on no rank
+        return {}
+    # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
+    _compile(context, new, {site.label: _share_of(context, site, compile_keys.get(site.label, [])) for site in new})
+    failed = context.vote("compiled", take_failures(new))
+    _compile(context, new, {site.label: set(range(len(site.configs))) - failed.get(site.label, {}).keys() for site in new})
+    for site in new:
+        _load(context, site, failed.get(site.label, {}))
+    context.compiler.close()
+    for label, failures in context.vote("loaded", take_failures(new)).items():
+        failed[label] = {**failures, **failed.get(label, {})}
+    return failed
+
+
+def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys]) -> set[int]:
+    partitions = {n_ranks: partition_configs(site.configs, n_ranks) for n_ranks in {each.n_ranks for each in compile_keys}}
+    return own_share(context.ranks.rank, compile_keys, partitions)
+
+
+def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
+    compiler = context.compiler
+    for label, indices in shares.items():
+        compiler.queue(label, indices)
+    for site in sites:
+        for n_pending in compiler.wait(site.label, shares[site.label]):
+            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+        for index, failure in compiler.failures(site.label).items():
+            context.sites.reject(site, index, failure)
+
+
+def _load(context: TuningContext, site: Site, failed: Mapping[int, CandidateFailure]) -> None:
+    for index in range(len(site.configs)):
+        context.ranks.beat(f"loading candidate {index} of {site.label}")
+        if index in failed:
+            # Another rank found that it needs too much; so does this one, without having tried.
+            if (needed := context.compiler.known_need(site.label, index)) is not None:
+                site.resources.setdefault(index, Resources(needed, None, None))
+        elif index not in site.failures:
+            context.sites.load(site, index)
+
+
+def _site_of(launch: Precompile, function: Site) -> Site:
+    """A kernel inside a function, with the function's candidates in the same order."""
+    return Site(launch.label, launch.kernel, function.key, launch.configs, function.texts)
+
+
+def _note_resources(function: Site, kernel: Site) -> None:
+    mine = function.resources
+    for index, resources in kernel.resources.items():
+        if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
+            mine[index] = resources

@@ -1,0 +1,119 @@
+"""The parts that the phases of one tuning share, and the meeting in which ranks reduce what each brings.
+
+Made once and never changed: a part changes by its own verbs alone. Collective throughout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dist_tune.cache import CacheLookup, Seconds, TuningRecord
+from dist_tune.compiler import Compiler, Placement
+from dist_tune.distributed import Part, Ranks, Reduction, Result
+from dist_tune.errors import Failures
+from dist_tune.search import BatchReport, Plan, Race, reduce_reports
+from dist_tune.tuning.site import check_alive
+from dist_tune.tuning.sites import Sites
+
+if TYPE_CHECKING:
+    import loguru
+
+    from dist_tune.tuning.replays import Replayer
+
+Closure = Callable[[], Any]
+"""The user's function with the arguments of its call."""
+
+REPORTS = Reduction(reduce_reports)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOptions:
+    """What a decorator or a script asks for."""
+
+    plan: Plan
+    reset: Callable[[], object] | None = None
+    """Called before each replay but the first."""
+    uses_cache: bool = False
+    is_verbose: bool = False
+    """Whether the account is shown on the terminal, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A site in the race, as all ranks know it."""
+
+    texts: list[str]
+    """The candidates, described."""
+    writers: set[int] = field(default_factory=set)
+    """Ranks that write its record into their caches: one for each folder and key."""
+
+
+@dataclass
+class Expenses:
+    """Where the time of a tuning goes."""
+
+    seconds: Seconds = field(default_factory=Seconds)
+    """By phase."""
+    meetings: list[float] = field(default_factory=list)
+    """Seconds of each meeting on this rank, waiting for others included."""
+    began: float = field(default_factory=time.monotonic)
+    _phase_began: float = field(default_factory=time.monotonic)
+
+    def end_phase(self, name: str) -> None:
+        """Book the time since the last phase ended."""
+        now = time.monotonic()
+        setattr(self.seconds, name, getattr(self.seconds, name) + now - self._phase_began)
+        self._phase_began = now
+
+    def total(self) -> Seconds:
+        """All phases, the meetings in them, and the sum so far."""
+        self.seconds.meetings = sum(self.meetings)
+        self.seconds.total = time.monotonic() - self.began
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TuningContext:
+    """One tuning on one rank."""
+
+    name: str
+    """The closure's, the same on all ranks."""
+    ranks: Ranks
+    plan: Plan
+    log: loguru.Logger
+    race: Race
+    sites: Sites
+    compiler: Compiler
+    placement: Placement
+    lookup: CacheLookup
+    replays: Replayer
+    expenses: Expenses = field(default_factory=Expenses)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """Sites in the race, by label; the same on all ranks."""
+    records: list[TuningRecord] = field(default_factory=list)
+    """One for each site that has its config: from the cache, or tuned."""
+
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+        """Bring a part to a meeting and take ``fn`` of all parts away; the log has a line of it."""
+        began = time.monotonic()
+        result = self.ranks.reduce(topic, part, fn, is_optional=is_optional)
+        self.expenses.meetings.append(time.monotonic() - began)
+        self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
+        return result
+
+    def vote(self, topic: str, failures: Failures) -> Failures:
+        """Failures of all ranks, each with the first rank that has it and its reason."""
+        return self.reduce(topic, BatchReport(failures=failures), REPORTS).failures
+
+    def check_alive(self) -> None:
+        """Go on only if every site has a candidate left.
+
+        Raises:
+            NoValidConfigError: on all ranks, with the reasons.
+        """
+        for label, entry in self.entries.items():
+            if label in self.race:
+                check_alive(label, entry.texts, self.race, self.sites.met.get(label))

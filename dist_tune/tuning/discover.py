@@ -1,0 +1,130 @@
+"""First phase: the sites on any rank, and those of them that need no tuning.
+
+A config that some rank has, in memory or in its cache, is used on all ranks or on none. Collective throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dist_tune.cache import TuningRecord
+from dist_tune.configs import digest
+from dist_tune.distributed import Reduction
+from dist_tune.errors import AbsentRanksError, CacheMissError, RankMismatchError, StoreGoneError
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
+
+_MAX_DISCOVERIES = 4
+MANIFESTS = Reduction(reduce_manifests)
+
+
+def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool) -> SiteManifest | None:
+    """Exchange manifests, and replay until no rank has a config that another one lacks.
+
+    ``is_watched``: whether the run before was heard from its beginning. None if other ranks did not come and this one has nothing
+    to report, now or before (``is_under_way``).
+
+    Raises:
+        RankMismatchError: ranks have different candidates for one site, or different configs again and again.
+        CacheMissError: there must be a record, and there is none.
+    """
+    for _ in range(_MAX_DISCOVERIES):
+        is_optional = not context.sites.new and not is_under_way
+        try:
+            manifest = _exchange(context, is_watched, is_optional=is_optional)
+        except (AbsentRanksError, StoreGoneError) as error:
+            if not is_optional:
+                raise
+            # Ranks whose arguments were not new have made an ordinary call, and so does this one.
+            context.log.warning(f"closure={context.name} goes on with the configs it has: {error}")
+            return None
+        if not manifest.disputed and not manifest.refused and manifest.is_watched:
+            return manifest
+        context.sites.evict(set(manifest.disputed))
+        context.sites.distrust_records(set(manifest.refused))
+        is_watched = True
+        context.replays.undo()
+        context.replays.restart()
+        context.replays.run(closure, {})
+    raise RankMismatchError(
+        f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
+        f"Does the closure change the cache of its kernels?"
+    )
+
+
+def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRecord]:
+    """Use the records that all ranks take from the cache; ranks that lack one get it, and write it to their own."""
+    records = _shared_records(context, manifest)
+    for label, record in records.items():
+        times = {each.index: each.latency_ms for each in record.candidates if each.latency_ms is not None}
+        context.sites.apply(label, record.best.config, times)
+        source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
+        context.log.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
+    for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
+        context.sites.apply(label, manifest.cached[label].winner, {})
+    return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
+
+
+def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> None:
+    """Write a record into the cache, on one rank for each folder."""
+    if context.ranks.rank in writers.get(label, ()):
+        context.lookup.keep(record)
+
+
+@Reduction
+def _merged(parts: Mapping[int, dict[str, str]]) -> dict[str, str]:
+    """Site -> record as JSON, of all sites that any rank brings one of."""
+    return {label: text for each in parts.values() for label, text in each.items()}
+
+
+def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str, TuningRecord]:
+    rank, met = context.ranks.rank, context.sites.met
+    records = {label: record for label in manifest.cached if label in met and (record := met[label].record) is not None}
+    if any(each.lacking for each in manifest.cached.values()):
+        mine = [label for label, each in manifest.cached.items() if each.lacking and each.provider == rank]
+        provided = context.reduce("records", {label: records[label].model_dump_json() for label in mine}, _merged)
+        for label, text in provided.items():
+            if rank in manifest.cached[label].lacking:
+                records[label] = TuningRecord.model_validate_json(text)
+                write_record(context, label, records[label], manifest.writers)
+    return {label: records[label] for label in manifest.cached if label in records}  # in one order on all ranks
+
+
+def _exchange(context: TuningContext, is_watched: bool, *, is_optional: bool) -> SiteManifest:
+    """Report the sites that are new here, and learn what is new anywhere, with the candidates of all that is new."""
+    spelled = set(context.sites.new) if context.ranks.is_first else set()
+    while True:
+        manifest = context.reduce("manifest", _manifest_of(context, spelled, is_watched), MANIFESTS, is_optional=is_optional)
+        if manifest.mismatch:
+            raise RankMismatchError(manifest.mismatch)
+        required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
+        if manifest.missed:
+            raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
+        if manifest.refused and context.lookup.is_required:
+            raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use. {required}.")
+        if not manifest.unlisted:
+            return manifest
+        spelled |= set(manifest.unlisted)
+
+
+def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:
+    """This rank's manifest, with the candidates of the sites in ``spelled`` in full."""
+    met, lookup = context.sites.met, context.lookup
+    sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
+    compiled = [site for site in sites.values() if site.is_new and site.is_compiled and site.record is None]
+    is_first = context.ranks.is_first
+    return RankManifest(
+        context.placement,
+        sites={label: digest(site.texts) for label, site in sites.items()},
+        lists={label: site.texts for label, site in sites.items() if label in spelled},
+        keys={site.label: context.compiler.keys(site.label) for site in compiled},
+        hits=dict(context.sites.hits),
+        is_watched=is_watched,
+        folder=lookup.folder,
+        lookups={
+            label: lookup.ticket(label, site.record, runs=site.record is None or site.record.winner not in site.failures)
+            for label, site in sites.items()
+        },
+        prior={label: lookup.known(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
+        warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
+    )

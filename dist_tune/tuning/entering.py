@@ -1,0 +1,49 @@
+"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed up. Collective."""
+
+from __future__ import annotations
+
+from dist_tune.errors import reasons
+from dist_tune.tuning.compilation import compile_new
+from dist_tune.tuning.context import Closure, Entry, TuningContext
+from dist_tune.tuning.discover import discover, take_cached
+from dist_tune.tuning.manifest import SiteManifest
+from dist_tune.tuning.warm_up import warm_up
+
+
+def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
+    """Enter the new sites of a manifest, and then those that warm-ups of its functions meet inside them.
+
+    Raises:
+        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
+    """
+    sites, race = context.sites, context.race
+    context.records.extend(take_cached(context, manifest))
+    if not manifest.to_tune:
+        return
+    while labels := manifest.to_tune:
+        context.replays.undo()
+        for label in labels:
+            entry = context.entries.setdefault(label, Entry(manifest.lists[label] if label in manifest.lists else sites.met[label].texts))
+            entry.writers.update(manifest.writers[label])
+        sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
+        n_candidates = sum(len(context.entries[label].texts) for label in labels)
+        scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
+        context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
+        failed = compile_new(context, manifest.compile_keys)
+        for label in labels:
+            failures = reasons(failed.get(label, {}))
+            if label in race:  # met later on this rank than on others
+                race.drop(label, failures)
+            else:
+                race.add(label, len(context.entries[label].texts), failures, manifest.prior.get(label))
+        context.check_alive()
+        if not manifest.warm_ups:
+            break
+        warm_up(context, closure, manifest.warm_ups)
+        # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
+        inner = discover(context, closure, is_watched=False, is_under_way=True)
+        assert inner is not None  # None only where nothing is under way
+        manifest = inner
+        context.records.extend(take_cached(context, manifest))
+    context.log.info(f"closure={context.name} searches in at most {race.bound} replays")
+    context.expenses.end_phase("compile")

@@ -1,0 +1,178 @@
+"""The launches of a replay: each runs the candidate that the schedule says, timed or checked if it is its turn.
+
+Another candidate stands in for one that fails, so that a bad config never aborts a replay. Knows nothing of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dist_tune.compiler import reason_of
+from dist_tune.distributed import Ranks, is_secondary
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, NoValidConfigError, reasons
+from dist_tune.measure import Clock, Span
+from dist_tune.runtime import LaunchRecorder, Tunable, Undo
+from dist_tune.search import Replay, Samples, Trial
+from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_valid_config
+from dist_tune.tuning.sites import Sites
+
+if TYPE_CHECKING:
+    import loguru
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """A launch that returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A launch that raised."""
+
+    n_collectives: int
+    """Collectives that it had issued before."""
+
+
+class Trials:
+    """The launches of one tuning on this rank. A ``Listener``."""
+
+    def __init__(self, closure: str, ranks: Ranks, sites: Sites, clock: Clock, log: loguru.Logger) -> None:
+        self.is_watching = True
+        self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
+        self.samples = Samples()
+        self.suspects: list[str] = []
+        """Candidates that raised after issuing a collective; peers may wait in the rest."""
+        self.recorder: LaunchRecorder | None = None
+        """Writes down the launches inside functions."""
+        self._closure = closure
+        self._rank = ranks.rank
+        self._sites = sites
+        self._clock = clock
+        self._log = log
+        self._schedule: Replay = {}
+        self._times_launches = False
+        self._replay = 0
+        self._around: list[str] = []
+        """Functions under way, the outermost first."""
+        self._undo = Undo()
+        self._spans: list[tuple[str, int, int, Span]] = []
+        """Site, candidate, replay, and its clock."""
+
+    # -- a replay ------------------------------------------------------------------------------------------------
+
+    def prepare(self, schedule: Replay) -> None:
+        """Let the scheduled candidates be made ready, before the clock is."""
+        for label, trial in schedule.items():
+            site = self._sites.met.get(label)
+            if site is not None and site.prepare is not None:
+                site.prepare(site.configs[trial.candidate])
+
+    def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
+        """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
+        self._replay, self._schedule, self._times_launches = number, schedule, times_launches
+        # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
+        self.is_watching = not schedule
+
+    def end_replay(self, *, counts: bool = False) -> None:
+        """Put back what launches changed under ``restore_value``; not if that run was the one that counts."""
+        self._undo.forget() if counts else self._undo.restore()
+
+    def read_spans(self) -> None:
+        """Move the times of finished replays to the samples. The device must have gone past them."""
+        for label, candidate, replay, span in self._spans:
+            ms = span.ms()
+            self.samples.add_launch(label, candidate, replay, ms)
+            text = self._sites.met[label].texts[candidate]
+            self._log.trace(f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{text}"')
+        self._spans.clear()
+
+    # -- a listener's part ---------------------------------------------------------------------------------------
+
+    def launching(self, launch: Tunable) -> None:
+        """Before any launch outside scheduled replays."""
+        self._sites.note_hit(launch)
+
+    def missed(self, launch: Tunable) -> Any:
+        """Launch a kernel or function without a config, with the candidate whose turn it is.
+
+        Raises:
+            CaptureError: the closure captures a CUDA graph.
+            NoValidConfigError: no candidate of the site can be launched on this rank.
+        """
+        check_not_capturing(launch, self._closure)
+        site = self._sites.meet(launch)
+        for outer in self._around:
+            self.samples.nest(outer, site.label)
+        if site.winner is not None:  # a kernel object made anew in every replay
+            launch.slot.fill(site.winner, [])
+            return launch.run(site.winner, self._undo)
+        trial = self._schedule.get(site.label, Trial(0 if site.stand_in is None else site.stand_in, is_timed=False))
+        if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
+            # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
+            site.checker.begin(*launch.arguments)
+            site.checker.restore()
+        for index in site.order(trial.candidate):
+            if index != trial.candidate and self._schedule:
+                self.samples.disturb(self._replay)
+            if site.is_compiled and site.is_new and site.record is None:
+                if self._schedule and site.stand_in is None:  # compiled and loaded in the middle of what is timed at other sites
+                    self.samples.disturb(self._replay)
+                if not self._sites.load(site, index):
+                    continue
+            launched = self._launch(site, launch, index, trial)
+            if isinstance(launched, _Returned):
+                return launched.value
+            # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
+            if launch.is_whole and launched.n_collectives > 0:
+                self.samples.disturb(self._replay)
+                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
+                return None
+        message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
+        raise NoValidConfigError(message) from site.last_error
+
+    def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
+        """Launch one candidate, and time or check it if it is its turn."""
+        is_turn = index == trial.candidate
+        span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
+        checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
+        if checker is not None:
+            checker.begin(*launch.arguments)
+        n_before = launch.n_collectives()  # the reference's among them
+        try:
+            with nullcontext() if site.is_compiled else self._running(site, index):
+                value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None)
+        # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
+        # it here would leave the peers alone in the closure's collectives.
+        except Exception as error:
+            if checker is not None:
+                with suppress(RuntimeError):  # of a device that is lost
+                    checker.restore()
+            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+                raise
+            self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
+            site.last_error = error
+            return _Failed(launch.n_collectives() - n_before)
+        if checker is not None and (wrong := checker.verdict(value, *launch.arguments)):
+            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
+            return _Returned(value)
+        site.stand_in = index
+        if is_turn and trial.is_timed:
+            self.samples.add_run(site.label, index, self._replay)
+        if span is not None:
+            self._spans.append((site.label, index, self._replay, span))
+        return _Returned(value)
+
+    @contextmanager
+    def _running(self, site: Site, index: int) -> Iterator[None]:
+        """A function runs meanwhile: its launches are recorded, and are a part of its time."""
+        self._around.append(site.label)
+        try:
+            with nullcontext() if self.recorder is None else self.recorder.running(site.label, index):
+                yield
+        finally:
+            self._around.pop()
