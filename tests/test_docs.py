@@ -64,7 +64,7 @@ def test_a_wrong_example_fails_with_the_line_of_the_page(tmp_path: Path):
 def test_what_a_page_points_to_exists(page: Path):
     """Files of the repository in backticks, and links to other pages."""
     text = page.read_text()
-    named = [ROOT / name for name in re.findall(r"`((?:kernels|launch|tests|dist_tune|docs)/[\w/.-]+)`", text)]
+    named = [ROOT / name for name in re.findall(r"`((?:benchmarks|kernels|launch|tests|dist_tune|docs)/[\w/.-]+)`", text)]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     linked = [page.parent / target for target in re.findall(r"\]\(([^):#]+)\)", prose)]
     assert [str(path) for path in named + linked if not path.exists()] == []

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from benchmarks.search_costs import FullTable, load_full_tables, regrets
 from dist_tune.offline.search_space import products
 from dist_tune.search.strategies import GUIDED_LEAST, STRATEGIES, Guided, Strategy, Sweep, features, grouped_order, make_strategy
-from tests.search_costs import FullTable, load_full_tables, regrets
 
 pytestmark = pytest.mark.once
 

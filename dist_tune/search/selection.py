@@ -21,7 +21,7 @@ _SE_OF_MEDIAN = 1.4826 * 1.2533
 
 @dataclass(frozen=True, slots=True)
 class RacingOptions:
-    """The constants of racing and finals. Chosen on the tables under logs/tables, and on random ones (tests/simulator.py)."""
+    """The constants of racing and finals. Chosen on the tables under benchmarks/tables, and on random ones (benchmarks/simulator.py)."""
 
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
     """After the n-th rung a candidate is hopeless that is slower than the best by more than this share of the kernel's time."""

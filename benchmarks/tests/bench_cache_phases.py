@@ -1,9 +1,9 @@
-"""The phases of launch/bench_cache.py, each in a world of its own: two gloo ranks, forked from a process that has imported all.
+"""The phases of benchmarks/bench_cache.py, each in a world of its own: two gloo ranks, forked from a process that has imported all.
 
 A program, because the interpreter is chosen before Triton is imported; it prints what the ranks returned or raised, as JSON. Its
 kernels do nothing, so that it takes seconds. An argument NAME=VALUE is put into the environment of the worlds after it.
 
-    TRITON_INTERPRET=1 DIST_TUNE_CACHE_DIR=... python -m tests.bench_cache_phases function tune hit one_missing
+    TRITON_INTERPRET=1 DIST_TUNE_CACHE_DIR=... python -m benchmarks.tests.bench_cache_phases function tune hit one_missing
 """
 
 import json
@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from launch import bench_cache
-from launch.compared_calls import ComparedStep, without_arithmetic
+from benchmarks import bench_cache
+from benchmarks.compared_calls import ComparedStep, without_arithmetic
 
 N_RANKS, SHAPE = 2, (2, 16, 8)
 

@@ -5,8 +5,8 @@ alone), dist_tune's exhaustive search without shared compilation, and dist_tune 
 whole step: the winners and the best of the exhaustive search are timed again, interleaved, and regret is the distance to
 the best of them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come waits for nobody.
 
-    launch/launch.sh launch/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192 --json bench.json
-    launch/launch.sh launch/bench_tuning.py                # without a GPU: a few configs under the interpreter
+    launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192 --json bench.json
+    launch/launch.sh benchmarks/bench_tuning.py                # without a GPU: a few configs under the interpreter
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def main() -> None:
     if set(options.tuners) - set(tuners):
         parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")
     if "LOCAL_RANK" not in os.environ:
-        parser.error("needs ranks: launch/launch.sh launch/bench_tuning.py ...")
+        parser.error("needs ranks: launch/launch.sh benchmarks/bench_tuning.py ...")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.search.plan import Plan
-from dist_tune.search.selection import ReducedTimes
-from tests.meeting_costs import Cost, latency_ms, tuning
-from tests.simulator import Kernel, Played, World, kernel_of, many, play, step_of_148
-from tests.timing_tables import load_tables, read_log
+from benchmarks.meeting_costs import Cost, latency_ms, tuning
+from benchmarks.simulator import Kernel, Played, World, kernel_of, many, play, step_of_148
+from benchmarks.timing_tables import load_tables, read_log
+from dist_tune.search import Plan, ReducedTimes
 
 pytestmark = pytest.mark.once
 

@@ -3,7 +3,7 @@
 Knows true times and makes noise around them: hiccups, slow ranks, failing launches, sites that are not met in every
 replay, and costs of the closure that a kernel's clock does not see. Figures for policies and for the cost of agreement:
 
-    python -m tests.simulator
+    python -m benchmarks.simulator
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
+from benchmarks.meeting_costs import Cost, tuning
+from benchmarks.timing_tables import Table, load_tables
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
 from dist_tune.search.samples import Samples
 from dist_tune.search.selection import RacingOptions
-from tests.meeting_costs import Cost, tuning
-from tests.timing_tables import Table, load_tables
 
 HICCUP = 1.5
 """How many times as long a launch takes that something else got in the way of."""

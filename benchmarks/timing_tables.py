@@ -1,6 +1,6 @@
-"""Recorded tables of times: what an exhaustive search measured on real devices, read from its log and kept under logs/tables.
+"""Recorded tables of times: what an exhaustive search measured on real devices, read from its log and kept under benchmarks/tables.
 
-python -m tests.timing_tables logs/contextual-4xH200/rank-0.log
+python -m benchmarks.timing_tables logs/contextual-4xH200/rank-0.log
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-TABLES = Path(__file__).parents[1] / "logs" / "tables"
+TABLES = Path(__file__).parent / "tables"
 
 
 class Row(BaseModel):

@@ -3,7 +3,7 @@
 No GPU needed: the fake H200 driver of the tests compiles for real and launches nothing, so that only Python is timed.
 Target: at most 1 us more.
 
-    .venv/bin/python launch/bench_steady.py
+    .venv/bin/python benchmarks/bench_steady.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How near to the best config a search comes with how many tries, played on recorded tables of a full space: no GPU.
 
-python -m tests.search_costs          # logs/guided-search has what it prints
+python -m benchmarks.search_costs          # logs/guided-search has what it prints
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dist_tune.search.strategies import SearchStrategy, make_strategy
-from tests.timing_tables import TABLES
+from benchmarks.timing_tables import TABLES
+from dist_tune.search import SearchStrategy, make_strategy
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a measured time."""
@@ -38,7 +38,7 @@ class FullTable:
 
 
 def load_full_tables() -> list[FullTable]:
-    """The tables of launch/tune_a8w8_blockscale.py --record, as logs/tables keeps them."""
+    """The tables of launch/tune_a8w8_blockscale.py --record, as benchmarks/tables keeps them."""
     content = json.loads(gzip.decompress((TABLES / "a8w8-full-space-H200.json.gz").read_bytes()))
     configs = [dict(zip(content["fields"], row, strict=True)) for row in content["configs"]]
     return [FullTable(each["problem"], configs, each["us"]) for each in content["problems"]]

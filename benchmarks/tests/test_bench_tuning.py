@@ -9,13 +9,13 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_bench_tuning_times_all_tuners_and_judges_their_winners(tmp_path: Path):
     """One run of each; every one has a winner on both ranks, and a regret that is zero for the best."""
-    command = [f"{ROOT}/launch/launch.sh", f"{ROOT}/launch/bench_tuning.py", "--shape", "128,128,64", "--json", f"{tmp_path}/bench.json"]
-    counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2"]
+    command = [f"{ROOT}/launch/launch.sh", f"{ROOT}/benchmarks/bench_tuning.py", "--shape", "128,128,64"]
+    counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2", "--json", f"{tmp_path}/bench.json"]
     environment = {**os.environ, "DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     done = subprocess.run([*command, *counts], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(cwd: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Where the phases ran, and what both ranks found in each, or why they failed; last where all is to be tuned again."""
     cwd = tmp_path_factory.mktemp(request.param)
     arguments = [request.param, "tune", "hit", "one_missing", "DIST_TUNE_ALWAYS_TUNE=1", "hit"]
-    done = run(cwd, "-m", "tests.bench_cache_phases", *arguments, TRITON_INTERPRET="1")
+    done = run(cwd, "-m", "benchmarks.tests.bench_cache_phases", *arguments, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
     return cwd, json.loads(done.stdout)
 
@@ -67,7 +67,7 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
     (tmp_path / "cache.bench.json").write_text(json.dumps(told))
     (tmp_path / "driver.py").write_text(
         "import sys\n"
-        "from launch import bench_cache\n"
+        "from benchmarks import bench_cache\n"
         "def run(command, env, check): print(command[0].name, *command[2:], env['DIST_TUNE_CACHE_DIR'], check)\n"
         "bench_cache.subprocess.run = run\n"
         "sys.argv = ['bench_cache.py', '--shape', '8,8,8']\n"
@@ -80,12 +80,12 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
     assert started == ["tune", "hit", "hit", "hit", "one-missing"], done.stdout + done.stderr
     assert re.search(r"first call of a process through the tuner, ms more\W+4.25\W+3.00\W+9.50\W+5\b", done.stdout)
     assert re.search(r"% more than when tuned\W+1.00\W+1.00\W+1.00\W+1\b", done.stdout)
-    assert (done.returncode, "start --phase hit with launch/launch.sh launch/bench_cache.py" in done.stderr) == (2, True)
+    assert (done.returncode, "start --phase hit with launch/launch.sh benchmarks/bench_cache.py" in done.stderr) == (2, True)
 
 
 def test_later_calls_are_timed_without_ranks(tmp_path: Path) -> None:
     """On the fake driver: a line for a function that launches a kernel and one for a function that does nothing."""
-    done = run(tmp_path, str(ROOT / "launch/bench_cache.py"), "--phase", "host")
+    done = run(tmp_path, str(ROOT / "benchmarks/bench_cache.py"), "--phase", "host")
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"(launches|does nothing)\W+([\d.]+)\W+([\d.]+)\W+-?[\d.]+", done.stdout)
     assert [name for name, _, _ in rows] == ["launches", "does nothing"]

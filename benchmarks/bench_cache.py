@@ -10,9 +10,9 @@ Each phase is a run of its own over the ranks that torchrun starts; without --ph
 
 `--phase host` needs neither ranks nor a GPU: later calls of a function on the fake H200 driver of the tests.
 
-    .venv/bin/python launch/bench_cache.py --shape 4096,11008,4096
-    .venv/bin/python launch/bench_cache.py --phase host
-    DIST_TUNE_CACHE_DIR=cache launch/launch.sh launch/bench_cache.py --phase hit
+    .venv/bin/python benchmarks/bench_cache.py --shape 4096,11008,4096
+    .venv/bin/python benchmarks/bench_cache.py --phase host
+    DIST_TUNE_CACHE_DIR=cache launch/launch.sh benchmarks/bench_cache.py --phase hit
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ import triton.language as tl  # isort: skip
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.compared_calls import ComparedStep, more_us, of_all_ranks, without_arithmetic
 from dist_tune import TuningRecord, autotune
 from dist_tune.cache import Cache
 from dist_tune.configs import describe
 from kernels.ag_gemm_cases import TUNERS, join_ranks, shortened
 from kernels.shard_gemm import ag_gemm_kernel
-from launch.compared_calls import ComparedStep, more_us, of_all_ranks, without_arithmetic
 
 N_HITS = 20
 """So often are hits timed again after the first, each beside an untuned call."""
@@ -203,7 +203,7 @@ def host(console: Console) -> None:
 
 def all_phases(options: argparse.Namespace, console: Console) -> None:
     """Run the phases that need ranks, each in new processes, and show what they found."""
-    launcher = Path(__file__).with_name("launch.sh")
+    launcher = Path(__file__).parents[1] / "launch/launch.sh"
     subject = ["--tuner", options.tuner, *(["--shape", ",".join(map(str, options.shape))] if options.shape else [])]
     with tempfile.TemporaryDirectory(prefix="bench_cache-") as temporary:
         folder = Path(os.environ.get("DIST_TUNE_CACHE_DIR") or f"{temporary}/cache").expanduser()
@@ -256,7 +256,7 @@ def main() -> None:
     needs_ranks, has_ranks = options.phase not in ("all", "host"), "LOCAL_RANK" in os.environ
     if needs_ranks != has_ranks:
         parser.error(
-            f"start --phase {options.phase} with {'launch/launch.sh' if needs_ranks else '.venv/bin/python'} launch/bench_cache.py"
+            f"start --phase {options.phase} with {'launch/launch.sh' if needs_ranks else '.venv/bin/python'} benchmarks/bench_cache.py"
         )
     if options.phase in ("hit", "one-missing") and "DIST_TUNE_CACHE_DIR" not in os.environ:
         parser.error(f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has printed")
