@@ -36,7 +36,7 @@ if any(argument.endswith("host") for argument in sys.argv[1:]):
 import torch
 import torch.distributed as dist
 
-from kernels.ag_gemm import Shape, config_space, key_fn, parse_shape  # before triton: without a GPU it chooses the interpreter
+from kernels.ag_gemm import Shape, config_space, key_fn  # before triton: without a GPU it chooses the interpreter
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -47,7 +47,8 @@ from benchmarks.compared_calls import ComparedStep, more_us, of_all_ranks, witho
 from dist_tune import TuningRecord, autotune
 from dist_tune.cache import Cache
 from dist_tune.configs import describe
-from kernels.ag_gemm_cases import TUNERS, join_ranks, shortened
+from kernels.ag_gemm_cases import TUNERS, shortened
+from kernels.harness import command_line, console_of, join_ranks, parsed, versions
 from kernels.shard_gemm import ag_gemm_kernel
 
 N_HITS = 20
@@ -186,7 +187,7 @@ def host(console: Console) -> None:
     install()
     call_args = torch.zeros(64, 64), torch.zeros(64, 64), SimpleNamespace(n_ranks=4, n_local_ranks=4)
     space = [{"gemm_config": triton.Config({"BLOCK": block})} for block in (16, 32)]
-    table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("fake driver"))
+    table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("CPU, fake driver"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(DIST_TUNE_CACHE_DIR=folder, DIST_TUNE_LOG_DIR=folder, DIST_TUNE_PROGRESS="0")
         for function in (launches, does_nothing):
@@ -215,7 +216,8 @@ def all_phases(options: argparse.Namespace, console: Console) -> None:
 
 def table(told: dict[str, Any]) -> Table:
     """What all phases found: medians over the processes that hit, and the least and the most."""
-    title = f"{versions('interpreter, kernels do nothing but in the lines of the step')}; {told['tuner']}, M,N,K={tuple(told['shape'])}"
+    made_with = versions("CPU, interpreter, kernels do nothing but in the lines of the step")
+    title = f"{made_with}; {told['tuner']}, M,N,K={tuple(told['shape'])}"
     result = Table("", "median", "least", "most", "target", title=title)
 
     def row(name: str, values: list[float], digits: int, target: str = "") -> None:
@@ -239,20 +241,14 @@ def table(told: dict[str, Any]) -> Table:
     return result
 
 
-def versions(without_gpu: str) -> str:
-    """What a table was made with."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {without_gpu}"
-    return f"{device}, torch {torch.__version__}, triton {triton.__version__}"
-
-
 def main() -> None:
     """Run one phase, or all."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = command_line((__doc__ or "").split("\n")[0])
     parser.add_argument("--phase", choices=["all", "tune", "hit", "one-missing", "host"], default="all")
     parser.add_argument("--tuner", choices=TUNERS, default="function", help="autotune, or contextual_autotune; for tune and all")
-    parser.add_argument("--shape", type=parse_shape, metavar="M,N,K", help="global shape; for tune and all")
     parser.add_argument("--processes", type=int, default=3, help="runs of the phase hit; for all")
-    options = parser.parse_args()
+    options = parsed(parser)
+    options.shape = options.shape and options.shape[-1]  # one shape for all phases
     needs_ranks, has_ranks = options.phase not in ("all", "host"), "LOCAL_RANK" in os.environ
     if needs_ranks != has_ranks:
         parser.error(
@@ -263,7 +259,7 @@ def main() -> None:
     if needs_ranks:
         on_ranks(options)
         return
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = console_of(150)
     if options.phase == "host":
         host(console)
     else:

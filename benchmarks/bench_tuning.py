@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from kernels import ag_gemm, shard_gemm, step_times  # before triton: without a GPU it chooses the interpreter
+from kernels import ag_gemm, harness, shard_gemm, step_times  # before triton: without a GPU it chooses the interpreter
 
 import triton  # isort: skip
 from rich.console import Console
@@ -184,8 +184,7 @@ def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.devic
     console.print(table(shape, bench.runs))
     best = min(closure_ms, key=closure_ms.__getitem__)
     for index, ms in sorted(closure_ms.items(), key=lambda item: item[1]):
-        text = " ".join(f"{name}={value}" for name, value in configs[index].all_kwargs().items() if value is not None)
-        console.print(f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}: {text}")
+        console.print(f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}: {harness.config_text(configs[index])}")
     runs = [asdict(run) for run in bench.runs]
     oracle_table = oracle.model_dump(mode="json") if oracle is not None else None
     return {"shape": shape, "runs": runs, "step_ms": closure_ms, "exhaustive": oracle_table, "last": example}
@@ -215,8 +214,7 @@ def table(shape: ag_gemm.Shape, runs: list[Run]) -> Table:
 
 def main() -> None:
     """Join the ranks that torchrun started, run all shapes, print and write what came of it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shape", type=ag_gemm.parse_shape, action="append", metavar="M,N,K", help="global shape; may be given again")
+    parser = harness.command_line((__doc__ or "").split("\n")[0], script="benchmarks/bench_tuning.py")
     tuners = ("vanilla", "exhaustive", "racing")
     parser.add_argument("--tuners", type=lambda text: text.split(","), default=tuners, help="vanilla takes minutes with nothing compiled")
     parser.add_argument("--cold-repeats", type=int, default=3, help="runs of dist_tune with nothing compiled")
@@ -224,20 +222,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="runs of dist_tune with everything in memory")
     parser.add_argument("--rounds", type=int, default=40, help="times that each winner's step is timed to find its regret")
     parser.add_argument("--json", type=Path, help="where to write all runs, and the exhaustive search's table")
-    options = parser.parse_args()
+    options = harness.parsed(parser)
     if set(options.tuners) - set(tuners):
         parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("needs ranks: launch/launch.sh benchmarks/bench_tuning.py ...")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     os.environ.setdefault("DIST_TUNE_PROGRESS", "0")
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
-    torch.manual_seed(dist.get_rank())
-    console = Console(width=None if sys.stdout.isatty() else 220, quiet=dist.get_rank() != 0)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, Triton interpreter"
-    console.print(f"{dist.get_world_size()} x {name}, torch {torch.__version__}, triton {triton.__version__}, {os.cpu_count()} cores")
+    device, console = harness.join_ranks(width=220)
+    console.print(f"{os.cpu_count()} cores")
     shapes = options.shape or ([(4096, 11008, 4096), (8192, 28672, 8192)] if device.type == "cuda" else [(256, 256, 128)])
     results = [bench(shape, options, device, console) for shape in shapes]
     if options.json and dist.get_rank() == 0:

@@ -18,24 +18,22 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.ag_gemm_cases import main
+
+    sys.exit(main())
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, also where torchrun started the file itself
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
-# NVLink multicast is of no use here, and torch and NCCL would set it up: a crash with it open can cost a host its GPUs.
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-
 import triton
 
 from dist_tune import autotune, prune_by_shared_memory, to_hashable
 from kernels.gather import CollectiveGather, Gather, PushGather
 from kernels.shard_gemm import TMA_ALIGNMENT_BYTES, ag_gemm_kernel, multiply_shards
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -159,15 +157,3 @@ def random_operands(shape: Shape, dtype: torch.dtype, device: torch.device) -> t
         raise ValueError(f"M and N must be multiples of the {n_ranks} ranks, got --shape {m},{n},{k}")
     a, b = (torch.randn(rows // n_ranks, k, device=device, dtype=dtype) for rows in (m, n))
     return a, b
-
-
-def parse_shape(text: str) -> Shape:
-    """`M,N,K`, all of them global."""
-    m, n, k = (int(number) for number in text.split(","))
-    return m, n, k
-
-
-if __name__ == "__main__":
-    from kernels.ag_gemm_cases import main  # not from here: a record of __main__.ag_gemm would be of no use to other scripts
-
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What kernels/ag_gemm.py does from its command line: check results, tune, compare with others.
+"""The command line of kernels/ag_gemm.py: check results, tune, compare with others.
 
 Knows torchrun's ranks and what is printed; knows nothing of how the step works. It is tuned in both ways: the step by
 `contextual_autotune`, the function by `autotune`.
@@ -7,32 +7,18 @@ Knows torchrun's ranks and what is printed; knows nothing of how the step works.
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-
-from kernels.ag_gemm import (  # before triton: without a GPU it chooses the interpreter
-    DTYPES,
-    AllGatherGemm,
-    Shape,
-    ag_gemm,
-    config_space,
-    key_fn,
-    parse_shape,
-    random_operands,
-)
-
-import triton  # isort: skip
+import triton
 from rich.console import Console
 from rich.table import Table
 
 from dist_tune import DistTuneError, TuningRecord, autotune, contextual_autotune, matches, prune_by_shared_memory
-from kernels import step_times
+from kernels import harness, step_times
+from kernels.ag_gemm import DTYPES, AllGatherGemm, Shape, ag_gemm, config_space, key_fn, random_operands
 from kernels.gather import Gather
 from kernels.shard_gemm import make_config
 
@@ -56,9 +42,8 @@ def expected(a: torch.Tensor, b: torch.Tensor, ctx: AllGatherGemm, out: torch.Te
 
 def relative_error(c: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor) -> float:
     """||C - reference|| / ||reference||, in float32, MAX over ranks; inf where a rank has a NaN."""
-    reference = product(a_shard, b_shard)
-    error = (c.float() - reference).norm() / reference.norm()
-    worst = error.nan_to_num(nan=float("inf"), posinf=float("inf")).reshape(1)
+    error = torch.tensor([harness.relative_error(c, product(a_shard, b_shard))], device=c.device)
+    worst = error.nan_to_num(nan=float("inf"), posinf=float("inf"))
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
 
@@ -90,8 +75,7 @@ def ways_to_check(device: torch.device) -> Iterator[tuple[str, Run]]:
     """The step and the function with fixed configs, and both tuned, the function with its results checked while it is tuned."""
     ctx = AllGatherGemm()
     for config in check_configs(device):
-        choices = " ".join(f"{name}={value}" for name, value in config.all_kwargs().items() if value is not None)
-        fixed = {"gemm_config": config, "autotune_allow_arg_overwrite": True}
+        choices, fixed = harness.config_text(config), {"gemm_config": config, "autotune_allow_arg_overwrite": True}
         yield f"step {choices}", AllGatherGemm(config=config)
         yield f"function {choices}", lambda a, b, out, fixed=fixed: ag_gemm(a, b, ctx, out=out, **fixed)  # type: ignore[misc]
     # Without a cache: a config found there would have been checked at another time.
@@ -102,16 +86,15 @@ def ways_to_check(device: torch.device) -> Iterator[tuple[str, Run]]:
 
 
 def check(shape: Shape, dtype: torch.dtype, device: torch.device, console: Console) -> bool:
-    """Whether results are right with fixed configs and with tuned ones; a line for each."""
+    """True if results are right with fixed configs and with tuned ones; prints a line for each."""
     # Accumulation is in float32, so only the result is rounded: by half a unit in the last place, by one where truncated.
     limit, is_good = torch.finfo(dtype).eps, True
     for way, run in ways_to_check(device):
         try:
             error, reason = worst_error(run, shape, dtype, device), ""
         except DistTuneError as refusal:  # on all ranks, so all go on
-            error, reason = float("inf"), f": {refusal}"
-        verdict = "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason},"
-        console.print(f"check M,N,K={shape} {dtype} relative error {error:.2e} {verdict} {way}", markup=False)
+            error, reason = float("inf"), str(refusal)
+        console.print(f"check M,N,K={shape} {dtype} relative error {error:.2e} {harness.verdict(error, limit, reason)} {way}", markup=False)
         is_good &= error <= limit
     return is_good
 
@@ -169,7 +152,8 @@ def gather_only(gather: Gather, a_shard: torch.Tensor) -> None:
 
 def default_shapes(case: str, n_ranks: int, device: torch.device) -> list[Shape]:
     """Shapes for a case; those of `check` include rows, columns and depths that no block divides."""
-    w, large = n_ranks, [(4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192)]
+    w = n_ranks
+    large: list[Shape] = [(4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192)]
     if case != "check":
         return large if device.type == "cuda" else [(256, 256, 128)]
     if device.type == "cuda":
@@ -190,47 +174,18 @@ def run_case(options: argparse.Namespace, shape: Shape, dtype: torch.dtype, devi
     return True
 
 
-def parsed() -> argparse.Namespace:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(description="AllGather-GEMM: check its results, tune it, compare it with others.")
-    parser.add_argument("--case", choices=["check", "tune", "perf"], default="check")
-    parser.add_argument("--tuner", choices=TUNERS, default=TUNERS[0], help="for tune and perf: contextual_autotune, or autotune")
-    parser.add_argument("--shape", type=parse_shape, action="append", metavar="M,N,K", help="global shape; may be given again")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), action="append", help="may be given again; bf16 if not given")
-    options = parser.parse_args()
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("needs ranks: torchrun --nproc_per_node=2 kernels/ag_gemm.py ..., or launch/launch.sh kernels/ag_gemm.py ...")
-    if options.case == "perf" and not torch.cuda.is_available():
-        parser.error("--case perf needs GPUs: the interpreter's times say nothing about them")
-    return options
-
-
-def join_ranks() -> tuple[torch.device, Console]:
-    """Join the ranks that torchrun started: this rank's device, and a console that writes on rank 0 alone."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
-    torch.manual_seed(dist.get_rank())
-    # torch 2.13 has a new name for it, which 2.11 has not.
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.* is deprecated", category=FutureWarning)
-    # One writer, and a terminal's width where there is none to ask: tables in logs stay in one piece.
-    console = Console(width=None if sys.stdout.isatty() else 190, quiet=dist.get_rank() != 0)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, Triton interpreter"
-    console.print(f"{dist.get_world_size()} x {name}, torch {torch.__version__}, triton {triton.__version__}")
-    return device, console
-
-
 def main() -> int:
     """Run the case on every shape and dtype, and leave; 1 if any failed."""
-    options = parsed()
-    device, console = join_ranks()
-    shapes = dict.fromkeys(options.shape or default_shapes(options.case, dist.get_world_size(), device))
-    dtypes = [DTYPES[name] for name in dict.fromkeys(options.dtype or ["bf16"])]
+    description = "AllGather-GEMM: check its results, tune it, compare it with others."
+    parser = harness.command_line(description, dtypes=sorted(DTYPES), script="kernels/ag_gemm.py")
+    harness.add_cases(parser, "tune")
+    parser.add_argument("--tuner", choices=TUNERS, default=TUNERS[0], help="for tune and perf: contextual_autotune, or autotune")
+    options = harness.parsed(parser)
+    device, console = harness.join_ranks()
+    shapes = default_shapes(options.case, dist.get_world_size(), device)
     try:
-        results = [run_case(options, shape, dtype, device, console) for shape in shapes for dtype in dtypes]
-        dist.barrier()  # nobody frees memory that a peer still writes to
+        results = [run_case(options, shape, dtype, device, console) for shape, dtype in harness.chosen(options, shapes)]
+        dist.barrier()  # a rank that leaves frees memory that its peers may still write to
     finally:
         dist.destroy_process_group()
     return 0 if all(results) else 1

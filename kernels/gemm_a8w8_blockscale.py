@@ -17,15 +17,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first: the kernel is loaded once, under one name
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.gemm_a8w8_blockscale_cases import main
+
+    sys.exit(main())
+
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, where the file itself is started
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
-
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 Config = dict[str, Any]
@@ -267,14 +268,3 @@ def reference(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: tor
     """Y [M, N] by torch: both operands dequantised, multiplied in float32. On CUDA TF32 must be off, as it is in torch by default."""
     x_values, w_values = x.float() * per_element(x_scale, 1, *x.shape), w.float() * per_element(w_scale, BLOCK, *w.shape)
     return (x_values @ w_values.T).to(dtype)
-
-
-def relative_error(y: Tensor, reference: Tensor) -> float:
-    """||y - reference|| / ||reference||, in float32; NaN where y has one."""
-    return float((y.float() - reference.float()).norm() / reference.float().norm())
-
-
-if __name__ == "__main__":
-    from kernels.gemm_a8w8_blockscale_cases import main
-
-    sys.exit(main())

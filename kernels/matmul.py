@@ -9,23 +9,22 @@ is launched and keeps the winners on disk. The step of the split product zeroes 
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.harness import main
+    from kernels.single_gpu_cases import MATMUL
+
+    sys.exit(main(MATMUL))
+
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, also where the file itself was started
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
-
 import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from kernels.single_gpu_cases import Example, Problem, Shape, main, random
 
 
 def make_config(
@@ -191,35 +190,3 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
         )
     if not a.numel() or not b.numel():
         raise ValueError(f"nothing to multiply in {list(a.shape)} @ {list(b.shape)}")
-
-
-def problems(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """Both products at `shape`, [M, N, K]."""
-    m, n, k = shape
-    a, b = random(m, k, dtype=dtype, device=device), random(k, n, dtype=dtype, device=device)
-    n_flops, eps = 2 * m * n * k, torch.finfo(dtype).eps
-
-    def expected() -> torch.Tensor:
-        return a.float() @ b.float()
-
-    name = f"{{}} {list(shape)} {dtype}"
-    # Sums are in float32: of C only the last rounding is seen; without one, the order of the sum and what tensor cores cut off.
-    ways = [("A @ B", matmul, matmul_kernel, eps), ("A @ B, K split", split_k_matmul, split_k_kernel, 1e-4)]
-    for title, function, kernel, limit in ways:
-        run: Any = lambda config, function=function: function(a, b, config)  # noqa: E731  # one of two, by name
-        yield Problem(name.format(title), run, kernel.configs, expected, lambda: a @ b, limit, n_flops=n_flops)
-
-
-EXAMPLE = Example(
-    "Matrix products: check their results, compare them with torch.",
-    ("M", "N", "K"),
-    ("fp16", "bf16"),
-    check_shapes=((1, 1, 1), (32, 32, 64), (33, 17, 70)),
-    perf_shapes=((4096, 4096, 4096), (8192, 8192, 8192), (1000, 1000, 1000), (64, 4096, 16384)),
-    problems=problems,
-)
-
-if __name__ == "__main__":
-    from kernels import matmul as example  # records carry this module's name, not that of __main__
-
-    sys.exit(main(example.EXAMPLE))

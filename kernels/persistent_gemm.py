@@ -16,28 +16,27 @@ space that depends on the sizes. `--case perf` also says what the bucket costs a
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.harness import main
+    from kernels.single_gpu_cases import PERSISTENT_GEMM
+
+    sys.exit(main(PERSISTENT_GEMM))
+
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, also where the file itself was started
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
-
 import triton
 import triton.language as tl
-from rich.table import Table
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune import autotune, power_of_two
 from kernels.matmul import tile_at
 from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, TMA_ALIGNMENT_BYTES, device_properties
-from kernels.single_gpu_cases import Example, Problem, Shape, config_text, main, random
 
 HOPPER_SHARED_BYTES = 232448
 """Shared memory of a program where there is no GPU to ask."""
@@ -68,7 +67,7 @@ def all_configs() -> list[triton.Config]:
     return sorted(found, key=lambda config: abs(sum(config.kwargs[f"BLOCK_{axis}"] for axis in "MNK") - middle))
 
 
-def reason_to_drop(config: triton.Config, shape: Shape, dtype: torch.dtype, shared_bytes: int | None = None) -> str:
+def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.dtype, shared_bytes: int | None = None) -> str:
     """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket.
 
     `shared_bytes`: what a program may have of shared memory; None asks the GPU.
@@ -202,79 +201,3 @@ def in_same_bucket(size: int) -> int:
     lower = limit // 2 + max(limit // 8, 1)
     others = [other for other in (lower, limit) if limit // 2 < other <= limit and other != size]
     return others[0] if others else size
-
-
-def bucket_cost(shape: Shape, dtype: torch.dtype, device: torch.device) -> Table:
-    """What it costs another shape of the bucket to use the config of `shape`, beside the best of the whole space there. Needs a GPU.
-
-    Of the space each config is timed shortly and the best three again; the slowdown is of means without outliers.
-    """
-    from dist_tune.measure import measure
-
-    a, b = _operands(shape, dtype, device)
-    persistent_gemm(a, b)
-    n_records = len(persistent_gemm.records)
-    m, n, k = other = tuple(in_same_bucket(size) for size in shape)
-    a, b = _operands(other, dtype, device)
-    function = persistent_gemm.__wrapped__
-
-    def mean_us(config: triton.Config, num_iters: int) -> float:
-        try:
-            return measure(lambda: function(a, b, config), n_warmup=5, num_iters=num_iters).mean_us
-        except triton.OutOfResources:
-            return float("inf")
-
-    space = search_space(m, n, k, dtype)
-    finalists = sorted(space, key=lambda config: mean_us(config, 20))[:3]
-    best_us, best = min([(mean_us(config, 100), config_text(config)) for config in finalists])
-    ours_us = measure(lambda: persistent_gemm(a, b), n_warmup=5, num_iters=100).mean_us
-    assert len(persistent_gemm.records) == n_records, "a shape of the same bucket was tuned"
-    n_kernels = max((len(hashes) for hashes in kernels_by_key.values()), default=0)
-    title = f"the config of {list(shape)} at another shape of its bucket; at most {n_kernels} kernel for each kernel key"
-    table = Table("shape", "us", "best us", "slowdown", "best config there", "of", title=title)
-    times = (f"{ours_us:.2f}", f"{best_us:.2f}", f"{ours_us / best_us - 1:+.1%}")
-    table.add_row(str(list(other)), *times, best, str(len(space)))
-    return table
-
-
-def _operands(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    m, n, k = shape
-    return random(m, k, dtype=dtype, device=device), random(n, k, dtype=dtype, device=device)
-
-
-def problems(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """The product at `shape`, [M, N, K]."""
-    m, n, k = shape
-    a, b = _operands(shape, dtype, device)
-
-    def run(config: triton.Config | None) -> torch.Tensor:
-        result: torch.Tensor = (
-            persistent_gemm(a, b) if config is None else persistent_gemm(a, b, config=config, autotune_allow_arg_overwrite=True)
-        )
-        return result
-
-    yield Problem(
-        f"A @ B.T {list(shape)} {dtype}",
-        run,
-        search_space(m, n, k, dtype),
-        lambda: a.float() @ b.float().T,
-        lambda: a @ b.T,
-        torch.finfo(dtype).eps,  # the sum is in float32, so only the last rounding is seen
-        n_flops=2 * m * n * k,
-    )
-
-
-EXAMPLE = Example(
-    "Persistent GEMM: check its results, compare it with torch, and a bucket's config with the best.",
-    ("M", "N", "K"),
-    ("bf16", "fp16"),
-    check_shapes=((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72)),
-    perf_shapes=((4096, 4096, 4096), (8192, 8192, 8192), (4096, 11008, 4096), (1000, 1000, 1000)),
-    problems=problems,
-    more_perf=bucket_cost,
-)
-
-if __name__ == "__main__":
-    from kernels import persistent_gemm as example  # records carry this module's name, not that of __main__
-
-    sys.exit(main(example.EXAMPLE))

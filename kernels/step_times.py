@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
-from rich.table import Table
+from rich.table import Column, Table
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Contenders = dict[str, Callable[[], object]]
 STEP, COPIES, MM, GATHER, GATHER_MM, FUSED = "step", "copies", "mm", "gather", "gather, mm", "fused"
 HEAD_START_CYCLES = 2_000_000
@@ -130,11 +130,9 @@ def slowest_medians_ms(samples: dict[str, list[float]]) -> dict[str, float]:
 def table(times: list[StepTimes]) -> Table:
     """One line per shape and method."""
     others = {"NCCL + cuBLAS": GATHER_MM, "fused": FUSED, "mm": MM, "copies": COPIES, "NCCL": GATHER}
-    result = Table(title="ms: median, MAX over ranks; TFLOP/s of a rank; GB/s that a rank receives")
-    for heading in ["M, N, K", "method", "ms", "TFLOP/s", "GB/s", "x NCCL + cuBLAS", "x torch fused", "% of max(mm, copy)"]:
-        result.add_column(heading, no_wrap=True)
-    for heading in others:
-        result.add_column(f"{heading} ms")
+    headings = ("M, N, K", "method", "ms", "TFLOP/s", "GB/s", "x NCCL + cuBLAS", "x torch fused", "% of max(mm, copy)")
+    columns = [*(Column(heading, no_wrap=True) for heading in headings), *(Column(f"{heading} ms") for heading in others)]
+    result = Table(*columns, title="ms: median, MAX over ranks; TFLOP/s of a rank; GB/s that a rank receives")
     for t in times:
         rates = [f"{t.ms[STEP]:.4f}", f"{t.tflops:.0f}", f"{t.gbytes_per_s:.0f}"]
         speedups = [f"{t.ms[other] / t.ms[STEP]:.2f}" for other in (GATHER_MM, FUSED)]

@@ -10,23 +10,24 @@ kernel's own cache gets the winner, so a later call costs what a plain Triton la
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.harness import main
+    from kernels.single_gpu_cases import VECTOR_ADD
+
+    sys.exit(main(VECTOR_ADD))
+
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, also where the file itself was started
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, so before the imports below
-
 import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from kernels.single_gpu_cases import DTYPES, Example, Problem, Shape, main, random
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def configs() -> list[triton.Config]:
@@ -105,48 +106,8 @@ def _launch(kernel: Any, operands: tuple[torch.Tensor, ...], config: triton.Conf
 
 def _check_alike(x: torch.Tensor, y: torch.Tensor) -> None:
     is_alike = x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
-    if not is_alike or x.dtype not in DTYPES.values() or not (x.is_contiguous() and y.is_contiguous()):
+    if not is_alike or x.dtype not in DTYPES or not (x.is_contiguous() and y.is_contiguous()):
         raise ValueError(
-            f"need two contiguous tensors of one shape, device and dtype ({', '.join(DTYPES)}); "
+            f"need two contiguous tensors of one shape, device and dtype (fp32, bf16, fp16); "
             f"got {list(x.shape)} {x.dtype} {x.device} and {list(y.shape)} {y.dtype} {y.device}"
         )
-
-
-def problems(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """Both sums of vectors of `shape`, [n]."""
-    (n,) = shape
-    a, b = random(n, dtype=dtype, device=device), random(n, dtype=dtype, device=device).flip(0)
-    running = a.clone()  # grows without end while it is timed, which takes no longer
-
-    def expected() -> torch.Tensor:
-        return a.float() + b.float()
-
-    name, limit, n_bytes = f"{{}} {list(shape)} {dtype}", torch.finfo(dtype).eps, 3 * n * a.element_size()
-    yield Problem(
-        name.format("a + b"), lambda config: vector_add(a, b, config), add_kernel.configs, expected, lambda: a + b, limit, n_bytes
-    )
-    yield Problem(
-        name.format("total += x"),
-        lambda config: accumulate(a.clone(), b, config),
-        accumulate_kernel.configs,
-        expected,
-        lambda: running.add_(b),
-        limit,
-        n_bytes,
-        timed=lambda config: accumulate(running, b, config),
-    )
-
-
-EXAMPLE = Example(
-    "Vector sums: check their results, compare them with torch.",
-    ("n",),
-    ("fp32", "bf16", "fp16"),
-    check_shapes=((1,), (255,), (1024,), (1025,), (5000,)),
-    perf_shapes=((1 << 16,), (1 << 20,), (10_000_019,), (1 << 26,)),
-    problems=problems,
-)
-
-if __name__ == "__main__":
-    from kernels import vector_add as example  # records carry this module's name, not that of __main__
-
-    sys.exit(main(example.EXAMPLE))

@@ -55,23 +55,24 @@ def test_a_broken_kernel_fails_the_check(tmp_path: Path):
         tmp_path,
         "import dataclasses, torch\n"
         "import kernels.vector_add as v, kernels.matmul as mm, kernels.softmax as s, kernels.persistent_gemm as p\n"
-        "from kernels.single_gpu_cases import main\n"
+        "import kernels.single_gpu_cases as cases\n"
+        "from kernels.harness import main\n"
         "def code(example, *argv):\n"
         "    print('exit', main(example, argv))\n"
-        "code(v.EXAMPLE, '--shape', '300')\n"
+        "code(cases.VECTOR_ADD, '--shape', '300')\n"
         "v._launch = mm._launch = lambda *args: None\n"
-        "code(v.EXAMPLE, '--shape', '300')\n"
-        "code(mm.EXAMPLE, '--shape', '16,16,16')\n"
+        "code(cases.VECTOR_ADD, '--shape', '300')\n"
+        "code(cases.MATMUL, '--shape', '16,16,16')\n"
         "def last_column_lost(x, config=None):\n"
         "    y = torch.softmax(x, dim=1)\n"
         "    y[-1, -1] = 0\n"
         "    return y\n"
         "s.softmax = last_column_lost\n"
-        "code(s.EXAMPLE, '--shape', '2,70')\n"
+        "code(cases.SOFTMAX, '--shape', '2,70')\n"
         "def problems(*args):\n"
-        "    for problem in p.problems(*args):\n"
+        "    for problem in cases.persistent_products(*args):\n"
         "        yield dataclasses.replace(problem, expected=lambda: problem.expected() + 0.05)\n"
-        "code(dataclasses.replace(p.EXAMPLE, problems=problems), '--shape', '9,9,9')\n",
+        "code(dataclasses.replace(cases.PERSISTENT_GEMM, problems=problems), '--shape', '9,9,9')\n",
     )
     assert [line for line in lines if line.startswith("exit")] == ["exit 0", *["exit 1"] * 4]
     assert sum("FAILED, the limit is " in line for line in lines) > 8
@@ -208,17 +209,17 @@ def test_times_are_shown_as_a_table_a_person_can_judge(tmp_path: Path):
         tmp_path,
         "import torch\n"
         "from rich.console import Console\n"
-        "import dist_tune.measure.benchmark as benchmark, kernels.persistent_gemm as p, kernels.vector_add as v\n"
-        "from kernels.single_gpu_cases import perf\n"
+        "import dist_tune.measure.benchmark as benchmark, kernels.persistent_gemm as p\n"
+        "from kernels import harness, single_gpu_cases as cases\n"
         "measure, asked = benchmark.measure, []\n"
         "def short(run, n_warmup, num_iters):\n"
         "    asked.append((n_warmup, num_iters))\n"
         "    return measure(run, 1, 5)\n"
         "benchmark.measure = short\n"
         "console, cpu = Console(width=230), torch.device('cpu')\n"
-        "console.print(perf(v.problems((300,), torch.float32, cpu)))\n"
-        "console.print(perf(p.problems((33, 17, 8), torch.float16, cpu)))\n"
-        "console.print(p.bucket_cost((33, 17, 8), torch.float16, cpu))\n"
+        "console.print(harness.perf(cases.sums((300,), torch.float32, cpu)))\n"
+        "console.print(harness.perf(cases.persistent_products((33, 17, 8), torch.float16, cpu)))\n"
+        "console.print(cases.bucket_cost((33, 17, 8), torch.float16, cpu))\n"
         "print(set(asked), [p.in_same_bucket(size) for size in (1, 2, 3, 4, 40, 64, 4096)])\n",
     )
     text = "\n".join(lines)
@@ -241,10 +242,10 @@ def test_what_cannot_run_says_why(tmp_path: Path):
     """Times without a GPU, a shape with too few sizes, and with negative ones: argparse's exit code, and the reason."""
     lines = printed(
         tmp_path,
-        "import contextlib, io, kernels.matmul as mm\n"
+        "import contextlib, io, kernels.single_gpu_cases as cases, kernels.harness as harness\n"
         "for argv in (['--case', 'perf'], ['--shape', '4,5'], ['--shape', '4,5,-6']):\n"
         "    with contextlib.redirect_stderr(io.StringIO()) as said:\n"
-        "        try: mm.main(mm.EXAMPLE, argv)\n"
+        "        try: harness.main(cases.MATMUL, argv)\n"
         "        except SystemExit as left: code = left.code\n"
         "    print(code, said.getvalue().splitlines()[-1])\n",
     )
