@@ -182,9 +182,9 @@ def does_nothing(a: torch.Tensor, b: torch.Tensor, ctx: Any, gemm_config: triton
 
 def host(console: Console) -> None:
     """Later calls on the host alone, of functions of two tensors and a context."""
-    from tests.fake_driver import FakeH200, install
+    from dist_tune.testing import FakeH200, install_fake_driver
 
-    install()
+    install_fake_driver()
     call_args = torch.zeros(64, 64), torch.zeros(64, 64), SimpleNamespace(n_ranks=4, n_local_ranks=4)
     space = [{"gemm_config": triton.Config({"BLOCK": block})} for block in (16, 32)]
     table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("CPU, fake driver"))

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_tune import contextual_autotune
-from tests.fake_driver import FakeH200, install
+from dist_tune.testing import FakeH200, install_fake_driver
 
 N_ROUNDS, N_CALLS = 400, 200
 
@@ -60,7 +60,7 @@ def us_per_call(bare: Callable[[], Any], tuned: Callable[[], Any]) -> tuple[floa
 def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
-    install()
+    install_fake_driver()
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 0.0)
     a, b, c = torch.zeros(64), torch.zeros(64), torch.zeros(64)
 

@@ -1,7 +1,12 @@
-"""Runs a function on several ranks, each a real process of one gloo world, and brings back what each returned or raised.
+"""Ranks on one machine and a fake driver, so that steps can be tested without a cluster and without a GPU.
 
-Processes come from a fork server that has imported torch and Triton, so that a world starts in a tenth of a second. A rank
-that does not end in time is killed and fails the test: a distributed test never skips and never hangs.
+    def step_on(rank: int) -> float:  # in a module that the ranks can import
+        return tuned_step(torch.full((64,), float(rank)))[0].item()
+
+    assert values(on_ranks(2, step_on)) == [3.0, 3.0]
+
+Ranks are processes forked from a server that has imported torch, Triton, dist_tune and test libraries, because those imports take longer
+than most tests. A rank that does not end in time is killed and reported, so that no test hangs.
 """
 
 from __future__ import annotations
@@ -14,63 +19,98 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from dist_tune.errors import DistTuneError
+import torch
+import torch.distributed as dist
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction, KernelInterface
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 3.0
-"""Deadline of a tuning in tests; long enough for a compile on a busy machine."""
+__all__ = ["FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values"]
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "pydantic_settings", "loguru"])
+PRELOADED = (
+    "dist_tune",
+    "dist_tune.offline",
+    "dist_tune.testing",
+    "triton.runtime.interpreter",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "sklearn",
+)
+"""Modules that the fork server imports, with all that they import; those that are not installed are left out."""
+
+Mode = Literal["interpret", "fake", "gpu"]
+"""Triton's interpreter on the CPU, real compilation for a ``FakeH200``, or the machine's GPUs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended."""
+    """The end of one rank."""
 
     value: Any = None
+    """The returned value; None if the rank raised."""
     error: str = ""
-    """Name of the exception's class; empty if the rank returned."""
+    """Class name of the raised exception, "Hung" after the time limit, "Died" without a result; empty if the rank returned."""
     message: str = ""
     seconds: float = 0.0
+    """Time in the function, without the start of the process."""
     log: str = ""
     """The rank's tuning log."""
     notes: str = field(default="", repr=False)
     """The traceback."""
 
 
+@dataclass(frozen=True)
+class _World:
+    """Settings that all ranks of one call share."""
+
+    n: int
+    mode: Mode
+    env: dict[str, str]
+    folder: str
+    is_dist: bool
+
+
 def on_ranks(
     n: int,
     function: Callable[..., Any],
     *args: Any,
-    mode: str = "interpret",
+    mode: Mode = "interpret",
     env: dict[str, str] | None = None,
     timeout_s: float = 90.0,
     is_dist: bool = True,
 ) -> list[Outcome]:
-    """Call ``function(rank, *args)`` on ``n`` ranks. ``mode``: "interpret", "fake" for the fake H200 driver, or "gpu" with NCCL."""
+    """Call ``function(rank, *args)`` in ``n`` processes, which form one gloo process group if ``is_dist``.
+
+    ``function`` is a module-level function of a module that can be imported; ``args`` and the returned value can be pickled. Logs and
+    caches of dist_tune and Triton lie in a folder that is deleted afterwards, and a tuning waits 3 seconds for a rank without progress;
+    ``env`` overrides these environment variables and adds others. A rank that is not done after ``timeout_s`` seconds is killed.
+    An error of a rank is reported in its ``Outcome`` and not raised.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "DIST_TUNE_DEADLINE_S": str(DEADLINE_S),
+        defaults = {
+            "DIST_TUNE_DEADLINE_S": "3",
             "DIST_TUNE_PROGRESS": "0",
             "DIST_TUNE_LOG_DIR": f"{folder}/logs",
             "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",
             "TRITON_CACHE_DIR": f"{folder}/triton",
-            **(env or {}),
         }
+        world = _World(n, mode, defaults | (env or {}), folder, is_dist)
+        context = fork_context()
         pipes, processes = [], []
         for rank in range(n):
-            mine, theirs = _context.Pipe(duplex=False)
-            child_args = (theirs, rank, n, function.__module__, function.__qualname__, args, mode, settings, folder, is_dist)
-            process = _context.Process(target=_child, args=child_args, daemon=True)
+            mine, theirs = context.Pipe(duplex=False)
+            call = (function.__module__, function.__qualname__, args)
+            process = context.Process(target=_run_rank, args=(theirs, rank, world, call), daemon=True)
             process.start()
             theirs.close()
             pipes.append(mine)
@@ -87,28 +127,35 @@ def on_ranks(
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:
-    """What the ranks returned; fails with the traceback of a rank that raised."""
+    """The values that the ranks returned.
+
+    Raises:
+        AssertionError: a rank raised; with its traceback and its log.
+    """
     for rank, outcome in enumerate(outcomes):
         assert not outcome.error, f"rank {rank} raised {outcome.error}: {outcome.message}\n{outcome.notes}\n{outcome.log}"
     return [outcome.value for outcome in outcomes]
 
 
-def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
-    """Assert that all raised this error, in time, and that its message has the words."""
-    for outcome in outcomes:
-        assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
-        for word in words:
-            assert word in outcome.message
-        assert outcome.seconds < within_s
+# -- processes -------------------------------------------------------------------------------------------------------
 
 
-def caught(call: Callable[[], object]) -> Any:
-    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
-    try:
-        call()
-    except DistTuneError as error:
-        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
-    return SimpleNamespace(kind="", message="")
+def fork_context() -> ForkServerContext:
+    """The multiprocessing context of this module's ranks; its server starts with the first process and imports ``PRELOADED``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def choose_interpreter(is_on: bool) -> None:
+    """Interpret the kernels that this process decorates from now on, or compile them, as if started with ``TRITON_INTERPRET=1`` or 0."""
+    os.environ["TRITON_INTERPRET"] = str(int(is_on))
+    # Triton's own kernels, like tl.sum, were decorated when the fork server imported triton.language: decorate them anew.
+    if isinstance(triton.language.cdiv, JITFunction) == is_on:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("triton.language.") and any(isinstance(value, KernelInterface) for value in vars(module).values()):
+                importlib.reload(module)
+        importlib.reload(triton.language)
 
 
 def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outcome:
@@ -121,31 +168,88 @@ def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outco
         return Outcome(error="Died", message=f"rank {rank} ended without a result")
 
 
-def _child(
-    pipe: Connection, rank: int, n: int, module: str, name: str, args: Any, mode: str, env: dict[str, str], folder: str, is_dist: bool
-) -> None:
-    os.environ.update(env, RANK=str(rank), WORLD_SIZE=str(n), LOCAL_RANK=str(rank))
-    # Triton reads this where a kernel is decorated, so it is set before the module with the kernels is imported.
-    os.environ["TRITON_INTERPRET"] = "1" if mode == "interpret" else "0"
-    sys.path.insert(0, str(ROOT))
-    import torch.distributed as dist
-
-    if mode == "fake":
-        from tests.fake_driver import install
-
-        install()
-    if is_dist:
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n, timeout=timedelta(seconds=60))
+def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, tuple[Any, ...]]) -> None:
+    os.environ.update(world.env, RANK=str(rank), WORLD_SIZE=str(world.n), LOCAL_RANK=str(rank))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read the variable already, in the fork server
+    choose_interpreter(world.mode == "interpret")
+    if world.mode == "fake":
+        install_fake_driver()
+    if world.is_dist:
+        store, timeout = dist.FileStore(f"{world.folder}/store", world.n), timedelta(seconds=60)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world.n, timeout=timeout)
+        dist.barrier()  # because a rank that ends while others still connect to it would fail them
     began = time.monotonic()
     try:
+        module, name, args = call
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
         outcome = Outcome(value=function(rank, *args))
     except BaseException as error:  # noqa: BLE001  # whatever it is, the test shall see it
         outcome = Outcome(error=type(error).__name__, message=str(error), notes=traceback.format_exc())
-    log = Path(env["DIST_TUNE_LOG_DIR"]) / f"rank-{rank}.log"
-    text = log.read_text() if log.exists() else ""
-    pipe.send(Outcome(outcome.value, outcome.error, outcome.message, time.monotonic() - began, text, outcome.notes))
+    log = Path(world.env["DIST_TUNE_LOG_DIR"]) / f"rank-{rank}.log"
+    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=log.read_text() if log.exists() else ""))
     pipe.close()
     os._exit(0)  # a gloo group that a test has broken may not let the interpreter go
+
+
+# -- the fake driver -------------------------------------------------------------------------------------------------
+
+
+class _Utils:
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": FakeH200.shared_limit_bytes, "multiprocessor_count": 132, "warpSize": 32}
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return (1, 2, 64, 0, 1024)  # module, function, registers, spills, threads
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+
+class _Launcher:
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self.src, self.metadata = src, metadata
+
+    def __call__(self, *args: Any) -> None:
+        FakeH200.launches.append(self.metadata.name)
+        wait_s = FakeH200.launch_ms(self.src, self.metadata) / 1e3
+        if wait_s:
+            end = time.perf_counter() + wait_s
+            time.sleep(max(0.0, wait_s - 2e-4))
+            while time.perf_counter() < end:
+                pass
+
+
+class FakeH200:
+    """A driver for Triton: kernels compile to real sm_90 code, a launch sleeps instead of running. Tests read and set its attributes."""
+
+    launches: ClassVar[list[str]] = []
+    """Names of the kernels launched so far."""
+    shared_limit_bytes: ClassVar[int] = 232448
+    """Shared memory of a block, which Triton itself checks; the H200's at first."""
+    launch_ms: ClassVar[Callable[[Any, Any], float]] = staticmethod(lambda src, metadata: 0.0)
+    """Milliseconds that the launch of a compiled kernel takes."""
+    utils = _Utils()
+    launcher_cls = _Launcher
+
+    def get_current_target(self) -> GPUTarget:
+        """Compute capability 9.0, warps of 32."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """The default one."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """For synchronisation and events."""
+        return torch.cuda
+
+
+def install_fake_driver() -> None:
+    """Make ``FakeH200`` Triton's driver in this process, whose ``TRITON_INTERPRET`` must not be 1."""
+    driver.set_active(FakeH200())

@@ -214,8 +214,8 @@ def test_the_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     script = tmp_path / "compiled.py"
     script.write_text(
         "import torch\n"
-        "from tests import fake_driver\n"
-        "fake_driver.install()\n"
+        "from dist_tune import testing\n"
+        "testing.install_fake_driver()\n"
         "from kernels.shard_gemm import ag_gemm_kernel, drop_hopeless, gpu_configs, make_config, multiply_shards\n"
         "a, b, c = (torch.ones(256, 256, dtype=torch.bfloat16) for _ in range(3))\n"
         "def n_kept(configs): return [len(drop_hopeless(configs, {'c': c, 'c_tiles': tiles})) for tiles in (None, c)]\n"
@@ -225,7 +225,7 @@ def test_the_kernel_compiles_for_hopper(tmp_path: Path) -> None:
         "    config = make_config(128, 128, 64, warps=4, stages=3, flatten=flatten)\n"
         "    rows = out.shape[1]\n"
         "    multiply_shards(a[:64], a, b[:rows], out, torch.ones(4, dtype=torch.int32), 1, 1, config)\n"
-        "print(fake_driver.FakeH200.launches)\n"
+        "print(testing.FakeH200.launches)\n"
     )
     done = run(
         tmp_path, "-c", f"import os; os.environ.update(TRITON_CACHE_DIR='cache', TRITON_INTERPRET='0'); exec(open({str(script)!r}).read())"

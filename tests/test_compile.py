@@ -24,9 +24,8 @@ from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import early_check, known_need
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
-from tests.fake_driver import FakeH200
+from dist_tune.testing import FakeH200, Mode, on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned
-from tests.ranks.world import on_ranks, values
 
 
 @triton.jit
@@ -77,7 +76,7 @@ def in_memory(kernel: Any) -> list[str]:
     return [type(each).__name__ for each in kernel.device_caches[0][0].values()]
 
 
-def on_fake(function: Callable[..., Any], *args: Any, mode: str = "fake") -> Any:
+def on_fake(function: Callable[..., Any], *args: Any, mode: Mode = "fake") -> Any:
     # Triton 3.9 warns on the terminal if this is not set.
     (value,) = values(on_ranks(1, function, *args, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
     return value

@@ -24,8 +24,8 @@ from dist_tune.compiler import front_end
 from dist_tune.compiler.candidate import Compilation, Failure
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 from dist_tune.runtime.kernel_launch import Launch
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, configs
-from tests.ranks.world import on_ranks, values
 
 NOTHING: Any = None
 

@@ -17,9 +17,8 @@ from triton.runtime.jit import JITFunction
 from dist_tune import autotune
 from dist_tune.compiler.patches import replaced
 from dist_tune.runtime.precompile import ForeseenError, ForeseenFailure, LaunchRecorder, RecordedLaunch, precompiles
-from tests.fake_driver import FakeH200
+from dist_tune.testing import FakeH200, on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
-from tests.ranks.world import on_ranks, values
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 

@@ -12,8 +12,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.runtime.precompile import PrecompileConfig, PrecompileLaunch, precompiles
+from dist_tune.testing import on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
-from tests.ranks.world import on_ranks, values
 
 
 @triton.jit

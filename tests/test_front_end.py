@@ -10,8 +10,8 @@ import pytest
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.front_end import FrontEndLock, _Watched, in_turn
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
-from tests.ranks.world import on_ranks, values
 
 
 class Options:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.ranks.world import on_ranks, values
+from dist_tune.testing import on_ranks, values
 
 SHAPES = [(64, 128, 256), (70, 200, 500), (33, 136, 640), (1, 5, 7)]
 """Whole blocks; edges that no block divides; five blocks of K, for splits of two and three; less than one of anything."""
@@ -187,7 +187,7 @@ def test_a_config_comes_from_the_first_file_there_is(interpreted: Interpreted, t
 
 def compiled(rank: int) -> tuple[list[int], list[str], list[str]]:
     import kernels.gemm_a8w8_blockscale as gemm
-    from tests.fake_driver import FakeH200
+    from dist_tune.testing import FakeH200
 
     n_kept = [len({json.dumps(each) for each in space}) for space in (gemm.full_space(), gemm.small_space())]
     assert all(each in gemm.full_space() for each in (*gemm.small_space(), gemm.DEFAULT_CONFIG))

@@ -27,7 +27,7 @@ from dist_tune.offline import (
     tune_kernel,
     tune_problems,
 )
-from tests.ranks.world import on_ranks, values
+from dist_tune.testing import on_ranks, values
 
 pytestmark = pytest.mark.once
 
@@ -293,7 +293,7 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
 
 
 def _compiled_ahead(rank: int) -> Any:
-    from tests.fake_driver import FakeH200
+    from dist_tune.testing import FakeH200
     from tests.offline_kernels import scale_space, scaled
 
     launched: list[int] = []

@@ -15,7 +15,7 @@ from triton.runtime.driver import driver
 from dist_tune import pruning
 from dist_tune.configs import ConfigView
 from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
-from tests.fake_driver import FakeH200
+from dist_tune.testing import FakeH200
 
 A = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
 B = torch.empty(2048, 1024, dtype=torch.bfloat16, device="meta")

@@ -138,8 +138,8 @@ def test_one_compiled_kernel_serves_all_shapes(tmp_path: Path):
     lines = printed(
         tmp_path,
         "import torch\n"
-        "from tests import fake_driver\n"
-        "fake_driver.install()\n"
+        "from dist_tune import testing\n"
+        "testing.install_fake_driver()\n"
         "import kernels.vector_add as v, kernels.matmul as mm, kernels.softmax as s, kernels.persistent_gemm as p\n"
         "def ones(*shape): return torch.ones(shape, dtype=torch.float16)\n"
         "space = p.search_space(4096, 4096, 4096, torch.float16)\n"
@@ -153,7 +153,7 @@ def test_one_compiled_kernel_serves_all_shapes(tmp_path: Path):
         "s.softmax(ones(3, 4096), config=s.softmax_kernel.configs[1])\n"
         "mm.matmul(ones(64, 64), ones(64, 64), config=mm.matmul_kernel.configs[0])\n"
         "mm.split_k_matmul(ones(64, 64), ones(64, 64), config=mm.split_k_kernel.configs[0])\n"
-        "print(*dict.fromkeys(fake_driver.FakeH200.launches))\n",
+        "print(*dict.fromkeys(testing.FakeH200.launches))\n",
         interpret="0",
     )
     assert lines[:2] == ["[1, 1] 2", "True"]
@@ -176,8 +176,8 @@ def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket(tmp_pa
     lines = printed(
         tmp_path,
         "import re, torch\n"
-        "from tests import fake_driver\n"
-        "fake_driver.install()\n"
+        "from dist_tune import testing\n"
+        "testing.install_fake_driver()\n"
         "from kernels.persistent_gemm import all_configs, reason_to_drop, search_space\n"
         "fp16, large = torch.float16, (4096,) * 3\n"
         "def names(*args): return [str(config) for config in search_space(*args)]\n"

@@ -27,8 +27,7 @@ import triton.language as tl
 
 from dist_tune.compiler import Candidate, Compiler, compile_cost
 from dist_tune.runtime import Launch
-from tests.fake_driver import install
-from tests.ranks.world import on_ranks, values
+from dist_tune.testing import install_fake_driver, on_ranks, values
 
 LIMIT_BYTES = 232448
 HERE = Path(__file__).parent
@@ -190,7 +189,7 @@ def summary() -> None:
 
 
 if __name__ == "__main__":
-    install()
+    install_fake_driver()
     print(f"triton {triton.__version__}, torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
     for name in sys.argv[1:]:
         {"stages": stages, "sharing": sharing, "summary": summary}[name]()

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import CaptureError, contextual_autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, configs, launch
-from tests.ranks.world import DEADLINE_S, on_ranks, values
+from tests.ranks.world import DEADLINE_S
 
 pytestmark = pytest.mark.gpu
 

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.cache.folder import Cache, seal
 from dist_tune.cache.records import TuningRecord
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.world import caught, on_ranks, values
+from tests.ranks.world import caught
 
 Face = Literal["contextual", "function"]
 FACES: tuple[Face, ...] = ("contextual", "function")

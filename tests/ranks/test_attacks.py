@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import CaptureError, NestedTuningError, NoValidConfigError, contextual_autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, launch
-from tests.ranks.world import DEADLINE_S, ROOT, on_ranks, values
+from tests.ranks.world import DEADLINE_S, ROOT
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import NestedTuningError, contextual_autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
-from tests.ranks.world import on_ranks, values
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

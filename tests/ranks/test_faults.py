@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
-from tests.ranks.world import DEADLINE_S, on_ranks, same_error, values
+from tests.ranks.world import DEADLINE_S, same_error
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
@@ -73,7 +74,7 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def _fails_to_compile(rank: int) -> Any:
-    from tests.fake_driver import FakeH200
+    from dist_tune.testing import FakeH200
 
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
     kernel = autotuned(_rank_kernel, blocks=(16, 32, 64))
@@ -94,7 +95,7 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
 
 
 def _too_large(rank: int) -> Any:
-    from tests.fake_driver import FakeH200
+    from dist_tune.testing import FakeH200
 
     if rank == 1:
         FakeH200.shared_limit_bytes = 40_000
@@ -134,7 +135,7 @@ def test_out_of_resources_on_one_rank_is_found_by_loading():
 
 
 def _slowest_decides(rank: int) -> Any:
-    from tests.fake_driver import FakeH200
+    from dist_tune.testing import FakeH200
 
     ms = [{16: 1.0, 32: 2.0, 64: 3.0}, {16: 4.0, 32: 2.0, 64: 3.0}][rank]
     FakeH200.launch_ms = staticmethod(lambda src, metadata: ms[src.constants[(3,)]])

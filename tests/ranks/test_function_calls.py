@@ -12,9 +12,9 @@ import torch
 import triton
 
 from dist_tune import autotune, prune_by_shared_memory, to_hashable
+from dist_tune.testing import on_ranks, values
 from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import add_kernel
-from tests.ranks.world import on_ranks, values
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from dist_tune import NestedTuningError, autotune, contextual_autotune
 from dist_tune.settings import Settings
+from dist_tune.testing import on_ranks, values
 from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
-from tests.ranks.world import on_ranks, values
 
 
 @pytest.fixture(scope="module")

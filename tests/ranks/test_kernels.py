@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
-from tests.ranks.world import on_ranks, values
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

@@ -15,9 +15,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import values
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.test_sharing import QUICK, dot, dots, on_fake, rank_kernel
-from tests.ranks.world import values
 from tests.test_compile import in_memory, terminal_of
 
 

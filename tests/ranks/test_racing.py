@@ -12,8 +12,8 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.search.selection import Objective
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, launch, tuned
-from tests.ranks.world import on_ranks, values
 
 BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
 

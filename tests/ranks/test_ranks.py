@@ -18,7 +18,8 @@ from dist_tune.distributed.meetings import is_secondary
 from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import NoValidConfigError
-from tests.ranks.world import Outcome, caught, on_ranks, values
+from dist_tune.testing import Outcome, on_ranks, values
+from tests.ranks.world import caught
 
 pytestmark = pytest.mark.once
 

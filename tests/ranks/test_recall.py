@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
+from dist_tune.testing import on_ranks, values
 from tests.ranks.jobs import FACES, edited, hit, is_tuned, job, play, records, rewrite, summary
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, launch, tuned
-from tests.ranks.world import on_ranks, values
 
 
 def _first_job(rank: int) -> Any:

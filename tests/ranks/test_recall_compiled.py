@@ -14,7 +14,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune.cache.folder import Cache
-from tests.fake_driver import FakeH200
+from dist_tune.testing import FakeH200
 from tests.ranks.jobs import FACES, RUNS, Face, edited, job, play, records, settings, summary
 from tests.ranks.kernels import add_kernel
 from tests.ranks.test_sharing import compiled

@@ -18,10 +18,10 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import FakeH200, Outcome, on_ranks, values
 from dist_tune.tuning.context import TuningContext
-from tests.fake_driver import FakeH200
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
-from tests.ranks.world import Outcome, on_ranks, same_error, values
+from tests.ranks.world import same_error
 from tests.test_compile import in_memory
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune.offline import ConfigFile, Failed, Outcome, Problem, load_config, tune_files, tune_kernel, tune_problems
-from tests.ranks.world import on_ranks, same_error, values
+from dist_tune.testing import on_ranks, values
+from tests.ranks.world import same_error
 
 pytestmark = pytest.mark.once
 

@@ -11,8 +11,8 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import Mode, on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
-from tests.ranks.world import on_ranks, values
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
@@ -174,7 +174,7 @@ def _descriptors(rank: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["interpret", "fake"])
-def test_hooks_that_set_the_block_shape_of_descriptors(mode: str):
+def test_hooks_that_set_the_block_shape_of_descriptors(mode: Mode):
     """What such a hook sets is part of what is compiled, so it also runs before compilation."""
     for failures, is_equal in values(on_ranks(2, _descriptors, mode=mode)):
         assert failures == [None] * 3

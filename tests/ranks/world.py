@@ -1,0 +1,33 @@
+"""Assertions about ranks, as ``on_ranks`` reports them, and about the errors that they raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dist_tune.errors import DistTuneError
+from dist_tune.testing import Outcome
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 3.0
+"""Deadline of a tuning on ``on_ranks``; long enough for a compile on a busy machine."""
+
+
+def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
+    """Assert that all raised this error, in time, and that its message has the words."""
+    for outcome in outcomes:
+        assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        for word in words:
+            assert word in outcome.message
+        assert outcome.seconds < within_s
+
+
+def caught(call: Callable[[], object]) -> Any:
+    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
+    try:
+        call()
+    except DistTuneError as error:
+        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
+    return SimpleNamespace(kind="", message="")
