@@ -30,13 +30,13 @@ def main(folder: str, dies_at: int, n_deaths: int) -> None:
             noted(folder, f"run-{i}")
             if i == dies_at % 100 and noted(folder, "died") <= n_deaths:
                 os.kill(os.getpid(), signal.SIGKILL if dies_at < 100 else signal.SIGTERM)
-            time.sleep(0.001 * (1 + abs(i - 7)))
+            time.sleep(0.002 * (1 + abs(i - 7)))
             return torch.ones(2)
 
         noted(folder, f"made-{i}")
         return run, torch.ones(2)
 
-    print(tune_kernel([{"i": i} for i in range(12)], make, num_iters=2, name="program")["i"])
+    print(tune_kernel([{"i": i} for i in range(12)], make, num_iters=5, name="program")["i"])
 
 
 if __name__ == "__main__":

@@ -7,18 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Done, run_python
+
 ROOT = Path(__file__).parents[1]
 AG_GEMM = str(ROOT / "kernels/ag_gemm.py")
 
 
-def run(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment["DIST_TUNE_CACHE_DIR"] = str(cwd / "cache")
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+def environment(cwd: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_CACHE_DIR": str(cwd / "cache")}
 
 
-def on_two_ranks(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return run(cwd, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command)
+def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Done:
+    return run_python(*command, cwd=cwd, env={**environment(cwd), "TRITON_INTERPRET": interpret}, n_ranks=n_ranks)
+
+
+def on_two_ranks(cwd: Path, *command: str) -> Done:
+    return run(cwd, *command, n_ranks=2)
 
 
 @pytest.mark.parametrize(("dtype", "shapes"), [("bf16", ()), ("fp16", ("--shape", "140,70,45"))])
@@ -37,7 +42,7 @@ def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtyp
     "sabotage", ["ag.multiply_shards = lambda *args: None", "gather.dist.all_gather_into_tensor = lambda *a, **k: None"]
 )
 def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str) -> None:
-    """A product that writes nothing and a gather that moves nothing are both found, and torchrun reports the failure."""
+    """A product that writes nothing and a gather that moves nothing are both found, and the commands fail."""
     script = tmp_path / "sabotaged.py"
     script.write_text(
         "import os, sys, torch\n"
@@ -65,8 +70,10 @@ def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str
 
 
 def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
-    """`--case tune` on two CPU ranks shows every config, the winner, and where the logs are."""
-    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "tune", "--shape", "64,64,64")
+    """`--case tune` under torchrun itself, which on two CPU ranks interprets: every config, the winner, and where the logs are."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", AG_GEMM, "--case", "tune"]
+    command += ["--shape", "64,64,64"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same on all 2 ranks: True" in done.stdout
     assert done.stdout.count("SPLIT_STORE=") >= 8
@@ -227,9 +234,7 @@ def test_the_kernel_compiles_for_hopper(tmp_path: Path) -> None:
         "    multiply_shards(a[:64], a, b[:rows], out, torch.ones(4, dtype=torch.int32), 1, 1, config)\n"
         "print(testing.FakeH200.launches)\n"
     )
-    done = run(
-        tmp_path, "-c", f"import os; os.environ.update(TRITON_CACHE_DIR='cache', TRITON_INTERPRET='0'); exec(open({str(script)!r}).read())"
-    )
+    done = run(tmp_path, "-c", f"import os; os.environ['TRITON_CACHE_DIR'] = 'cache'; exec(open({str(script)!r}).read())", interpret="0")
     assert done.returncode == 0, done.stderr
     counts, launches = done.stdout.splitlines()
     n_configs, *others = map(int, counts.split())

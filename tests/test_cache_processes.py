@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -27,12 +26,13 @@ from dist_tune.cache.folder import Cache
 from dist_tune.cache.record_file import read_record
 from dist_tune.cache.records import CacheKey, TuningRecord
 from tests.cached_records import NOON, candidate, environment, record
+from tests.programs import run_python
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 N_PROCESSES = 16
-RACE_S = float(os.environ.get("CACHE_RACE_S", "5"))
+RACE_S = float(os.environ.get("CACHE_RACE_S", "2.5"))
 N_KILLED = 20
 SITES = [(name, key, triton) for name in ("gemm", "a/b", "reduce") for key in ("[64]", "[128]") for triton in ("3.6.0", "3.9.0")]
 Score = tuple[int, float]
@@ -41,8 +41,7 @@ Score = tuple[int, float]
 
 def run(*arguments: object) -> Any:
     """What the program reports, as JSON on its last line."""
-    command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True, timeout=RACE_S + 90)
+    done = run_python(__file__, *map(str, arguments), cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout_s=RACE_S + 90)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once
 
@@ -27,14 +27,13 @@ def program(page: str) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str) -> Done:
     (folder / "page.py").write_text(text)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DIST_TUNE_CACHE_DIR": str(folder / "cache")}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "page.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return run_python("page.py", cwd=folder, env=environment)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

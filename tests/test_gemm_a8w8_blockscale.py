@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import choose_interpreter, fork_context, on_ranks, values
 
 SHAPES = [(64, 128, 256), (70, 200, 500), (33, 136, 640), (1, 5, 7)]
 """Whole blocks; edges that no block divides; five blocks of K, for splits of two and three; less than one of anything."""
@@ -26,10 +25,7 @@ Interpreted = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Interpreted]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        # Before the process starts: Triton's own functions, too, are interpreted only if this is set when they are defined.
-        with patch.dict(os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1"):
-            pool.submit(os.getpid).result()
+    with ProcessPoolExecutor(1, fork_context(), initializer=choose_interpreter, initargs=(True,)) as pool:
         yield lambda function, *args: pool.submit(with_gemm, function, *args).result()
 
 

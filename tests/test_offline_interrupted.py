@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ import pytest
 
 from dist_tune.offline import Outcome, Problem, tune_problems
 from dist_tune.search.strategies import grouped_order
+from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once
 
@@ -32,7 +31,7 @@ LATE = grouped_order([{"i": i} for i in range(12)], 0)[-1]
 """The config that is tried last."""
 
 
-def run_program(folder: Path, *arguments: int, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+def run_program(folder: Path, *arguments: int) -> Done:
     env = {
         **os.environ,
         "DIST_TUNE_PROGRESS": "1",
@@ -40,8 +39,7 @@ def run_program(folder: Path, *arguments: int, **kwargs: Any) -> subprocess.Comp
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "tests.offline_programs", str(folder), *map(str, arguments)]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=60, **kwargs)
+    return run_python("-m", "tests.offline_programs", folder, *map(str, arguments), cwd=folder, env=env)
 
 
 def ran(folder: Path) -> dict[int, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import Done, run_python
 
 ROOT = Path(__file__).parents[1]
 CHECKS = {
@@ -21,11 +21,11 @@ N_RESULTS = {"vector_add": 4 * 2 * 3, "matmul": 2 * 2 * 4, "softmax": 2 * 3 * 3,
 """Shapes and dtypes, problems, configs and the tuner's choice."""
 
 
-def run(cwd: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *command: str, **variables: str) -> Done:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_PROGRESS": "0"}
     environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton"), **variables}
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return run_python(*command, cwd=cwd, env=environment)
 
 
 def printed(cwd: Path, program: str, interpret: str = "1") -> list[str]:
@@ -40,7 +40,7 @@ def printed(cwd: Path, program: str, interpret: str = "1") -> list[str]:
 @pytest.mark.parametrize("kernel", CHECKS)
 def test_results_are_right_with_every_config_and_tuned(tmp_path: Path, kernel: str):
     """One element, and sizes that no block divides."""
-    done = run(tmp_path, str(ROOT / f"kernels/{kernel}.py"), "--case", "check", *CHECKS[kernel])
+    done = run(tmp_path, str(ROOT / f"kernels/{kernel}.py"), "--case", "check", *CHECKS[kernel], TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("check ")]
     assert len(verdicts) == N_RESULTS[kernel]

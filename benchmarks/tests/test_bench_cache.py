@@ -3,22 +3,22 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(cwd: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *command: str, **variables: str) -> Done:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     environment |= {"DIST_TUNE_LOG_DIR": str(cwd / "logs"), "DIST_TUNE_CACHE_DIR": str(cwd / "cache"), **variables}
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+    return run_python(*command, cwd=cwd, env=environment)
 
 
 @pytest.fixture(scope="module", params=["function", "contextual"])

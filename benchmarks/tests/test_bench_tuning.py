@@ -2,10 +2,11 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 pytestmark = pytest.mark.once
 
@@ -14,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_bench_tuning_times_all_tuners_and_judges_their_winners(tmp_path: Path):
     """One run of each; every one has a winner on both ranks, and a regret that is zero for the best."""
-    command = [f"{ROOT}/launch/launch.sh", f"{ROOT}/benchmarks/bench_tuning.py", "--shape", "128,128,64"]
-    counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2", "--json", f"{tmp_path}/bench.json"]
-    environment = {**os.environ, "DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    done = subprocess.run([*command, *counts], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    command = [f"{ROOT}/benchmarks/bench_tuning.py", "--shape", "128,128,64", "--json", f"{tmp_path}/bench.json"]
+    counts = ["--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2"]
+    folders = {"DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    done = run_python(*command, *counts, cwd=tmp_path, env={**os.environ, "TRITON_INTERPRET": "1", **folders}, n_ranks=2)
     assert done.returncode == 0, done.stderr
     (told,) = json.loads((tmp_path / "bench.json").read_text())
     runs = told["runs"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import triton.language as tl
 
 from dist_tune import CaptureError, NestedTuningError, NoValidConfigError, contextual_autotune
 from dist_tune.testing import on_ranks, values
+from tests.programs import run_python
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.world import DEADLINE_S, ROOT
 
@@ -156,6 +155,7 @@ def wrapper(self, *args, **kwargs):
 Autotuner.run = wrapper
 code = original.__code__
 from dist_tune import contextual_autotune
+from tests.programs import run_python
 from tests.ranks.kernels import autotuned, launch
 assert original.__code__ is code, "importing changes nothing"
 many, one = autotuned(blocks=(16, 32)), autotuned(blocks=(16,))
@@ -171,10 +171,10 @@ print("fine")
 
 def test_another_packages_wrapper_around_the_autotuner_stays_in_place(tmp_path: Path):
     """It is called for every launch, inside a tuned closure and outside; and importing exchanges no code."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     script = tmp_path / "wrapped.py"
     script.write_text(_WRAPPED)
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = run_python(script, cwd=tmp_path, env=env)
     assert done.stdout.strip().endswith("fine"), done.stderr
 
 
