@@ -26,7 +26,7 @@ def on_two_ranks(cwd: Path, *command: str) -> Done:
     return run(cwd, *command, n_ranks=2)
 
 
-@pytest.mark.parametrize(("dtype", "shapes"), [("bf16", ()), ("fp16", ("--shape", "140,70,45"))])
+@pytest.mark.parametrize(("dtype", "shapes"), [pytest.param("bf16", (), marks=pytest.mark.once), ("fp16", ("--shape", "140,70,45"))])
 def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str, shapes: tuple[str, ...]) -> None:
     """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN; fixed and tuned, step and function."""
     done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype, *shapes)
@@ -69,6 +69,7 @@ def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str
     assert [(tmp_path / f"exit-{rank}").read_text() for rank in range(2)] == ["1", "1"]
 
 
+@pytest.mark.once
 def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
     """`--case tune` under torchrun itself, which on two CPU ranks interprets: every config, the winner, and where the logs are."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", AG_GEMM, "--case", "tune"]

@@ -13,6 +13,8 @@ import pytest
 
 from tests.programs import Done, run_python
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 WINNERS = [r"BLOCK_M=.*?num_stages=\d+", r"n_chunks=\d"]

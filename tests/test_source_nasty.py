@@ -14,6 +14,8 @@ import torch
 from dist_tune.cache.fingerprints import fingerprint
 from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
 
+pytestmark = pytest.mark.once
+
 
 def refuse(*args: object, **kwargs: object) -> Any:
     raise RuntimeError("asked")

@@ -14,6 +14,8 @@ from dist_tune import NestedTuningError, contextual_autotune
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
 
+pytestmark = pytest.mark.once
+
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
 

@@ -16,6 +16,8 @@ from dist_tune.testing import on_ranks, values
 from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import add_kernel
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RecordedLaunch:

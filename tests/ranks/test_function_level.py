@@ -17,6 +17,8 @@ from dist_tune.testing import on_ranks, values
 from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def pair() -> RecordedLaunch:

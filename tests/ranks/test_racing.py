@@ -15,6 +15,8 @@ from dist_tune.search.selection import Objective
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, best, launch, tuned
 
+pytestmark = pytest.mark.once
+
 BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 

@@ -17,6 +17,8 @@ from dist_tune.testing import on_ranks, values
 from tests.ranks.jobs import FACES, edited, hit, is_tuned, job, play, records, rewrite, summary
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, launch, tuned
 
+pytestmark = pytest.mark.once
+
 
 def _first_job(rank: int) -> Any:
     return [job(face) for face in FACES]

@@ -19,6 +19,8 @@ from tests.ranks.jobs import FACES, RUNS, Face, edited, job, play, records, sett
 from tests.ranks.kernels import add_kernel
 from tests.ranks.test_sharing import compiled
 
+pytestmark = pytest.mark.once
+
 
 def _facts(rank: int, path: Path) -> Any:
     job("contextual")
