@@ -3,7 +3,7 @@
 PYTHON ?= python3
 SHELL := bash
 .NOTPARALLEL:
-.PHONY: help tune test test-installed test-newer lint check clean
+.PHONY: help tune test test-fast test-installed test-newer lint check clean
 
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
@@ -16,6 +16,9 @@ tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks u
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
 test: test-installed test-newer  ## the tests, with the installed triton and with 3.9.0
+
+test-fast: .venv/test.stamp  ## the tests that start no processes, with the installed triton
+	$(python) -m pytest -m "not gpu and not processes"
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton
 	$(python) -m pytest

@@ -116,11 +116,9 @@ def on_ranks(
             pipes.append(mine)
             processes.append(process)
         end = time.monotonic() + timeout_s
-        outcomes = []
-        for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True)):
-            outcomes.append(_receive(pipe, rank, end, timeout_s))
-            process.join(timeout=5)
-        for process in processes:
+        outcomes = [_receive(pipe, rank, end, timeout_s) for rank, pipe in enumerate(pipes)]
+        for process, outcome in zip(processes, outcomes, strict=True):
+            process.join(timeout=0 if outcome.error == "Hung" else 5)
             if process.is_alive():
                 process.kill()
         return outcomes

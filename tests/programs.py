@@ -52,7 +52,7 @@ def run_python(
         codes = _wait(processes, timeout_s)
         del store
         texts = [Path(stream).read_text() for stream in streams]
-    if None in codes:
+    if codes is None:
         raise subprocess.TimeoutExpired(words, timeout_s, *texts)
     return Done(words, codes[0] if not n_ranks else int(any(codes)), *texts)
 
@@ -71,8 +71,8 @@ def _torchrun(n: int, env: Mapping[str, str]) -> tuple[dist.TCPStore, list[dict[
     return store, [{"OMP_NUM_THREADS": "1", **env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
 
 
-def _wait(processes: list[Any], timeout_s: float) -> list[int | None]:
-    """Exit codes; None where a process did not end."""
+def _wait(processes: list[Any], timeout_s: float) -> list[int] | None:
+    """Exit codes; None if a process did not end in time."""
     end = time.monotonic() + timeout_s
     while any(process.exitcode is None for process in processes) and time.monotonic() < end:
         if any(process.exitcode for process in processes):
@@ -84,7 +84,7 @@ def _wait(processes: list[Any], timeout_s: float) -> list[int | None]:
             process.kill()
             process.join()
             if not has_failed:
-                return [None]
+                return None
     return [process.exitcode for process in processes]
 
 

@@ -25,14 +25,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("runtime",),
     ("tuning",),
-    ("contextual", "function"),
+    ("contextual", "function", "testing"),
     ("offline",),
     ("cli", "__main__"),
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.probes"},
-    "torch.distributed": {"distributed", "cli.probes"},
+    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.probes", "testing"},
+    "torch.distributed": {"distributed", "cli.probes", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

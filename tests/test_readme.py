@@ -23,7 +23,7 @@ WINNERS = [r"BLOCK_M=.*?num_stages=\d+", r"n_chunks=\d"]
 
 def launched(folder: Path, env: dict[str, str]) -> Done:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [ROOT / "launch/launch.sh", "--nproc_per_node=2", "example.py"]
+    command = [str(ROOT / "launch/launch.sh"), "--nproc_per_node=2", "example.py"]
     return subprocess.run(command, cwd=folder, env={**env, "PATH": path}, capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -1,0 +1,77 @@
+"""Ranks on one machine, and the fake driver: both of Triton's modes in ranks of one fork server, and ranks that do not end well."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from dist_tune.testing import FakeH200, Mode, on_ranks, values
+
+pytestmark = pytest.mark.processes
+
+
+@triton.jit
+def _sum_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + tl.cdiv(0, BLOCK), tl.sum(tl.load(x_ptr + at, mask=at < n, other=0.0)))
+
+
+def _summed(rank: int) -> Any:
+    y = torch.zeros(1)
+    _sum_kernel[(1,)](torch.ones(10), y, 10, BLOCK=16)
+    return y.item(), FakeH200.launches, type(_sum_kernel).__name__
+
+
+@pytest.mark.parametrize("mode", ["interpret", "fake"])
+def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode):
+    """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known."""
+    (got,) = values(on_ranks(1, _summed, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
+    assert got == ((10.0, [], "InterpretedFunction") if mode == "interpret" else (0.0, ["_sum_kernel"], "JITFunction"))
+
+
+def _ends(rank: int) -> int:
+    if rank == 1:
+        raise ValueError("mine")
+    if rank == 2:
+        os._exit(1)
+    time.sleep(60.0 if rank == 3 else 0.0)
+    return rank
+
+
+@pytest.mark.once
+def test_the_end_of_each_rank_is_told():
+    """One returns, one raises, one ends its process, one does not end."""
+    outcomes = on_ranks(4, _ends, is_dist=False, timeout_s=2.0)
+    assert [(each.value, each.error) for each in outcomes] == [(0, ""), (None, "ValueError"), (None, "Died"), (None, "Hung")]
+    with pytest.raises(AssertionError, match=r"(?s)rank 1 raised ValueError: mine.*in _ends"):
+        values(outcomes[:2])
+
+
+def _short(rank: int) -> int:
+    return rank
+
+
+@pytest.mark.once
+def test_ranks_that_end_at_once_do_not_fail_those_that_still_connect():
+    for _ in range(10):
+        assert values(on_ranks(3, _short)) == [0, 1, 2]
+
+
+@pytest.mark.once
+def test_functions_of_any_module_that_the_caller_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its folder is on sys.path of the caller, and the fork server has started before."""
+    (tmp_path / "steps_of_a_user.py").write_text(
+        "import torch.distributed as dist\ndef size(rank, more): return dist.get_world_size() + more\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert values(on_ranks(2, importlib.import_module("steps_of_a_user").size, 5)) == [7, 7]
+    assert not dist.is_initialized()
