@@ -30,6 +30,12 @@ def _environment_stays() -> Generator[None]:
     os.environ.pop("TRITON_INTERPRET", None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "ranks" in item.path.parts:
+            item.add_marker("processes")
+
+
 def pytest_report_header() -> str:
     return ", ".join(f"{package} {version(package)}" for package in ("torch", "triton", "numpy"))
 

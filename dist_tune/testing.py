@@ -24,7 +24,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -68,10 +68,7 @@ class Outcome:
     """The traceback."""
 
 
-@dataclass(frozen=True)
-class _World:
-    """Settings that all ranks of one call share."""
-
+class _World(NamedTuple):
     n: int
     mode: Mode
     env: dict[str, str]
@@ -106,15 +103,14 @@ def on_ranks(
         }
         world = _World(n, mode, defaults | (env or {}), folder, is_dist)
         context = fork_context()
+        call = (function.__module__, function.__qualname__, args)
         pipes, processes = [], []
         for rank in range(n):
             mine, theirs = context.Pipe(duplex=False)
-            call = (function.__module__, function.__qualname__, args)
-            process = context.Process(target=_run_rank, args=(theirs, rank, world, call), daemon=True)
-            process.start()
+            processes.append(context.Process(target=_run_rank, args=(theirs, rank, world, call), daemon=True))
+            processes[-1].start()
             theirs.close()
             pipes.append(mine)
-            processes.append(process)
         end = time.monotonic() + timeout_s
         outcomes = [_receive(pipe, rank, end, timeout_s) for rank, pipe in enumerate(pipes)]
         for process, outcome in zip(processes, outcomes, strict=True):
@@ -160,8 +156,7 @@ def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outco
     if not pipe.poll(max(0.0, end - time.monotonic())):
         return Outcome(error="Hung", message=f"rank {rank} did not end within {timeout_s:g} s")
     try:
-        outcome: Outcome = pipe.recv()
-        return outcome
+        return cast(Outcome, pipe.recv())
     except EOFError:
         return Outcome(error="Died", message=f"rank {rank} ended without a result")
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.programs import Done, run_python
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 AG_GEMM = str(ROOT / "kernels/ag_gemm.py")
 

@@ -28,7 +28,7 @@ from dist_tune.cache.records import CacheKey, TuningRecord
 from tests.cached_records import NOON, candidate, environment, record
 from tests.programs import run_python
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[1]
 N_PROCESSES = 16

@@ -105,6 +105,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]):
         assert expected in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_it_is_a_module(cache: Cache):
     """In a process of its own: one JSON document on stdout, nothing on stderr."""
     keep(cache, record())

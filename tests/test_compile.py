@@ -27,6 +27,8 @@ from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned
 
+pytestmark = pytest.mark.processes
+
 
 @triton.jit
 def dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):

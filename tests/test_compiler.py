@@ -249,6 +249,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
+@pytest.mark.processes
 def test_a_process_can_end_while_threads_compile(is_stuck: bool):
     """Threads in the compiler's C++ when Python ends would abort the process; one that never ends must not keep it."""
     ((code, seconds),) = values(on_ranks(1, _exits, is_stuck, mode="fake", is_dist=False))

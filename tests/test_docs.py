@@ -11,7 +11,7 @@ import torch
 
 from tests.programs import Done, run_python
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -20,6 +20,8 @@ from dist_tune.runtime.precompile import ForeseenError, ForeseenFailure, LaunchR
 from dist_tune.testing import FakeH200, on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 
+pytestmark = pytest.mark.processes
+
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 
 

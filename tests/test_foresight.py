@@ -15,6 +15,8 @@ from dist_tune.runtime.precompile import PrecompileConfig, PrecompileLaunch, pre
 from dist_tune.testing import on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 
+pytestmark = pytest.mark.processes
+
 
 @triton.jit
 def thrice(x):

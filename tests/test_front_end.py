@@ -13,6 +13,8 @@ from dist_tune.compiler.front_end import FrontEndLock, _Watched, in_turn
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 
+pytestmark = pytest.mark.processes
+
 
 class Options:
     """A backend's options."""

@@ -17,6 +17,8 @@ import torch
 
 from dist_tune.testing import choose_interpreter, fork_context, on_ranks, values
 
+pytestmark = pytest.mark.processes
+
 SHAPES = [(64, 128, 256), (70, 200, 500), (33, 136, 640), (1, 5, 7)]
 """Whole blocks; edges that no block divides; five blocks of K, for splits of two and three; less than one of anything."""
 Interpreted = Callable[..., Any]

@@ -157,6 +157,7 @@ def test_a_journal_of_other_measurements_is_begun_anew(path: Path):
         assert told(path).latencies_ms == {4: 4.0}
 
 
+@pytest.mark.processes
 def test_one_process_has_a_journal_at_a_time(path: Path):
     """Another one keeps its own in memory, and writes nothing, until the first closes it or ends."""
     program = "import sys; from pathlib import Path; from dist_tune.offline.journal import Journal\n"

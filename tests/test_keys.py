@@ -129,6 +129,7 @@ def hashed_anew() -> list[Any]:
     return [({"nccl", "gloo", "copy", "push"}, dict.fromkeys({"a", "b", "c", "d"}, 1)), (Thing(), len, Thing)]
 
 
+@pytest.mark.processes
 def test_texts_are_equal_in_every_process():
     """Sets of strings under another hash seed, and objects at another address."""
     program = "import json\nfrom tests.test_keys import *\nprint(json.dumps([key_text(key) for key in hashed_anew()]))"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[1]
 

@@ -305,6 +305,7 @@ def _compiled_ahead(rank: int) -> Any:
     return best, "out of resource" in log, "arange's range must be a power of 2" in log
 
 
+@pytest.mark.processes
 def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_never_is():
     """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
     best, has_too_large, has_uncompiled = values(on_ranks(1, _compiled_ahead, mode="fake", is_dist=False))[0]

@@ -46,6 +46,7 @@ def ran(folder: Path) -> dict[int, int]:
     return {i: path.stat().st_size if (path := folder / f"run-{i}").exists() else 0 for i in range(12)}
 
 
+@pytest.mark.processes
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path):
     """What was measured before is not run again, but for the best; the config that was under way gets another chance."""
     assert run_program(tmp_path, LATE, 1).returncode == -9
@@ -59,6 +60,7 @@ def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path):
     assert not list((tmp_path / "logs" / "journal").glob("*.jsonl"))
 
 
+@pytest.mark.processes
 def test_a_config_that_ends_the_process_is_quarantined(tmp_path: Path):
     """Twice: among others, then alone. The third process goes on without it."""
     codes = [run_program(tmp_path, 7, 99).returncode for _ in range(2)]
@@ -109,6 +111,7 @@ def test_what_was_measured_for_other_values_is_not_gone_on_from(monkeypatch: pyt
     assert (outcome.n_resumed, outcome.winner) == (0, 4)
 
 
+@pytest.mark.processes
 def test_an_interrupted_script_casts_no_suspicion(tmp_path: Path):
     """SIGTERM, by which launchers end healthy processes, twice; then it runs to its end with all configs."""
     for _ in range(2):

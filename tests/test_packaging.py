@@ -148,6 +148,7 @@ def test_no_module_has_a_public_name():
     assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == set()
 
 
+@pytest.mark.processes
 def test_importing_changes_nothing():
     """Triton's Autotuner, the environment and torch.distributed are the same after `import dist_tune`."""
     program = """
@@ -163,6 +164,7 @@ assert not torch.distributed.is_initialized()
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+@pytest.mark.processes
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
     """Every module and py.typed are in the wheel; kernels, launch and tests are not."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.programs import Done, run_python
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 CHECKS = {
     "vector_add": ("--dtype", "fp32", "--dtype", "bf16", "--shape", "1", "--shape", "1025"),

@@ -37,6 +37,7 @@ class RefusingTensor(torch.Tensor):
     __torch_function__: Any = classmethod(refuse)
 
 
+@functools.cache
 def nasty() -> dict[str, Any]:
     bases: tuple[type, ...] = (object, str, int, float, tuple, list, dict, set, types.ModuleType)
     kinds: list[Any] = [type(f"Nasty_{base.__name__}", (base,), REFUSING) for base in bases]

@@ -44,6 +44,7 @@ def test_every_option_tells_configs_apart(options: dict[str, Any], text: str):
     assert unique([plain, config]) == [plain, config]
 
 
+@pytest.mark.processes
 def test_addresses_are_no_part_of_a_value(capsys: pytest.CaptureFixture[str]):
     """An object among the constants reads the same in two processes."""
     program = "from dist_tune.configs import stable_repr; print(stable_repr([lambda: 0, object().__init__]))"

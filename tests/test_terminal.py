@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 PREAMBLE = f"""
 import importlib.util, contextlib, io, logging, os, sys, tempfile, threading

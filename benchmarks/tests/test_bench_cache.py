@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs import Done, run_python
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[2]
 

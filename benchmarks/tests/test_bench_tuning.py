@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs import run_python
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[2]
 
