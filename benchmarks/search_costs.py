@@ -5,11 +5,11 @@ python -m benchmarks.search_costs          # logs/guided-search has what it prin
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,4 +87,6 @@ def main(n_seeds: int = 4) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("n_seeds", nargs="?", type=int, default=4, help="searches of each kind at each problem")
+    main(parser.parse_args().n_seeds)

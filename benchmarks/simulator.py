@@ -8,6 +8,7 @@ replay, and costs of the closure that a kernel's clock does not see. Figures for
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -279,4 +280,5 @@ def main(n_runs: int = 200) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     main()

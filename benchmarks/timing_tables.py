@@ -5,9 +5,9 @@ python -m benchmarks.timing_tables logs/contextual-4xH200/rank-0.log
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -75,5 +75,7 @@ def load_tables() -> dict[str, Table]:
 
 
 if __name__ == "__main__":
-    for log in sys.argv[1:]:
-        print(*store_tables(Path(log), TABLES), sep="\n")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("logs", nargs="+", type=Path, help="a rank's log of an exhaustive search")
+    for log in parser.parse_args().logs:
+        print(*store_tables(log, TABLES), sep="\n")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     str(path.relative_to(ROOT))
     for folder in ("kernels", "launch", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
+    for path in sorted((ROOT / folder).glob("*.py"))
     if "\nif __name__ ==" in path.read_text()
 ]
 COMMANDS = ["", "cache", *[f"cache {name}" for name in ("path", "ls", "show", "explain", "export", "merge", "clear")], "doctor"]
