@@ -117,7 +117,7 @@ def test_gpus_and_links_have_their_tables(monkeypatch: pytest.MonkeyPatch, capsy
         Finding("Triton on the GPU", "ok", ""),
     ]
     report = doctor.Report({"torch": "2.13"}, [gpu(index, used_mib=512) for index in range(4)], links, {}, findings)
-    monkeypatch.setattr("dist_tune.cli.doctor_command.examine", lambda: report)
+    monkeypatch.setattr("dist_tune.cli.doctor.examine", lambda: report)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.count("NVIDIA H200") == 4

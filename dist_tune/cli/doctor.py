@@ -1,60 +1,65 @@
-"""What works on this machine and what does not, each tried for real, with the reason and what to do about it.
+"""``dist-tune doctor``: what works on this machine, each thing tried for real, with the reason and the remedy.
 
-Measures nothing and tunes nothing. Every check stands for itself: whatever it raises is what it found.
+Measures nothing and tunes nothing. Every check stands for itself: an exception is its finding.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 from pydantic import AliasChoices, ValidationError
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from dist_tune.cli import machine, probes
-from dist_tune.cli.machine import Gpu, SmiGpu
+from dist_tune.cli.machine import Gpu
 from dist_tune.cli.probes import Found, State
+from dist_tune.cli.tables import Answer, facts, grid, plain, size, texts, unread
 from dist_tune.settings import Settings
 
 _SETTINGS, _INTERCEPTION, _ON_GPU, _INTERPRETED = "settings", "interception", "Triton on the GPU", "Triton's interpreter"
+_VARIABLES = ("DIST_TUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_", "NCCL_", "TORCH_NCCL_", "GLOO_")
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "bold yellow"), "off": ("off", "dim"), "fail": ("FAIL", "bold red")}
 _MAX_CHARS = 500
-"""Of another's error message that are kept."""
+"""Length of a fact; error messages of other libraries can be longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one check."""
+    """Result of one check."""
 
     name: str
     state: State
     fact: str
     advice: str = ""
-    """What to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found."""
+    """All findings, and the machine that they are about."""
 
     versions: dict[str, str | None]
     gpus: list[Gpu]
     links: list[list[str]]
-    """How each GPU reaches each other one, see ``machine.links``."""
+    """Connection of each GPU to each other one, see ``machine.links``."""
     variables: dict[str, str]
-    """Environment variables that change what is tuned or how."""
+    """Environment variables that change the tuning."""
     findings: list[Finding]
 
     @property
     def can_tune(self) -> bool:
-        """Whether Triton kernels can be tuned here in any way, be it under the interpreter."""
+        """Triton kernels can be tuned here, if only under the interpreter."""
         works = {each.name for each in self.findings if each.state in ("ok", "warn")}
         return {_SETTINGS, _INTERCEPTION} <= works and bool(works & {_ON_GPU, _INTERPRETED})
 
     @property
     def verdict(self) -> str:
-        """In one sentence."""
+        """One sentence."""
         states = {each.name: each.state for each in self.findings}
         if not self.can_tune:
             return "Nothing can be tuned here: see what fails above."
@@ -65,12 +70,27 @@ class Report:
         return "Kernels can be tuned here under Triton's interpreter only (TRITON_INTERPRET=1): good for tests, the times mean nothing."
 
 
+def run(asked: Namespace) -> Answer:
+    """Examine this machine. Exit code 1 if nothing can be tuned here."""
+    report = examine()
+    return Answer({"can_tune": report.can_tune, "verdict": report.verdict, **asdict(report)}, _page(report), 0 if report.can_tune else 1)
+
+
 def examine() -> Report:
-    """Try everything. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind."""
+    """Run all checks. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind."""
     smi = machine.smi_gpus()
-    gpus, links, trouble = _hardware(smi)
+    gpus: list[Gpu] = []
+    links: list[list[str]] = []
+    findings = []
+    try:
+        gpus = machine.gpus(smi)
+        links = machine.links(gpus)
+    except Exception as error:  # noqa: BLE001  # a driver that torch cannot talk to raises anything
+        gpus = []
+        findings.append(_failed("GPUs", error, f"nvidia-smi sees {len(smi)}; a reset or a new driver may help, dmesg may say more"))
+    # Name, check, and the advice if the check raises.
     checks: list[tuple[str, Callable[[], Found], str]] = [
-        (_SETTINGS, _all_settings, "correct or unset it: every tuning of this environment raises"),
+        (_SETTINGS, _settings, "correct or unset it: every tuning of this environment raises"),
         (_INTERCEPTION, probes.interception, "import dist_tune before what replaces it, or install a Triton that dist_tune knows"),
         (_ON_GPU, lambda: probes.triton_on_gpu(gpus), "Triton needs a C compiler, Python.h and a driver as new as its CUDA"),
         (_INTERPRETED, probes.interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
@@ -84,45 +104,27 @@ def examine() -> Report:
         ("log folder", lambda: _folder("log_dir", "tunings are not explained"), ""),
         ("Triton's disk cache", probes.triton_cache, ""),
     ]
-    findings = trouble + [_tried(*each) for each in checks]
-    return Report(machine.versions(smi), gpus, links, _variables(), findings)
-
-
-def _hardware(smi: list[SmiGpu]) -> tuple[list[Gpu], list[list[str]], list[Finding]]:
-    """GPUs and links, or why there are none."""
-    try:
-        gpus = machine.gpus(smi)
-        return gpus, machine.links(gpus), []
-    except Exception as error:  # noqa: BLE001  # a driver that torch cannot talk to raises anything
-        return [], [], [_failed("GPUs", error, f"nvidia-smi sees {len(smi)}; a reset or a new driver may help, dmesg may say more")]
-
-
-def _tried(name: str, check: Callable[[], Found], advice: str) -> Finding:
-    """``advice``: what to do if the check raises."""
-    try:
-        return Finding(name, *check())
-    except Exception as error:  # noqa: BLE001  # a broken installation raises anything, and that is the finding
-        return _failed(name, error, advice)
+    for name, check, advice in checks:
+        try:
+            findings.append(Finding(name, *check()))
+        except Exception as error:  # noqa: BLE001  # a broken installation raises anything, and that is the finding
+            findings.append(_failed(name, error, advice))
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
+    return Report(machine.versions(smi), gpus, links, variables, findings)
 
 
 def _failed(name: str, error: Exception, advice: str) -> Finding:
     return Finding(name, "fail", f"{type(error).__name__}: {error}".strip()[:_MAX_CHARS], advice)
 
 
-# -- settings ------------------------------------------------------------------------------------------------------
-
-
-def _settings() -> Settings:
+def _settings() -> Found:
     try:
-        return Settings()
+        settings = Settings()
     except ValidationError as error:
-        wrong = [f"{each['loc'][0]}={each['input']!r}: {each['msg']}" for each in error.errors()]
-        raise ValueError("; ".join(wrong)) from error
-
-
-def _all_settings() -> Found:
-    settings = _settings()
-    names = _setting_names()
+        raise ValueError(unread(error)) from error
+    aliases = [field.validation_alias for field in Settings.model_fields.values()]
+    choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
+    names = sorted(str(name) for each in choices for name in each if str(name).startswith("DIST_TUNE_"))
     unknown = sorted(name for name in os.environ if name.startswith("DIST_TUNE_") and name not in names)
     if unknown:
         meant = sorted({near for name in unknown for near in get_close_matches(name, names, n=1)})
@@ -135,18 +137,53 @@ def _all_settings() -> Found:
 
 def _folder(field: str, otherwise: str) -> Found:
     try:
-        folder: Path = getattr(_settings(), field)
-    except ValueError:
+        folder = getattr(Settings(), field)
+    except ValidationError:
         return "off", "not known: the settings cannot be read", ""
     return probes.folder(folder, f"DIST_TUNE_{field.upper()}", otherwise)
 
 
-def _setting_names() -> list[str]:
-    aliases = [field.validation_alias for field in Settings.model_fields.values()]
-    choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
-    return sorted(str(name) for names in choices for name in names if str(name).startswith("DIST_TUNE_"))
+def _page(report: Report) -> list[RenderableType]:
+    """The whole report, the verdict last."""
+    sections = {
+        "Versions": facts({name: plain(version or "-") for name, version in report.versions.items()}),
+        "GPUs": _gpu_table(report.gpus),
+        "Links": _link_table(report.links if len(report.links) > 1 else []),
+        "Environment": facts({name: plain(value) for name, value in report.variables.items()}),
+        "Checks": _finding_table(report.findings),
+    }
+    page: list[RenderableType] = []
+    for title, table in sections.items():
+        if table.row_count:
+            page += [Text(title, style="bold"), table, ""]
+    return [*page, Text(report.verdict, style="bold green" if report.can_tune else "bold red")]
 
 
-def _variables() -> dict[str, str]:
-    prefixes = ("DIST_TUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_", "NCCL_", "TORCH_NCCL_", "GLOO_")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+def _gpu_table(gpus: Sequence[Gpu]) -> Table:
+    numbers = ("sm", "memory", "in use", "busy", "SMs", "L2")
+    table = grid("  #", "name", *numbers, right=("  #", *numbers))
+    for gpu in gpus:
+        used = size(gpu.used_mib * 2**20) if gpu.used_mib is not None else "?"
+        busy = f"{gpu.busy_percent} %" if gpu.busy_percent is not None else "?"
+        cells = [gpu.capability, size(gpu.memory_bytes), used, busy, str(gpu.n_multiprocessors), size(gpu.l2_bytes)]
+        table.add_row(*texts([str(gpu.index), plain(gpu.name), *cells]))
+    return table
+
+
+def _link_table(links: Sequence[Sequence[str]]) -> Table:
+    numbers = [str(number) for number in range(len(links))]
+    table = grid("  from", *numbers, right=("  from", *numbers))
+    for number, cells in zip(numbers, links, strict=True):
+        table.add_row(number, *(Text(cell or "-", style="bold red" if cell == "none" else "" if cell else "dim") for cell in cells))
+    return table
+
+
+def _finding_table(findings: Sequence[Finding]) -> Table:
+    table = grid("", "", "")
+    for finding in findings:
+        mark, style = _MARKS[finding.state]
+        muted = "dim" if finding.state == "off" else ""
+        table.add_row(Text(f"  {mark}", style=style), Text(finding.name, style=muted), Text(plain(finding.fact, _MAX_CHARS), style=muted))
+        if finding.advice:
+            table.add_row("", "", Text(f"-> {finding.advice}", style=muted or style))
+    return table

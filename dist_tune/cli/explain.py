@@ -1,7 +1,6 @@
-"""``dist-tune cache explain``: whether a record would be used on this machine, and if not, which field stands in the way.
+"""``dist-tune cache explain``: the environment of each record beside this machine's, and the fields that prevent a hit.
 
-Compares environments, which a machine knows. Source, candidates and key are known to the running program alone, and so is with how
-many ranks it runs.
+Compares environments only: source, candidates, key and number of ranks are known to the running program alone.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, Entry, Environment, environment, read_record
-from dist_tune.cli.cache import by_environment, choose, set_aside, short_ids
+from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, Environment, environment, read_record
+from dist_tune.cli.cache import set_aside
+from dist_tune.cli.selection import Listed, by_environment, choose
 from dist_tune.cli.tables import Answer, amount, grid, plain, texts
 from dist_tune.settings import Settings
 
+_FIELDS = (*HARDWARE, *SOFTWARE)
+_OF_PROGRAM = ("world_size", "ranks_per_host")
 _ASK_THE_PROGRAM = (
     "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_REQUIRE_CACHE=1, "
     "and instead of tuning it says which of them differs."
@@ -30,101 +32,97 @@ _ASK_THE_PROGRAM = (
 class Comparison:
     """The environment of a record beside this machine's."""
 
+    recorded: Environment
+    here: Environment
+    differing: tuple[str, ...]
     would_hit: bool
     """As far as the machine decides."""
     reason: str
-    differing: tuple[str, ...]
-    """Fields of the environment."""
-
-
-def compare(recorded: Environment, here: Environment, settings: Settings) -> Comparison:
-    """Whether a record made in one environment is used in another one. ``here`` has the recorded numbers of ranks: any job may."""
-    differing = tuple(name for name in (*HARDWARE, *SOFTWARE) if getattr(recorded, name) != getattr(here, name))
-    is_software_alone = set(differing) <= set(SOFTWARE)
-    named = f"{', '.join(differing[:-1])} and {differing[-1]} differ" if len(differing) > 1 else f"{''.join(differing)} differs"
-    if settings.always_tune:
-        return Comparison(False, "DIST_TUNE_ALWAYS_TUNE is set: no record is used", differing)
-    if not differing:
-        return Comparison(True, "nothing differs that a machine knows", differing)
-    if not is_software_alone:
-        return Comparison(False, f"{named}", differing)
-    if settings.version_check:
-        return Comparison(False, f"{named}; DIST_TUNE_VERSION_CHECK=0 would accept that", differing)
-    return Comparison(True, f"{named}, and DIST_TUNE_VERSION_CHECK=0 accepts that", differing)
 
 
 def explain(cache: Cache, asked: Namespace) -> Answer:
-    """Compare the environment of each record asked for with this machine, field by field; name what was set aside, and why."""
-    entries = cache.entries()
-    chosen = choose(cache, entries, asked.key) if asked.key is not None else entries
+    """Compare the environments of the chosen records with this machine; without a KEY also list the files set aside, with the reason."""
+    chosen = choose(cache, asked.key)
     settings = Settings()
-    ids = short_ids(entries)
     page: list[RenderableType] = []
     values = []
     for recorded, group in by_environment(chosen):
-        here = environment(world_size=recorded.world_size, ranks_per_host=recorded.ranks_per_host)
-        comparison = compare(recorded, here, settings)
-        page += _group_page(recorded, here, comparison, group, ids)
-        values += [_values(entry, ids[entry.path], here, comparison) for entry in group]
-    aside = [(each, _reason(each)) for each in set_aside(cache)] if asked.key is None else []
+        comparison = _compare(recorded, settings)
+        page += _group_page(comparison, group)
+        values += [_values(comparison, each) for each in group]
     if chosen:
         page.append(Text(_ASK_THE_PROGRAM, style="dim"))
     else:
         page.append(Text(f"No records in {cache.folder}: no tuning has anything to start from."))
+    aside = [{"path": str(each), "reason": _broken(each)} for each in set_aside(cache)] if asked.key is None else []
     if aside:
         table = grid("set aside", "why")
-        for each, reason in aside:
-            table.add_row(*texts([str(each), reason]))
+        for each in aside:
+            table.add_row(*texts(list(each.values())))
         page += ["", table]
-    return Answer({"records": values, "set_aside": [{"path": str(each), "reason": reason} for each, reason in aside]}, page)
+    return Answer({"records": values, "set_aside": aside}, page)
 
 
-def _group_page(
-    recorded: Environment, here: Environment, comparison: Comparison, group: Sequence[Entry], ids: dict[Path, str]
-) -> list[RenderableType]:
-    verdict = "would hit" if comparison.would_hit else "would miss"
-    heading = Text.assemble(
-        (f"{amount(len(group), 'record')} {verdict} here", "bold green" if comparison.would_hit else "bold red"), f": {comparison.reason}"
-    )
+def _compare(recorded: Environment, settings: Settings) -> Comparison:
+    # With the recorded numbers of ranks, because any job may be started with them.
+    here = environment(world_size=recorded.world_size, ranks_per_host=recorded.ranks_per_host)
+    differing = tuple(name for name in _FIELDS if getattr(recorded, name) != getattr(here, name))
+    named = f"{', '.join(differing[:-1])} and {differing[-1]} differ" if len(differing) > 1 else f"{''.join(differing)} differs"
+    would_hit, reason = False, named
+    if settings.always_tune:
+        reason = "DIST_TUNE_ALWAYS_TUNE is set: no record is used"
+    elif not differing:
+        would_hit, reason = True, "nothing differs that a machine knows"
+    elif set(differing) <= set(SOFTWARE):
+        would_hit = not settings.version_check
+        accepts = ", and DIST_TUNE_VERSION_CHECK=0 accepts that" if would_hit else "; DIST_TUNE_VERSION_CHECK=0 would accept that"
+        reason = f"{named}{accepts}"
+    return Comparison(recorded, here, differing, would_hit, reason)
+
+
+def _group_page(comparison: Comparison, group: Sequence[Listed]) -> list[RenderableType]:
+    verdict, style = ("would hit", "bold green") if comparison.would_hit else ("would miss", "bold red")
+    heading = Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {comparison.reason}")
     fields = grid("  field", "in the record", "here", "")
-    for name in (*HARDWARE, *SOFTWARE):
-        mine, theirs = (plain("none" if value is None else value) for value in (getattr(here, name), getattr(recorded, name)))
-        is_program = name in ("world_size", "ranks_per_host")
+    for name in _FIELDS:
+        values = (getattr(comparison.recorded, name), getattr(comparison.here, name))
+        recorded, here = (plain("none" if value is None else value) for value in values)
         differs = name in comparison.differing
-        remark = "differs" if differs else "as the job is started" if is_program else ""
-        row = texts([f"  {name}", theirs, "?" if is_program else mine], "bold" if differs else "")
+        remark = "differs" if differs else "as the job is started" if name in _OF_PROGRAM else ""
+        row = texts([f"  {name}", recorded, "?" if name in _OF_PROGRAM else here], "bold" if differs else "")
         fields.add_row(*row, Text(remark, style="bold red" if differs else "dim"))
     table = grid("  id", "kernel", "key", "source", "candidates")
-    for entry in group:
-        record = entry.record
-        described = f"{record.cache_key.candidates} ({len(record.candidates)})"
-        table.add_row(
-            Text(f"  {ids[entry.path]}", style="cyan"),
-            *texts([plain(record.kernel), plain(record.key), plain(record.source, 40), described]),
-        )
+    for each in group:
+        record = each.record
+        cells = [
+            plain(record.kernel),
+            plain(record.key),
+            plain(record.source, 40),
+            f"{record.cache_key.candidates} ({len(record.candidates)})",
+        ]
+        table.add_row(Text(f"  {each.id}", style="cyan"), *texts(cells))
     return [heading, fields, "", table, ""]
 
 
-def _values(entry: Entry, short: str, here: Environment, comparison: Comparison) -> dict[str, Any]:
-    recorded = entry.record.environment
+def _values(comparison: Comparison, listed: Listed) -> dict[str, Any]:
+    record, recorded, here = listed.record, comparison.recorded, comparison.here
     return {
-        "id": short,
-        "stem": entry.path.stem,
-        "kernel": entry.record.kernel,
-        "key": entry.record.key,
+        "id": listed.id,
+        "stem": listed.path.stem,
+        "kernel": record.kernel,
+        "key": record.key,
         "would_hit": comparison.would_hit,
         "reason": comparison.reason,
         "differing": {name: {"record": getattr(recorded, name), "here": getattr(here, name)} for name in comparison.differing},
         "needs": {
-            "world_size": recorded.world_size,
-            "ranks_per_host": recorded.ranks_per_host,
-            "source": entry.record.source,
-            "candidates": entry.record.cache_key.candidates,
+            **recorded.model_dump(include={*_OF_PROGRAM}),
+            "source": record.source,
+            "candidates": record.cache_key.candidates,
         },
     }
 
 
-def _reason(path: Path) -> str:
+def _broken(path: Path) -> str:
     try:
         record = read_record(path)
     except FileNotFoundError:

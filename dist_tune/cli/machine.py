@@ -1,7 +1,6 @@
-"""What this machine is: versions, GPUs, and the links between them.
+"""Facts of this machine: versions, GPUs, and the links between them; doctor.py judges them.
 
-Facts only, nothing is judged: see doctor.py. What nvidia-smi knows better than torch is asked of it where it is installed, and left
-out where it is not.
+Memory in use, load, driver version and links come from nvidia-smi, and are left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SMI_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """One GPU of the machine as nvidia-smi sees it, also where CUDA_VISIBLE_DEVICES hides it."""
+    """A GPU of the machine as nvidia-smi sees it, also where CUDA_VISIBLE_DEVICES hides it from this process."""
 
     index: int
     uuid: str
@@ -32,12 +31,12 @@ class SmiGpu:
     used_mib: int | None
     """Memory in use by all processes."""
     busy_percent: int | None
-    """Of the last sampling period, in which a kernel ran."""
+    """Share of the last sampling period in which a kernel ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU that this process sees."""
+    """A GPU that this process sees."""
 
     index: int
     name: str
@@ -46,20 +45,20 @@ class Gpu:
     n_multiprocessors: int
     l2_bytes: int
     used_mib: int | None = None
-    """Memory in use by all processes, before this one touched the GPU; None where nvidia-smi does not say."""
+    """Memory in use by all other processes; None where nvidia-smi does not report it."""
     busy_percent: int | None = None
     smi_index: int | None = None
-    """Its number in nvidia-smi."""
+    """Its index in nvidia-smi."""
 
 
 def versions(smi: list[SmiGpu]) -> dict[str, str | None]:
-    """What is installed, by name; None for what is not there."""
+    """Version of each component, None if it is not installed."""
     return {
-        "dist_tune": _package("dist-tune"),
+        "dist_tune": package_version("dist-tune"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _package("triton"),
-        "numpy": _package("numpy"),
+        "triton": package_version("triton"),
+        "numpy": package_version("numpy"),
         "cuda": torch.version.cuda,
         "driver": _driver(smi),
         "nccl": _nccl(),
@@ -68,7 +67,7 @@ def versions(smi: list[SmiGpu]) -> dict[str, str | None]:
 
 
 def smi_gpus() -> list[SmiGpu]:
-    """All GPUs of the machine, in nvidia-smi's order. Asked before torch touches one, or this process counts among its users."""
+    """All GPUs of the machine, in nvidia-smi's order. Call it before torch touches one, or this process counts among its users."""
     found = []
     for line in _smi(f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits").splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -102,7 +101,7 @@ def gpus(smi: list[SmiGpu]) -> list[Gpu]:
 
 
 def links(found: list[Gpu]) -> list[list[str]]:
-    """How each GPU reaches each other one, row to column: "NV18", "PIX", ... as nvidia-smi says, "peer" where it does not.
+    """Connection from each GPU (row) to each other one (column): "NV18", "PIX", ... by nvidia-smi, "peer" where it reports none.
 
     "none" where a GPU cannot read the other's memory; the diagonal is empty.
     """
@@ -111,15 +110,10 @@ def links(found: list[Gpu]) -> list[list[str]]:
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """From the output of ``nvidia-smi topo -m``: (row, column) -> kind of link, by nvidia-smi's numbers."""
-    rows = []
-    for line in text.splitlines():
-        words = line.split()
-        # The heading begins with a name, too, underlined or not, but its second word is one as well.
-        if len(words) > 1 and re.fullmatch(r"GPU\d+", words[0]) and not words[1].startswith("GPU"):
-            rows.append(words)
-    numbers = [int(words[0].removeprefix("GPU")) for words in rows]
-    return {(row, column): cell for row, words in zip(numbers, rows, strict=True) for column, cell in zip(numbers, words[1:], strict=False)}
+    """(row, column) -> kind of link in the output of ``nvidia-smi topo -m``, by nvidia-smi's indices."""
+    # The second word tells a row from the heading, which begins with "GPU0", too, underlined or not.
+    rows = {int(number): cells.split() for number, cells in re.findall(r"^GPU(\d+)[ \t]+(?!\S*GPU)(.*)$", text, re.MULTILINE)}
+    return {(row, column): cell for row, cells in rows.items() for column, cell in zip(rows, cells, strict=False)}
 
 
 def _link(one: Gpu, other: Gpu, topology: dict[tuple[int, int], str]) -> str:
@@ -141,13 +135,14 @@ def _driver(smi: list[SmiGpu]) -> str | None:
 
 
 def _nccl() -> str | None:
-    # What is raised where NCCL was not built in has changed from torch to torch.
+    # Without NCCL the exception depends on the version of torch.
     with suppress(AttributeError, RuntimeError, ImportError, ValueError):
         return ".".join(str(part) for part in torch.cuda.nccl.version())
     return None
 
 
-def _package(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """Installed version of a package, None if there is none."""
     try:
         return version(name)
     except PackageNotFoundError:  # used from its source tree
@@ -159,7 +154,7 @@ def _number(text: str) -> int | None:
 
 
 def _smi(*arguments: str) -> str:
-    """What nvidia-smi prints; empty where it is missing, fails, or hangs."""
+    """Output of nvidia-smi; empty where it is missing, fails, or hangs."""
     path = shutil.which("nvidia-smi")
     with suppress(OSError, subprocess.SubprocessError):
         if path:

@@ -1,6 +1,6 @@
-"""Things to try on a machine, one each: what came of it, and what to do about it.
+"""Probes of a machine, each independent of the others: a state, a fact, and advice.
 
-Nothing here knows what the others find. A probe that raises has found that, too: see doctor.py.
+An exception of a probe is a finding, too: see doctor.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -24,24 +24,21 @@ from dist_tune import runtime
 from dist_tune.cli.machine import Gpu
 
 State = Literal["ok", "warn", "off", "fail"]
-"""``off``: not there, and nothing is wrong with that; ``warn``: works, and yet."""
+"""``off``: absent, and not needed; ``warn``: works with a restriction."""
 Found = tuple[State, str, str]
-"""With the fact, and what to do about it."""
+"""State, fact, advice."""
 _STEP_TOTAL = 3
 _BUSY_PERCENT, _BUSY_MIB = 5, 2048
-"""Above these a GPU is somebody else's, too. An idle H200 shows less than 1 GiB."""
-
-
-# -- kernels -------------------------------------------------------------------------------------------------------
+"""Limits above which another job uses the GPU. An idle H200 shows less than 1 GiB."""
 
 
 def interception() -> Found:
-    """Whether misses of triton.autotune kernels can be heard."""
+    """Check that misses of triton.autotune kernels can be intercepted."""
     runtime.interception.triton_patch()
     return "ok", f"Autotuner.run of Triton {triton.__version__} is understood", ""
 
 
-def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles annotations, too, and knows nothing of typing
+def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles annotations, too
     accumulator = tl.full([16], 0, tl.int32)  # not tl.zeros: that is a kernel itself, interpreted or not since Triton was imported
     for _ in range(n):  # a bound known at run time: numpy 2.4 breaks just these in the interpreter of Triton 3.6
         accumulator += 1
@@ -49,7 +46,7 @@ def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles ann
 
 
 def _ran(kernel: Any, device: str) -> float:
-    """Seconds of a first launch, with all that comes before it; raises if the result is wrong."""
+    """Seconds of a first launch, compilation included; raises if the result is wrong."""
     start = time.perf_counter()
     total = torch.zeros(16, dtype=torch.int32, device=device)
     kernel[(1,)](total, _STEP_TOTAL)
@@ -101,7 +98,7 @@ def events(gpus: Sequence[Gpu]) -> Found:
 
 
 def idle(gpus: Sequence[Gpu]) -> Found:
-    """Whether somebody else uses the GPUs."""
+    """Look for other jobs on the GPUs."""
     if not gpus or all(each.used_mib is None for each in gpus):
         return "off", "no GPU" if not gpus else "nvidia-smi does not say", ""
     busy = [each for each in gpus if (each.busy_percent or 0) > _BUSY_PERCENT or (each.used_mib or 0) > _BUSY_MIB]
@@ -111,11 +108,8 @@ def idle(gpus: Sequence[Gpu]) -> Found:
     return "warn", f"in use: {who}", "what is tuned beside another job is tuned for that company: nvidia-smi names the processes"
 
 
-# -- ranks ---------------------------------------------------------------------------------------------------------
-
-
 def peers(links: Sequence[Sequence[str]]) -> Found:
-    """Whether each GPU reads every other one's memory; ``links`` as machine.links gives them."""
+    """Check that each GPU reads every other one's memory; ``links`` as machine.links gives them."""
     if len(links) < 2:
         return "off", "fewer than two GPUs", ""
     without = [(row, column) for row, cells in enumerate(links) for column, cell in enumerate(cells) if cell == "none"]
@@ -126,7 +120,7 @@ def peers(links: Sequence[Sequence[str]]) -> Found:
 
 
 def distributed(gpus: Sequence[Gpu]) -> Found:
-    """What ranks can talk over."""
+    """List the backends over which ranks communicate, and look up the host's name as gloo does."""
     backends = {"nccl": dist.is_nccl_available(), "gloo": dist.is_gloo_available(), "mpi": dist.is_mpi_available()}
     present = ", ".join(name for name, is_there in backends.items() if is_there) or "none"
     if gpus and not backends["nccl"]:
@@ -139,7 +133,7 @@ def distributed(gpus: Sequence[Gpu]) -> Found:
 
 
 def store() -> Found:
-    """Write to a store of the kind that ranks meet on, and read it back."""
+    """Write to a TCPStore, on which ranks meet, and read it back."""
     start = time.perf_counter()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store.set("doctor", "well")
@@ -149,7 +143,7 @@ def store() -> Found:
 
 
 def symmetric_memory(gpus: Sequence[Gpu]) -> Found:
-    """Allocate some; no other rank is asked."""
+    """Allocate symmetric memory on this rank alone."""
     from torch.distributed import _symmetric_memory  # here: private, and its absence is a finding
 
     if not gpus:
@@ -158,36 +152,27 @@ def symmetric_memory(gpus: Sequence[Gpu]) -> Found:
     return "ok", "can be allocated", ""
 
 
-# -- folders -------------------------------------------------------------------------------------------------------
-
-
 def folder(path: Path, variable: str, otherwise: str) -> Found:
-    """Write, lock and read a file there, and leave nothing behind, not even a folder."""
+    """Write, lock and read a file in a folder, and leave nothing behind, not even the folder."""
     missing: list[Path] = []
-    probe: Path | None = None
     try:
         path = path.expanduser().absolute()
         missing = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".doctor-{uuid4().hex}"
         start = time.perf_counter()
-        with FileLock(f"{probe}.lock", timeout=5):
-            probe.write_bytes(b"well")
-            os.replace(probe, f"{probe}.json")
-            if Path(f"{probe}.json").read_bytes() != b"well":
+        with TemporaryDirectory(prefix=".doctor-", dir=path) as inside, FileLock(f"{inside}/.lock", timeout=5):
+            Path(inside, "written").write_bytes(b"well")
+            if Path(inside, "written").replace(f"{inside}/renamed").read_bytes() != b"well":
                 raise OSError("what is written there comes back changed")
         return "ok", f"{path} can be written and locked, {(time.perf_counter() - start) * 1000:.1f} ms", ""
     except (OSError, RuntimeError) as error:
         return "fail", f"{path}: {error}", f"{otherwise}: set {variable} to a folder that can be written"
     finally:
-        for each in [Path(f"{probe}{end}") for end in ("", ".lock", ".json")] if probe else []:
-            with suppress(OSError):
-                each.unlink()
-        for each in missing:
-            with suppress(OSError):  # somebody else has begun to use it
+        with suppress(OSError):  # in use by another process already
+            for each in missing:
                 each.rmdir()
 
 
 def triton_cache() -> Found:
-    """Triton's own cache of compiled kernels, over which ranks share their work."""
+    """Check Triton's own cache of compiled kernels, through which ranks share their work."""
     return folder(Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR", "ranks cannot share what they compile")

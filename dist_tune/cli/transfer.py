@@ -1,7 +1,6 @@
-"""Records carried from one cache to another: many in one file, checked again one by one where they arrive.
+"""Records carried from one cache to another: many in one file, checked again one by one at the destination.
 
-Knows the format of an exported file and what the cache made of each record in it. Where a record goes is derived from the record
-alone, never from a name in a file.
+Knows the format of an exported file. The place of a record follows from the record alone, never from a name in a file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Literal
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, seal, unseal, write_whole
 
 MAX_BYTES = 256 * 2**20
-"""Of an exported file: some thousand records of 216 candidates. Larger ones are neither written nor read."""
+"""Size of an exported file, some thousand records of 216 candidates; larger ones are neither written nor read."""
 _LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"records": (\[\n.*\n\])\n\}\n', re.DOTALL)
 _HEAD = re.compile(rb'\{\n"sha256": "[0-9a-f]{64}",\n"records": \[')
 _BETWEEN = re.compile(rb'(?<=\n\}),\n|,\n(?=\{\n"sha256": ")')
@@ -29,7 +28,7 @@ Outcome = Literal["added", "replaced", "kept", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What came of one record, or of a file in which there is none."""
+    """Outcome of one record, or of a file without records."""
 
     source: str
     """The file, with the number of the record where there are several."""
@@ -52,7 +51,7 @@ def pack(records: Sequence[TuningRecord]) -> bytes:
 
 
 def unpack(content: bytes) -> Iterator[TuningRecord | BrokenRecordError]:
-    """The records in the content of an exported file, or of a single record's file, each or why it is none.
+    """The records in an exported file or in a single record's file; for a broken record its error.
 
     Raises:
         BrokenRecordError: the file as a whole is neither.
@@ -72,12 +71,12 @@ def unpack(content: bytes) -> Iterator[TuningRecord | BrokenRecordError]:
 
 
 def write_export(path: Path, records: Sequence[TuningRecord]) -> int:
-    """Write them to ``path``, whole or not at all, in place of an earlier export; bytes written.
+    """Write the records to ``path``, whole or not at all, in place of an earlier export; returns the bytes written.
 
     Raises:
-        FileExistsError: something else lies there.
+        FileExistsError: the file there is no export.
         OSError: it cannot be written.
-        ValueError: they take more than 256 MiB.
+        ValueError: the records take more than 256 MiB.
     """
     content = pack(records)
     path = Path(os.path.realpath(path))  # of a link the file that it leads to
@@ -87,54 +86,41 @@ def write_export(path: Path, records: Sequence[TuningRecord]) -> int:
     return len(content)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file of at most 256 MiB.
-
-    Raises:
-        BrokenRecordError: it is no such file, or cannot be read.
-    """
-    try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BrokenRecordError("not a regular file")
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, BrokenRecordError):
-            raise
-        raise BrokenRecordError(getattr(error, "strerror", None) or str(error)) from error
-    if len(content) > MAX_BYTES:
-        raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
-    return content
-
-
 def _is_export(path: Path) -> bool:
     try:
-        return _HEAD.match(read_bytes(path)) is not None
+        return _HEAD.match(_read(path)) is not None
     except BrokenRecordError:
         return False
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # opening a fifo would wait for a writer
+def _read(path: Path) -> bytes:
+    try:
+        # Without waiting, because opening a fifo would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_BYTES + 1) if is_regular else b""
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise BrokenRecordError(getattr(error, "strerror", None) or str(error)) from error
+    if not is_regular or len(content) > MAX_BYTES:
+        raise BrokenRecordError(f"larger than {MAX_BYTES} bytes" if is_regular else "not a regular file")
+    return content
 
 
 def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
     """Take in all records of these files, and of all ``*.json`` in these folders; of two with one key the better measured stays."""
     for path in paths:
-        if os.path.isdir(path):  # unlike Path.is_dir no error where it may not be looked at
-            inside = sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
-            if not inside:
-                yield Arrival(str(path), None, "refused", "there is no .json file in this folder")
-            for each in inside:
-                yield from _merge_file(cache, each)
-        else:
-            yield from _merge_file(cache, path)
+        files = [path]
+        if os.path.isdir(path):  # unlike Path.is_dir no error where access is denied
+            files = sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
+        if not files:
+            yield Arrival(str(path), None, "refused", "there is no .json file in this folder")
+        for file in files:
+            yield from _merge_file(cache, file)
 
 
 def _merge_file(cache: Cache, path: Path) -> Iterator[Arrival]:
     try:
-        for number, found in enumerate(unpack(read_bytes(path)), 1):
+        for number, found in enumerate(unpack(_read(path)), 1):
             if isinstance(found, BrokenRecordError):
                 yield Arrival(f"{path}, record {number}", None, "refused", str(found))
             else:
