@@ -1,4 +1,4 @@
-"""What tests of the cache directory look at: the warnings of a call, and the files that it left."""
+"""Observations of a cache directory for tests: the warnings of a call, and the files that it left."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``dist-tune cache`` for tests: what it said, the records that it finds, and the files that it left."""
+"""``dist-tune cache`` for tests: its output, records for it to find, and the files in a folder."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ FILE = "is not ours"
 
 
 class Answers:
-    """What the command said."""
+    """Output of the command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

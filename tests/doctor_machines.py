@@ -1,4 +1,4 @@
-"""Machines for tests of the doctor: GPUs that are not there, an ``nvidia-smi`` that says what it is told, and a single finding."""
+"""Machines for tests of the doctor: simulated GPUs, an ``nvidia-smi`` with a given output, and a single finding by its name."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``dist-tune cache`` as a command: words, exit codes and streams, and whatever texts and files it comes upon."""
+"""``dist-tune cache`` as a command: arguments, exit codes and streams, and hostile texts and broken files."""
 
 import json
 import os
@@ -30,14 +30,14 @@ def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
     return Answers(capsys)
 
 
-# -- whatever lies there ---------------------------------------------------------------------------------------------
+# -- hostile texts, broken files -------------------------------------------------------------------------------------
 
 HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e\udc80" + "y" * 10_000
 
 
 @pytest.mark.parametrize("words", [("ls",), ("show", "y"), ("explain",), ("clear", "--yes")])
 def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
-    """Neither markup nor control characters of a record reach the terminal, and nobody's screen is filled."""
+    """Neither markup nor control characters of a record reach the terminal, and a text of 10,000 characters is cut."""
     text = HOSTILE.replace("\udc80", "")
     row = candidate(0, config=text, fields={text: text}, failure=None, left=text)
     hostile = record(
@@ -70,7 +70,7 @@ def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
 def test_a_broken_file_is_a_line_on_stderr(
     cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ):
-    """The others are shown; a person reads a warning and not a line of the library's source."""
+    """The other records are shown; the warning is its text without the library's source line."""
     monkeypatch.chdir(tmp_path)
     keep(cache, record(), record(key="[1]"))
     broken = cache.path_of(record(key="[1]").cache_key)
@@ -152,6 +152,6 @@ def test_an_interrupt_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_installed_command_is_this_one():
-    """What pip puts on the PATH."""
+    """The script that pip puts on the PATH is this function."""
     scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
     assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}

@@ -1,4 +1,4 @@
-"""``dist-tune cache path``, ``ls``, ``show`` and ``explain``: what people see, and what programs read."""
+"""``dist-tune cache path``, ``ls``, ``show`` and ``explain``: tables and JSON documents."""
 
 import json
 import platform
@@ -136,6 +136,12 @@ def test_show_without_measured_times(cache: Cache, ask: Answers):
     assert "regs" not in out
 
 
+def test_a_field_in_brackets_is_a_heading(cache: Cache, ask: Answers):
+    """The name of a field is no markup of the table."""
+    keep(cache, record(candidates=[candidate(index, fields={"[bold]M": index, "N": -index}) for index in range(2)]))
+    assert "[bold]M" in ask("show", "gemm")
+
+
 @pytest.mark.parametrize("name", ["stem", "file", "prefix", "kernel", "last part"])
 def test_a_record_has_many_names(cache: Cache, ask: Answers, name: str):
     """The file's name or the beginning of it, and the kernel's with or without its module."""
@@ -158,7 +164,7 @@ def test_show_of_several_is_a_list(cache: Cache, ask: Answers):
 
 @pytest.mark.parametrize("command", ["show", "explain", "clear"])
 def test_the_beginning_of_several_ids_is_refused(cache: Cache, ask: Answers, command: str):
-    """Nobody means all records that happen to begin alike, least of all to delete them; the ids that were meant are named."""
+    """A beginning shared by several ids names no record, least of all one to delete; the ids are listed."""
     stems = keep(cache, record(), record(environment=environment(triton="3.9.0")))
     ask(command, stems[0][:12], *(["--yes"] if command == "clear" else []), code=1)
     assert f"2 ids begin with {stems[0][:12]}" in ask.err
@@ -231,7 +237,7 @@ def test_explain_says_whether_it_would_hit(
 
 
 def test_explain_goes_with_the_cache(cache: Cache, ask: Answers):
-    """What it calls a hit on this machine the cache finds here, and what it calls a miss it does not."""
+    """The cache finds a record here if and only if explain calls it a hit."""
     for changes in ({}, {"triton": "1.0"}, {"device": "A100"}):
         wanted = record(**here()).cache_key
         keep(cache, record(**here(**changes)))

@@ -1,4 +1,4 @@
-"""``dist-tune cache export``, ``merge`` and ``clear``: what is written and deleted, and what is never touched."""
+"""``dist-tune cache export``, ``merge`` and ``clear``: files written, files deleted, and files never touched."""
 
 import json
 import os
@@ -55,13 +55,13 @@ def test_export_of_one_name(cache: Cache, ask: Answers, tmp_path: Path):
     ask("export", tmp_path / "e.json", "--name", "zzz", code=1)
 
 
-@pytest.mark.parametrize("target", ["a file of somebody's", "folder", "no/such/folder/e.json", "fifo", "loop"])
+@pytest.mark.parametrize("target", ["a user's file", "folder", "no/such/folder/e.json", "fifo", "loop"])
 def test_export_overwrites_nothing_but_an_export(cache: Cache, ask: Answers, tmp_path: Path, target: str):
     """A reason and exit code 1, and no trace of a file half written."""
     keep(cache, record())
     ask("export", tmp_path / "e.json")
     ask("export", tmp_path / "e.json")
-    (tmp_path / "a file of somebody's").write_text(FILE)
+    (tmp_path / "a user's file").write_text(FILE)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -69,7 +69,7 @@ def test_export_overwrites_nothing_but_an_export(cache: Cache, ask: Answers, tmp
     ask("export", tmp_path / target, code=1)
     assert str(tmp_path / target) in ask.err
     assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "a file of somebody's").read_text() == FILE
+    assert (tmp_path / "a user's file").read_text() == FILE
 
 
 def test_export_of_nothing_is_refused(ask: Answers, tmp_path: Path):
@@ -79,7 +79,7 @@ def test_export_of_nothing_is_refused(ask: Answers, tmp_path: Path):
 
 
 def test_merge_keeps_the_better_measured(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """More timed replays win, whenever they were; the report says which did, and why."""
+    """More timed replays win over a later date; the report has the outcome and the reason."""
     keep(cache, measured(10, key="[a]", tuned_at=NOON + timedelta(days=30)), measured(30, key="[b]"), measured(10, key="[c]"))
     ask("export", tmp_path / "e.json")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""The doctor: its report, the settings and the folders, and that it survives whatever it finds."""
+"""The doctor: its report, the settings and the folders, and findings from checks that raise."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_the_report_is_one_json_document(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch):
-    """Whatever it raises, the others go on."""
+    """The other checks go on."""
 
     def broken() -> None:
         raise OSError("libnuma.so.1: no such file")
@@ -132,7 +132,7 @@ def test_gpus_and_links_have_their_tables(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_misspelled_variable_is_found(monkeypatch: pytest.MonkeyPatch):
-    """Nobody else would ever say that it is not read; the one that was meant is named."""
+    """A variable that no setting reads is reported with the nearest known name."""
     monkeypatch.setenv("DIST_TUNE_DEADLINE", "300")
     finding = found("settings")
     assert (finding.state, finding.advice) == ("warn", "did you mean DIST_TUNE_DEADLINE_S?")

@@ -1,4 +1,4 @@
-"""The doctor: what it finds of a machine's kernels, ranks and GPUs."""
+"""The doctor: findings about kernels, ranks and GPUs."""
 
 import sys
 import time
@@ -62,7 +62,7 @@ def test_the_interpreter_hides_a_gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_gpu_in_use_is_found():
-    """By its memory or by its kernels; a driver's own memory is nobody's."""
+    """By its memory or by its kernels; the memory that the driver itself takes does not count."""
     assert probes.idle([gpu(used_mib=600, busy_percent=0)])[0] == "ok"
     assert probes.idle([gpu()])[0] == "off"
     for used, busy in ((70_000, 0), (600, 98)):
@@ -94,7 +94,7 @@ def test_launches_that_block_are_found(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nvidia_smi_is_believed_where_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Its numbers go to the GPU with the same identity, in whatever order this process sees them; "[N/A]" is not a number."""
+    """Its numbers go to the GPU with the same identity, in any order of CUDA_VISIBLE_DEVICES; "[N/A]" is not a number."""
     rows = "0, GPU-aaa, 580.95, 71000, 98\n3, GPU-bbb, 580.95, [N/A], [N/A]\nsome warning"
     nvidia_smi(monkeypatch, tmp_path, f'if [ "$1" = topo ]; then cat <<END\n{TOPOLOGY}END\nelse cat <<END\n{rows}\nEND\nfi')
     with_gpus(monkeypatch, "bbb", "aaa", "unknown")
@@ -117,7 +117,7 @@ def test_a_broken_nvidia_smi_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_topology_is_read():
-    """Rows and columns by nvidia-smi's numbers, whatever is underlined, and network cards left out."""
+    """Rows and columns by nvidia-smi's indices, with the heading underlined or not, and without network cards."""
     kinds = machine.parse_topology(TOPOLOGY)
     assert (kinds[0, 1], kinds[3, 0], kinds[1, 3]) == ("NV18", "PIX", "SYS")
     assert len(kinds) == 9

@@ -1,4 +1,4 @@
-"""Exported files: what goes in comes out, and nothing else does."""
+"""Exported files: the same records come out as went in, and no others."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ THREE = [record(), record(key="[1]"), record(kernel='a "name"\n},\n{\n"sha256": 
 
 
 def bundle(*pieces: bytes) -> bytes:
-    """An exported file whose own checksum is right, whatever is in it."""
+    """An exported file whose own checksum is right, with any content."""
     body = b"[\n" + b",\n".join(piece.rstrip(b"\n") for piece in pieces) + b"\n]"
     return b'{\n"sha256": "%s",\n"records": %s\n}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
 
@@ -32,7 +32,7 @@ def outcomes(folder: Path, *paths: Path) -> list[str]:
 
 
 def test_what_is_packed_is_unpacked():
-    """Any number of records, also with texts that look like the end of one; the file is JSON for everybody else."""
+    """Any number of records, also with texts that look like the end of one; any JSON parser reads the file."""
     assert list(unpack(pack(THREE))) == THREE
     assert list(unpack(pack(THREE[:1]))) == THREE[:1]
     assert len(json.loads(pack(THREE))["records"]) == 3
@@ -70,7 +70,7 @@ def test_a_file_cut_short_is_found(length: int):
     ],
 )
 def test_a_forged_record_is_refused_alone(tmp_path: Path, piece: bytes, reason: str):
-    """The file's own checksum is right, so somebody meant it: that record is refused with its number, the others are taken in."""
+    """The file's own checksum is right: that record is refused with its number, the others are taken in."""
     (tmp_path / "e.json").write_bytes(bundle(seal(THREE[0]), piece, seal(THREE[1])))
     first, second, third = merge(Cache(tmp_path / "cache"), [tmp_path / "e.json"])
     assert (first.outcome, second.outcome, third.outcome) == ("added", "refused", "added")

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from glob import iglob
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dist_tune.cache import BROKEN_SUFFIX, LOCK_NAME, LOCKS, TEMPORARY_SUFFIX, C
 from dist_tune.cli import transfer
 from dist_tune.cli.record_page import dropped, record_list, record_page
 from dist_tune.cli.selection import Listed, choose
-from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size, texts
+from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size
 
 _RECORD_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
 
@@ -75,16 +76,13 @@ def merge(cache: Cache, asked: Namespace) -> Answer:
     # Refusals last, next to the prompt.
     arrivals = sorted(transfer.merge(cache, asked.files), key=lambda each: list(styles).index(each.outcome))
     table = grid("", "kernel", "key", "", "from")
-    values = []
     for each in arrivals:
-        kernel, key = (each.record.kernel, each.record.key) if each.record else ("", "")
-        values.append({"source": each.source, "kernel": kernel, "key": key, "outcome": each.outcome, "reason": each.reason})
-        cells = [plain(kernel, 60), plain(key, 80), plain(each.reason), plain(each.source, 400)]
-        table.add_row(Text(each.outcome, style=styles[each.outcome]), *texts(cells))
+        cells = (plain(each.kernel, 60), plain(each.key, 80), plain(each.reason), plain(each.source, 400))
+        table.add_row(Text(each.outcome, style=styles[each.outcome]), *cells)
     counts = Counter(each.outcome for each in arrivals)
     total = ", ".join(f"{counts[name]} {name}" for name in styles if counts[name])
     return Answer(
-        {**{name: counts[name] for name in styles}, "records": values},
+        {**{name: counts[name] for name in styles}, "records": [asdict(each) for each in arrivals]},
         [table, "", Text(f"{total}; the cache is {cache.folder}")],
         exit_code=1 if counts["refused"] else 0,
     )

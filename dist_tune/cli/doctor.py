@@ -19,7 +19,7 @@ from rich.text import Text
 from dist_tune.cli import machine, probes
 from dist_tune.cli.machine import Gpu
 from dist_tune.cli.probes import Found, State
-from dist_tune.cli.tables import Answer, facts, grid, plain, size, texts, unread
+from dist_tune.cli.tables import Answer, facts, grid, plain, size, unread
 from dist_tune.settings import Settings
 
 _SETTINGS, _INTERCEPTION, _ON_GPU, _INTERPRETED = "settings", "interception", "Triton on the GPU", "Triton's interpreter"
@@ -166,7 +166,7 @@ def _gpu_table(gpus: Sequence[Gpu]) -> Table:
         used = size(gpu.used_mib * 2**20) if gpu.used_mib is not None else "?"
         busy = f"{gpu.busy_percent} %" if gpu.busy_percent is not None else "?"
         cells = [gpu.capability, size(gpu.memory_bytes), used, busy, str(gpu.n_multiprocessors), size(gpu.l2_bytes)]
-        table.add_row(*texts([str(gpu.index), plain(gpu.name), *cells]))
+        table.add_row(str(gpu.index), plain(gpu.name), *cells)
     return table
 
 
@@ -183,7 +183,7 @@ def _finding_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         mark, style = _MARKS[finding.state]
         muted = "dim" if finding.state == "off" else ""
-        table.add_row(Text(f"  {mark}", style=style), Text(finding.name, style=muted), Text(plain(finding.fact, _MAX_CHARS), style=muted))
+        table.add_row(Text(f"  {mark}", style=style), finding.name, plain(finding.fact, _MAX_CHARS), style=muted)
         if finding.advice:
             table.add_row("", "", Text(f"-> {finding.advice}", style=muted or style))
     return table

@@ -6,18 +6,18 @@ Compares environments only: source, candidates, key and number of ranks are know
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, Environment, environment, read_record
+from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, environment, read_record
 from dist_tune.cli.cache import set_aside
 from dist_tune.cli.selection import Listed, by_environment, choose
-from dist_tune.cli.tables import Answer, amount, grid, plain, texts
+from dist_tune.cli.tables import Answer, amount, grid, plain
 from dist_tune.settings import Settings
 
 _FIELDS = (*HARDWARE, *SOFTWARE)
@@ -28,28 +28,27 @@ _ASK_THE_PROGRAM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The environment of a record beside this machine's."""
-
-    recorded: Environment
-    here: Environment
-    differing: tuple[str, ...]
-    would_hit: bool
-    """As far as the machine decides."""
-    reason: str
-
-
 def explain(cache: Cache, asked: Namespace) -> Answer:
     """Compare the environments of the chosen records with this machine; without a KEY also list the files set aside, with the reason."""
     chosen = choose(cache, asked.key)
     settings = Settings()
     page: list[RenderableType] = []
-    values = []
+    records = []
     for recorded, group in by_environment(chosen):
-        comparison = _compare(recorded, settings)
-        page += _group_page(comparison, group)
-        values += [_values(comparison, each) for each in group]
+        # With the recorded numbers of ranks, because any job may be started with them.
+        here = environment(world_size=recorded.world_size, ranks_per_host=recorded.ranks_per_host)
+        both = {name: {"record": getattr(recorded, name), "here": getattr(here, name)} for name in _FIELDS}
+        differing = {name: values for name, values in both.items() if values["record"] != values["here"]}
+        would_hit, reason = _verdict(list(differing), settings)
+        verdict, style = ("would hit", "bold green") if would_hit else ("would miss", "bold red")
+        page += [
+            Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {reason}"),
+            _field_table(both),
+            "",
+            _record_table(group),
+            "",
+        ]
+        records += [_values(each, would_hit, reason, differing) for each in group]
     if chosen:
         page.append(Text(_ASK_THE_PROGRAM, style="dim"))
     else:
@@ -58,67 +57,57 @@ def explain(cache: Cache, asked: Namespace) -> Answer:
     if aside:
         table = grid("set aside", "why")
         for each in aside:
-            table.add_row(*texts(list(each.values())))
+            table.add_row(*each.values())
         page += ["", table]
-    return Answer({"records": values, "set_aside": aside}, page)
+    return Answer({"records": records, "set_aside": aside}, page)
 
 
-def _compare(recorded: Environment, settings: Settings) -> Comparison:
-    # With the recorded numbers of ranks, because any job may be started with them.
-    here = environment(world_size=recorded.world_size, ranks_per_host=recorded.ranks_per_host)
-    differing = tuple(name for name in _FIELDS if getattr(recorded, name) != getattr(here, name))
+def _verdict(differing: list[str], settings: Settings) -> tuple[bool, str]:
+    """A hit or a miss as far as the environments decide, and the reason."""
     named = f"{', '.join(differing[:-1])} and {differing[-1]} differ" if len(differing) > 1 else f"{''.join(differing)} differs"
-    would_hit, reason = False, named
     if settings.always_tune:
-        reason = "DIST_TUNE_ALWAYS_TUNE is set: no record is used"
-    elif not differing:
-        would_hit, reason = True, "nothing differs that a machine knows"
-    elif set(differing) <= set(SOFTWARE):
-        would_hit = not settings.version_check
-        accepts = ", and DIST_TUNE_VERSION_CHECK=0 accepts that" if would_hit else "; DIST_TUNE_VERSION_CHECK=0 would accept that"
-        reason = f"{named}{accepts}"
-    return Comparison(recorded, here, differing, would_hit, reason)
+        return False, "DIST_TUNE_ALWAYS_TUNE is set: no record is used"
+    if not differing:
+        return True, "nothing differs that a machine knows"
+    if not set(differing) <= set(SOFTWARE):
+        return False, named
+    if settings.version_check:
+        return False, f"{named}; DIST_TUNE_VERSION_CHECK=0 would accept that"
+    return True, f"{named}, and DIST_TUNE_VERSION_CHECK=0 accepts that"
 
 
-def _group_page(comparison: Comparison, group: Sequence[Listed]) -> list[RenderableType]:
-    verdict, style = ("would hit", "bold green") if comparison.would_hit else ("would miss", "bold red")
-    heading = Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {comparison.reason}")
-    fields = grid("  field", "in the record", "here", "")
-    for name in _FIELDS:
-        values = (getattr(comparison.recorded, name), getattr(comparison.here, name))
-        recorded, here = (plain("none" if value is None else value) for value in values)
-        differs = name in comparison.differing
+def _field_table(both: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = grid("  field", "in the record", "here", "")
+    for name, values in both.items():
+        recorded, here = (plain("none" if value is None else value) for value in values.values())
+        differs = values["record"] != values["here"]
         remark = "differs" if differs else "as the job is started" if name in _OF_PROGRAM else ""
-        row = texts([f"  {name}", recorded, "?" if name in _OF_PROGRAM else here], "bold" if differs else "")
-        fields.add_row(*row, Text(remark, style="bold red" if differs else "dim"))
+        cells = (f"  {name}", recorded, "?" if name in _OF_PROGRAM else here)
+        table.add_row(*cells, Text(remark, style="bold red" if differs else "dim"), style="bold" if differs else None)
+    return table
+
+
+def _record_table(group: Sequence[Listed]) -> Table:
     table = grid("  id", "kernel", "key", "source", "candidates")
     for each in group:
         record = each.record
-        cells = [
-            plain(record.kernel),
-            plain(record.key),
-            plain(record.source, 40),
-            f"{record.cache_key.candidates} ({len(record.candidates)})",
-        ]
-        table.add_row(Text(f"  {each.id}", style="cyan"), *texts(cells))
-    return [heading, fields, "", table, ""]
+        candidates = f"{record.cache_key.candidates} ({len(record.candidates)})"
+        table.add_row(Text(f"  {each.id}", style="cyan"), plain(record.kernel), plain(record.key), plain(record.source, 40), candidates)
+    return table
 
 
-def _values(comparison: Comparison, listed: Listed) -> dict[str, Any]:
-    record, recorded, here = listed.record, comparison.recorded, comparison.here
+def _values(listed: Listed, would_hit: bool, reason: str, differing: Mapping[str, Any]) -> dict[str, Any]:
+    record = listed.record
+    needs = {"source": record.source, "candidates": record.cache_key.candidates}
     return {
         "id": listed.id,
         "stem": listed.path.stem,
         "kernel": record.kernel,
         "key": record.key,
-        "would_hit": comparison.would_hit,
-        "reason": comparison.reason,
-        "differing": {name: {"record": getattr(recorded, name), "here": getattr(here, name)} for name in comparison.differing},
-        "needs": {
-            **recorded.model_dump(include={*_OF_PROGRAM}),
-            "source": record.source,
-            "candidates": record.cache_key.candidates,
-        },
+        "would_hit": would_hit,
+        "reason": reason,
+        "differing": differing,
+        "needs": {**record.environment.model_dump(include={*_OF_PROGRAM}), **needs},
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,9 +28,7 @@ class SmiGpu:
     uuid: str
     driver: str
     used_mib: int | None
-    """Memory in use by all processes."""
     busy_percent: int | None
-    """Share of the last sampling period in which a kernel ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,8 @@ class Gpu:
     used_mib: int | None = None
     """Memory in use by all other processes; None where nvidia-smi does not report it."""
     busy_percent: int | None = None
+    """Share of the last sampling period in which a kernel ran."""
     smi_index: int | None = None
-    """Its index in nvidia-smi."""
 
 
 def versions(smi: list[SmiGpu]) -> dict[str, str | None]:
@@ -70,10 +67,9 @@ def smi_gpus() -> list[SmiGpu]:
     """All GPUs of the machine, in nvidia-smi's order. Call it before torch touches one, or this process counts among its users."""
     found = []
     for line in _smi(f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits").splitlines():
-        values = [value.strip() for value in line.split(",")]
-        if len(values) == len(_SMI_FIELDS) and values[0].isdigit():
-            index, uuid, driver, used, busy = values
-            found.append(SmiGpu(int(index), uuid, driver, _number(used), _number(busy)))
+        match [value.strip() for value in line.split(",")]:
+            case [index, uuid, driver, used, busy] if index.isdigit():  # and no warning of the driver
+                found.append(SmiGpu(int(index), uuid, driver, _number(used), _number(busy)))
     return found
 
 
@@ -111,8 +107,10 @@ def links(found: list[Gpu]) -> list[list[str]]:
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
     """(row, column) -> kind of link in the output of ``nvidia-smi topo -m``, by nvidia-smi's indices."""
-    # The second word tells a row from the heading, which begins with "GPU0", too, underlined or not.
-    rows = {int(number): cells.split() for number, cells in re.findall(r"^GPU(\d+)[ \t]+(?!\S*GPU)(.*)$", text, re.MULTILINE)}
+    lines = [line.split() for line in text.splitlines()]
+    # The heading begins with "GPU0" as well, unless that is underlined, but its second word is "GPU1".
+    of_gpus = [words for words in lines if len(words) > 1 and re.fullmatch(r"GPU\d+", words[0]) and not words[1].startswith("GPU")]
+    rows = {int(name.removeprefix("GPU")): cells for name, *cells in of_gpus}
     return {(row, column): cell for row, cells in rows.items() for column, cell in zip(rows, cells, strict=False)}
 
 
@@ -155,9 +153,7 @@ def _number(text: str) -> int | None:
 
 def _smi(*arguments: str) -> str:
     """Output of nvidia-smi; empty where it is missing, fails, or hangs."""
-    path = shutil.which("nvidia-smi")
     with suppress(OSError, subprocess.SubprocessError):
-        if path:
-            done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, errors="replace")
-            return done.stdout if done.returncode == 0 else ""
+        command = ["nvidia-smi", *arguments]
+        return subprocess.run(command, capture_output=True, check=True, text=True, timeout=_SMI_TIMEOUT_S, errors="replace").stdout
     return ""

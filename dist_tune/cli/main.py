@@ -70,7 +70,7 @@ def _failure(exit_code: int, reason: str) -> Answer:
 
 def _rendered(page: Sequence[RenderableType]) -> str:
     is_terminal = sys.stdout.isatty()
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # texts of records are no markup
     console.width = max(console.width, least_width(page)) if is_terminal else _UNLIMITED
     with console.capture() as rendered:
         for each in page:

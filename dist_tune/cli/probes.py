@@ -73,10 +73,11 @@ def interpreter() -> Found:
     from triton.runtime.interpreter import InterpretedFunction
 
     _ran(InterpretedFunction(_sum_steps), "cpu")
-    chosen = "chosen by TRITON_INTERPRET=1" if triton.knobs.runtime.interpret else "TRITON_INTERPRET=1 chooses it"
-    if triton.knobs.runtime.interpret and torch.cuda.is_available():
-        return "warn", f"works with numpy {numpy.__version__}; {chosen}, although there is a GPU", "unset it to tune for the GPU"
-    return "ok", f"works with numpy {numpy.__version__}; {chosen}", ""
+    is_chosen = triton.knobs.runtime.interpret
+    fact = f"works with numpy {numpy.__version__}; {'chosen by TRITON_INTERPRET=1' if is_chosen else 'TRITON_INTERPRET=1 chooses it'}"
+    if is_chosen and torch.cuda.is_available():
+        return "warn", f"{fact}, although there is a GPU", "unset it to tune for the GPU"
+    return "ok", fact, ""
 
 
 def events(gpus: Sequence[Gpu]) -> Found:

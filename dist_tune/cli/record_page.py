@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord
 from dist_tune.cli.selection import Listed, by_environment
-from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size, texts
+from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
 
 _MAX_CONFIG = 400
 _MAX_FIELDS = 12
@@ -30,7 +30,7 @@ def record_list(chosen: Sequence[Listed]) -> list[RenderableType]:
             key = plain(record.key.replace("torch.", ""), 80)
             candidates = f"{len(record.candidates)}{f', {n_dropped} dropped' * bool(n_dropped)}"
             cells = [ago(record.tuned_at), plain(record.kernel, 60), key, milliseconds(record.best.latency_ms), candidates]
-            table.add_row(Text(each.id, style="cyan"), *texts([*cells, plain(record.best.config, _MAX_CONFIG)]))
+            table.add_row(Text(each.id, style="cyan"), *cells, plain(record.best.config, _MAX_CONFIG))
         page += [Text.assemble((hardware(where), "bold"), (_SEPARATOR + software(where), "dim")), table, ""]
     return page
 
@@ -122,7 +122,7 @@ def candidate_table(record: TuningRecord) -> Table:
         config = [plain(each.fields.get(name, "")) for name in fields] or [plain(each.config)]
         fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or "")
         cells = [">" * is_best, str(each.index), *(row[name] for name in columns), *config]
-        table.add_row(*texts(cells, style if is_best else ""), Text(fate, style=style or "dim"))
+        table.add_row(*cells, Text(fate, style=style or "dim"), style=style if is_best else None)
     return table
 
 

@@ -103,15 +103,10 @@ def _least_width(table: Table) -> int:
     return sum(widths) + min(last, _LAST_COLUMN)
 
 
-def texts(cells: Sequence[str], style: str = "") -> list[Text]:
-    """Cells that are shown as they are: brackets are no markup."""
-    return [Text(cell, style=style) for cell in cells]
-
-
 def facts(pairs: Mapping[str, str]) -> Table:
     """Names and values, one pair to a line, indented; empty values are left out."""
     table = grid("", "")
     for name, value in pairs.items():
         if value:
-            table.add_row(Text(f"  {name}", style="dim"), Text(value))
+            table.add_row(Text(f"  {name}", style="dim"), value)
     return table

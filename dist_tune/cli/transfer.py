@@ -32,7 +32,8 @@ class Arrival:
 
     source: str
     """The file, with the number of the record where there are several."""
-    record: TuningRecord | None
+    kernel: str
+    key: str
     outcome: Outcome
     reason: str
 
@@ -113,7 +114,7 @@ def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
         if os.path.isdir(path):  # unlike Path.is_dir no error where access is denied
             files = sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
         if not files:
-            yield Arrival(str(path), None, "refused", "there is no .json file in this folder")
+            yield Arrival(str(path), "", "", "refused", "there is no .json file in this folder")
         for file in files:
             yield from _merge_file(cache, file)
 
@@ -122,11 +123,11 @@ def _merge_file(cache: Cache, path: Path) -> Iterator[Arrival]:
     try:
         for number, found in enumerate(unpack(_read(path)), 1):
             if isinstance(found, BrokenRecordError):
-                yield Arrival(f"{path}, record {number}", None, "refused", str(found))
+                yield Arrival(f"{path}, record {number}", "", "", "refused", str(found))
             else:
-                yield Arrival(str(path), found, *_take_in(cache, found))
+                yield Arrival(str(path), found.kernel, found.key, *_take_in(cache, found))
     except BrokenRecordError as error:
-        yield Arrival(str(path), None, "refused", str(error))
+        yield Arrival(str(path), "", "", "refused", str(error))
 
 
 def _take_in(cache: Cache, record: TuningRecord) -> tuple[Outcome, str]:
