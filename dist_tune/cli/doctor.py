@@ -79,14 +79,12 @@ def run(asked: Namespace) -> Answer:
 def examine() -> Report:
     """Run all checks. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind."""
     smi = machine.smi_gpus()
-    gpus: list[Gpu] = []
-    links: list[list[str]] = []
     findings = []
     try:
         gpus = machine.gpus(smi)
         links = machine.links(gpus)
     except Exception as error:  # noqa: BLE001  # a driver that torch cannot talk to raises anything
-        gpus = []
+        gpus, links = [], []
         findings.append(_failed("GPUs", error, f"nvidia-smi sees {len(smi)}; a reset or a new driver may help, dmesg may say more"))
     # Name, check, and the advice if the check raises.
     checks: list[tuple[str, Callable[[], Found], str]] = [

@@ -41,18 +41,11 @@ def explain(cache: Cache, asked: Namespace) -> Answer:
         differing = {name: values for name, values in both.items() if values["record"] != values["here"]}
         would_hit, reason = _verdict(list(differing), settings)
         verdict, style = ("would hit", "bold green") if would_hit else ("would miss", "bold red")
-        page += [
-            Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {reason}"),
-            _field_table(both),
-            "",
-            _record_table(group),
-            "",
-        ]
+        heading = Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {reason}")
+        page += [heading, _field_table(both), "", _record_table(group), ""]
         records += [_values(each, would_hit, reason, differing) for each in group]
-    if chosen:
-        page.append(Text(_ASK_THE_PROGRAM, style="dim"))
-    else:
-        page.append(Text(f"No records in {cache.folder}: no tuning has anything to start from."))
+    nothing = f"No records in {cache.folder}: no tuning has anything to start from."
+    page.append(Text(_ASK_THE_PROGRAM, style="dim") if chosen else nothing)
     aside = [{"path": str(each), "reason": _broken(each)} for each in set_aside(cache)] if asked.key is None else []
     if aside:
         table = grid("set aside", "why")

@@ -161,7 +161,7 @@ def folder(path: Path, variable: str, otherwise: str) -> Found:
         missing = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        with TemporaryDirectory(prefix=".doctor-", dir=path) as inside, FileLock(f"{inside}/.lock", timeout=5):
+        with TemporaryDirectory(prefix=".doctor-", dir=path, ignore_cleanup_errors=True) as inside, FileLock(f"{inside}/.lock", timeout=5):
             Path(inside, "written").write_bytes(b"well")
             if Path(inside, "written").replace(f"{inside}/renamed").read_bytes() != b"well":
                 raise OSError("what is written there comes back changed")

@@ -107,9 +107,7 @@ def shared_fields(record: TuningRecord) -> dict[str, Any]:
 
 def candidate_table(record: TuningRecord) -> Table:
     """Every candidate, fastest first, the dropped ones last with the reason; without columns that would be empty."""
-    ordered = sorted(
-        record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0, each.index)
-    )
+    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
     numbers = [_numbers(each, record.best) for each in ordered]
     columns = [name for name in numbers[0] if any(row[name] for row in numbers)]
     fields = _differing_fields(record)
