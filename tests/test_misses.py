@@ -156,6 +156,6 @@ def test_any_text_is_a_key(key: str, others: list[str]):
 @pytest.mark.parametrize("key", ["'\\" * 50_000, "'\"" * 50_000 + "'", "1" * 100_000, "1.e" * 50_000, "-" * 100_000, "a:" * 50_000])
 def test_a_long_key_takes_no_long_time(key: str):
     """Files may hold any text; reading a key takes time in proportion to its length."""
-    began = time.monotonic()
+    began = time.thread_time()
     nearest_shape(wanted(key=key), [record(key=key + "x")])
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2

@@ -149,10 +149,10 @@ def test_strange_json_is_refused(change: Callable[[bytes], bytes]):
     """What a JSON library may let pass, or stumble over, in a file with a right checksum; and within a second."""
     raw = raw_of(seal(record()))
     assert change(raw) != raw
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(BrokenRecordError):
         unseal(forged(change(raw)))
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize(("n", "reason"), [(500_000, "more than 400000 values"), (50_000, "50000 values do not fit")])
@@ -224,7 +224,7 @@ def test_reading_is_cheap(monkeypatch: pytest.MonkeyPatch):
     assert unseal(content).n_samples == measured(216 * 5).n_samples
     times_s = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         unseal(content)
-        times_s.append(time.perf_counter() - began)
+        times_s.append(time.thread_time() - began)
     assert min(times_s) < 0.01  # 1.4 ms on an idle machine
