@@ -120,7 +120,7 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
 def _is_equal(a: FunctionConfig, b: FunctionConfig) -> bool:
     try:
         return all(a[name] is b[name] or _same(a[name], b[name]) for name in a)
-    except Exception:  # noqa: BLE001  # whatever a comparison of the user's values raises: they are not known to be equal
+    except Exception:  # noqa: BLE001  # a comparison of the user's values may raise anything: they count as different then
         return False
 
 

@@ -1,6 +1,6 @@
 """``contextual_autotune``: tune the ``triton.autotune`` kernels of a function inside the step they belong to.
 
-The face of a session for a user's closure: when to tune, and how little to do when there is nothing to tune.
+Decides when to tune, and does little where there is nothing to tune.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TunedClosure(Protocol[P, R_co]):
     __name__: str
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the closure; tune first whatever Triton has no config for."""
+        """Run the closure; kernels that Triton has no config for are tuned first."""
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]:
         """A method, where the closure is one."""
@@ -107,7 +107,7 @@ def contextual_autotune(
 
 
 class _Tuner(Generic[P, R]):
-    """What one decorated closure needs between calls. The ``Listener`` of calls that are expected to meet no miss."""
+    """The state of one decorated closure between calls. The ``Listener`` of calls that are expected to meet no miss."""
 
     is_watching = False
 
@@ -123,7 +123,7 @@ class _Tuner(Generic[P, R]):
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
         self.is_waived = False
-        """Whether ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
+        """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
@@ -224,7 +224,7 @@ class _Tuner(Generic[P, R]):
 
 
 def _signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """What tells one kind of call from another: shapes and dtypes of tensors, types of all else."""
+    """Identity of a kind of call: shapes and dtypes of tensors, types of all else."""
     try:
         signature: object = tuple(map(_shape_and_dtype, args))
     except AttributeError:  # not all of them are tensors

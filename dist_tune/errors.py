@@ -1,4 +1,4 @@
-"""What can go wrong in a tuning, as exceptions; and why a candidate is dropped, which ends no tuning.
+"""Errors that end a tuning, as exceptions; and failures that drop a candidate, which end no tuning.
 
 A leaf: knows nothing of dist_tune. Every message says what happened with the values, where (rank, kernel, key, config)
 and what to do about it. A caller's mistake in the arguments is a ``ValueError`` or ``TypeError``, not one of these.
@@ -51,7 +51,7 @@ class NoValidConfigError(DistTuneError):
 
 
 class WrongResultError(DistTuneError, AssertionError):
-    """What ran did not return what it should. The message says where, and by how much."""
+    """A run returned a wrong result. The message says where, and by how much."""
 
 
 class RankMismatchError(DistTuneError):
@@ -97,7 +97,7 @@ class StuckDeviceError(DistTuneError):
 
 
 class CommunicatesError(DistTuneError):
-    """What is to be tuned on one rank alone waits for other ranks."""
+    """A run that is to be tuned on one rank alone waits for other ranks."""
 
 
 class CaptureError(DistTuneError):
@@ -108,7 +108,7 @@ class NestedTuningError(DistTuneError):
     """A tuned closure inside another one needs ranks that the outer one does not ask, or two threads tune at once."""
 
 
-# What another rank may be told to raise as its own: these say the same on every rank.
+# Errors that a rank raises in place of a peer's: they say the same on every rank.
 SHARED_ERRORS: dict[str, type[DistTuneError]] = {
     error.__name__: error
     for error in (NoValidConfigError, RankMismatchError, CacheMissError, CaptureError, NestedTuningError, StuckDeviceError)

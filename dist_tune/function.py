@@ -1,6 +1,6 @@
 """``autotune``: tune a function over a space of configs, one of which is passed to it as keyword arguments.
 
-The face of a session for a function that the tuner calls itself: a closure with one site. Inside another tuned closure it is
+A function that the tuner calls itself is a closure with one site. Inside another tuned closure it is
 one of that closure's sites.
 """
 
@@ -32,7 +32,7 @@ class TunedFunction(Protocol):
     records: list[TuningRecord]
     """One per tuned key, oldest first; equal on all ranks but for facts that only this rank measured."""
     configs: list[FunctionConfig]
-    """What is chosen from, without repeats."""
+    """The config space, without repeats."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -115,7 +115,7 @@ def autotune(
 
 
 class _FunctionTuner:
-    """What one decorated function needs between calls."""
+    """The state of one decorated function between calls."""
 
     def __init__(self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool) -> None:
         self.tunable = tunable
@@ -193,7 +193,7 @@ class _FunctionTuner:
         return listener.missed(launch)
 
     def tune(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
-        """Settle the config for the launch's key, and return what the call returns."""
+        """Choose the config for the launch's key, and return the call's value."""
         settings = Settings()
         ranks = ranks_of(group, settings)
         options = replace(self.options, is_verbose=is_verbose)

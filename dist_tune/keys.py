@@ -19,7 +19,7 @@ _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 
 
 def to_hashable(value: Any) -> Any:
-    """What a key can hold of ``value``: ``(shape, stride, dtype)`` of a tensor, tuples of lists, dicts and sets, recursively.
+    """``value`` as a key can hold it: ``(shape, stride, dtype)`` of a tensor, tuples of lists, dicts and sets, recursively.
 
     Dicts and sets come in one order however they were filled. A dataclass that cannot be hashed is its name and its fields.
     All else stays what it is.

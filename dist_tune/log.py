@@ -25,7 +25,7 @@ _FILE_FORMAT = "{time:HH:mm:ss.SSS} {level:<7} {message}"
 
 
 class _Story:
-    """Where the lines of one tuning go."""
+    """The file and the terminal of one tuning."""
 
     def __init__(self, file: TextIO | None, file_level: int, shown_level: int | None, *, shows_progress: bool) -> None:
         self._file = file
@@ -34,7 +34,7 @@ class _Story:
         self._shows_progress = shows_progress
 
     def tell(self, line: str, record: loguru.Record) -> None:
-        """Write a line to the file, and show what is worth it."""
+        """Write a line to the file, and to the terminal if its level is high enough."""
         level = record["level"].no
         if self._file is not None and level >= self._file_level:
             self._file.write(line)
@@ -44,7 +44,7 @@ class _Story:
             sys.stderr.write(f"dist_tune: {record['message']}\n")
 
     def end(self) -> None:
-        """What is told later goes nowhere."""
+        """Close the file; later lines go nowhere."""
         if self._file is not None:
             self._file.close()
         self._file, self._shown_level, self._shows_progress = None, None, False
@@ -77,7 +77,8 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
 @cache
 def _logger(least_level: str) -> loguru.Logger:
     """The logger for tunings that write lines from this level on: lines below it cost nothing."""
-    logger = cast("loguru.Logger", Logger(Core(), None, 0, False, False, False, False, True, [], {}))
+    options = {"exception": None, "depth": 0, "record": False, "lazy": False, "colors": False, "raw": False, "capture": True}
+    logger = cast("loguru.Logger", Logger(Core(), **options, patchers=[], extra={}))
     logger.add(_tell, format=_FILE_FORMAT, level=least_level, catch=True)
     return logger
 
@@ -86,4 +87,4 @@ def _tell(message: loguru.Message) -> None:
     message.record["extra"]["story"].tell(str(message), message.record)
 
 
-_logger("DEBUG")  # at import, where nobody waits for it; it opens nothing
+_logger("DEBUG")  # at import, where no call waits for it; it opens nothing

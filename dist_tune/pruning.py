@@ -19,7 +19,7 @@ _CLEARLY = 2.0
 
 
 class _Tiles(NamedTuple):
-    """What the rules read in a config; None where it is not there."""
+    """The fields of a config that the rules read; None where they are absent."""
 
     block_m: int | None
     block_n: int | None
@@ -30,11 +30,11 @@ class _Tiles(NamedTuple):
 
 
 def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Whether the tiles of A [M, K] and B [K, N] that a pipelined loop over K holds fit into the shared memory of a block.
+    """True if the tiles of A [M, K] and B [K, N] that a pipelined loop over K holds fit into the shared memory of a block.
 
     ``config`` is a ``triton.Config`` or a mapping in which one may be; tiles are BLOCK_SIZE_M, _N and _K, or BLOCK_M, _N and _K. B is the
     first matrix among the other arguments with as many columns as ``a``, or as many rows; its elements are as large as those of ``a``,
-    if there is none. Keeps whatever may fit: what does not after all costs a compilation.
+    if there is none. Keeps all that may fit: one that does not after all costs a compilation.
     """
     tiles, limit_bytes = _tiles(config), _shared_limit_bytes()
     if tiles.block_m is None or tiles.block_n is None or tiles.block_k is None or limit_bytes is None or a.dim() < 2:
@@ -51,10 +51,10 @@ def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: A
 
 
 def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Whether GROUP_SIZE_M is worth a try: 1 is not, in a product that is clearly bound by arithmetic and runs in several waves.
+    """True if GROUP_SIZE_M is worth a try: 1 is not, in a product that is clearly bound by arithmetic and runs in several waves.
 
     With groups of one row, blocks that run at once share one row of tiles of A and read all of B for it. ``a`` is [M, K]; ``b`` is
-    [N, K] or [K, N], whichever fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and everything
+    [N, K] or [K, N], as fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and everything
     on a device whose speed is not known.
     """
     tiles = _tiles(config)
@@ -85,8 +85,14 @@ def _tiles(config: Any) -> _Tiles:
         found = next((values[name] for name in names if name in values), None)
         return found if isinstance(found, int) else None
 
-    block_m, block_n, block_k = (number(f"BLOCK_SIZE_{dimension}", f"BLOCK_{dimension}") for dimension in "MNK")
-    return _Tiles(block_m, block_n, block_k, number("GROUP_SIZE_M", "GROUP_M"), number("num_stages") or 1, number("num_warps") or 4)
+    return _Tiles(
+        block_m=number("BLOCK_SIZE_M", "BLOCK_M"),
+        block_n=number("BLOCK_SIZE_N", "BLOCK_N"),
+        block_k=number("BLOCK_SIZE_K", "BLOCK_K"),
+        group_m=number("GROUP_SIZE_M", "GROUP_M"),
+        n_stages=number("num_stages") or 1,
+        n_warps=number("num_warps") or 4,
+    )
 
 
 def _is_matrix(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The ``DIST_TUNE_*`` environment variables.
 
-Read once per tuning by whoever starts it, never at import, so that a test or a launcher may set them late.
+Read at the start of each tuning, never at import, so that a test or a launcher may set them late.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Settings(BaseSettings):
     deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False, validation_alias="DIST_TUNE_DEADLINE_S")
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
     log_dir: Path = Field(default=Path(".autotune_logs"), validation_alias="DIST_TUNE_LOG_DIR")
-    """Where ``rank-<i>.log`` goes; relative to the working directory."""
+    """Folder of ``rank-<i>.log``; relative to the working directory."""
     log_level: str = Field(default="DEBUG", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$", validation_alias="DIST_TUNE_LOG_LEVEL")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
     progress: bool = Field(default=True, validation_alias="DIST_TUNE_PROGRESS")
-    """Whether rank 0 says on stderr what is being tuned and what won."""
+    """True: rank 0 writes to stderr what is being tuned and what won."""
     cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
-    """Where records of finished tunings are kept."""
+    """Folder of the records of finished tunings."""
     always_tune: bool = Field(default=False, validation_alias=AliasChoices("DIST_TUNE_ALWAYS_TUNE", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"))
-    """Whether to tune although there is a record; the new one takes its place."""
+    """True: tune although there is a record, and replace it."""
     version_check: bool = Field(
         default=True, validation_alias=AliasChoices("DIST_TUNE_VERSION_CHECK", "TRITON_DIST_AUTOTUNE_VERSION_CHECK")
     )
-    """Whether a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
+    """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
     require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
-    """Whether a miss is an error and not a tuning: for jobs that must not spend time, or not choose."""
+    """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""

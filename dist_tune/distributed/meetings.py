@@ -20,24 +20,24 @@ import torch.distributed as dist
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StoreGoneError
 
-# What a collective says when a peer did not come to it, or is gone: a consequence, not a cause.
+# Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
 _SECONDARY = re.compile(r"/gloo/|NCCL error|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE)
 _CHECK_EVERY_S = 0.25
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
 _POLLS_PER_S = 2000.0
-"""Of all ranks together, when they have waited for long: what a small group need not save costs it time."""
+"""Store polls per second over all ranks that have waited for long; small groups poll faster."""
 _NEVER_MET = "- nothing yet"
-"""Instead of a time and what was done then."""
+"""In place of the time and topic of a rank's last sign of life."""
 _FAILED = "failed: "
-"""How the topic of a rank begins that comes to a meeting with an error which is only a consequence."""
+"""Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
 
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether this looks like a collective that failed because a peer did: such an error is never the root cause."""
+    """True for a collective that failed because a peer did: such an error is never the root cause."""
     if isinstance(error, DistTuneError):
         return False  # its text holds names of the user's, such as a kernel's
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))
@@ -79,7 +79,7 @@ class Meetings:
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 passed = self._read_verdict()
-                # What ended a call that this rank made without meeting anybody is no business of this one.
+                # The end of a call that this rank made without a meeting does not concern it.
                 if passed["state"] != "waived" and passed["call"] == self._call:
                     verdict = passed
             if verdict is not None and not self._is_awaited():
@@ -95,7 +95,7 @@ class Meetings:
 
         Costs about a millisecond at 4 ranks (logs/contextual-4xH200). The last rank to come reads all parts, so what the others
         read does not grow with the group. Waits for a rank as long as that rank makes progress (``beat``). ``is_optional``: this rank
-        can do without the result; if it gives up, the others are told of no error later on.
+        can do without the result; if it gives up, the others see no error later on.
 
         Raises:
             AbsentRanksError: a rank made no progress for ``deadline_s``; all ranks that come raise it.
@@ -131,7 +131,7 @@ class Meetings:
         """End the tuning on all ranks because of ``error``. Returns if this rank shall raise ``error`` itself.
 
         A collective that failed because a peer did not come is not posted as a cause: this rank comes to the meeting
-        instead, and learns there who is missing or who failed.
+        instead, and learns there which rank is missing or failed.
 
         Raises:
             DistTuneError: ``error`` is only the consequence of what another rank did; says which rank, and what.
@@ -144,7 +144,7 @@ class Meetings:
                 with self._hosted("abort"):
                     self._post_abort(error)
             except StoreGoneError as gone:
-                error.add_note(str(gone))  # nobody left to tell
+                error.add_note(str(gone))  # no peer can be reached any more
             return
         with self._hosted("abort"):
             verdict = self._attend(f"{_FAILED}{_text(error)}", "", lambda parts: "")
@@ -152,8 +152,8 @@ class Meetings:
             if verdict["state"] != "agreed":
                 raise self._error(verdict)
             self._result_of(verdict)
-        except DistTuneError as told:
-            raise told from error
+        except DistTuneError as cause:
+            raise cause from error
 
     # -- one epoch -----------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Meetings:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
     def _is_awaited(self) -> bool:
-        """Whether a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
+        """True if a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
         parts = [f"{self._epoch}/parts/{rank}" for rank in self.members]
         return any(json.loads(self._store.get(part))[0] == self._closure for part in parts if self._store.check([part]))
 
@@ -209,7 +209,7 @@ class Meetings:
         return verdict
 
     def _await_verdict(self, topic: str, reduce: _Reduce, is_optional: bool) -> None:
-        """Wait for the verdict while those who are missing make progress; without any for the deadline, fix "timed out"."""
+        """Wait for the verdict while missing ranks make progress; without progress for the deadline, fix "timed out"."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         seen: dict[int, str] = {}
         began = looked = since = time.monotonic()
@@ -221,7 +221,7 @@ class Meetings:
             looked = now
             beats = {rank: self._beat_of(rank) for rank in self._missing()}
             if not beats:
-                self._agree(reduce)  # the one who should have written the verdict has died over it
+                self._agree(reduce)  # the rank that should have written the verdict has died over it
             elif beats != seen:  # progress, or the first look
                 seen, since = beats, now
             elif now - since >= self.deadline_s:

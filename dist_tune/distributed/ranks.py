@@ -1,4 +1,4 @@
-"""Those who decide together: one process alone, or the ranks of a process group.
+"""The ranks that decide together: one process alone, or the members of a process group.
 
 With meetings.py the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
 Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
@@ -108,7 +108,7 @@ class Group(Meetings):
         """Lower the timeouts of all process groups of this process, and put them back after.
 
         A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to
-        half the deadline: it must come back before those who wait in a meeting give it up. Others to four times it: when
+        half the deadline: it must come back before ranks that wait in a meeting give it up. Others to four times it: when
         NCCL's expires, the process is gone, and a rank may only be slow to compile its first candidates.
         """
         before = []
@@ -126,7 +126,7 @@ class Group(Meetings):
 
 
 Ranks = Solo | Group
-"""Those who decide together. ``rank``: global rank of this process; ``members``: global ranks of all, in the order of their parts."""
+"""``rank``: global rank of this process; ``members``: global ranks that decide together, in the order of their parts."""
 
 
 def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
@@ -137,7 +137,7 @@ def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _backends() -> list[Any]:
-    """What runs the collectives of this process, one for each kind of device of each group, if its timeout can be set."""
+    """Backends of all groups of this process, one for each kind of device, whose timeout can be set."""
     groups = c10d._world.pg_map
     found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
     return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
@@ -182,7 +182,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
 
 
 StoreError = dist.DistError
-"""What a store raises that is gone."""
+"""Raised by a store whose host is gone."""
 
 
 def shared_store(space: str) -> dist.Store:
@@ -206,7 +206,7 @@ def device_identity() -> str:
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """Whether peers can reach its memory."""
+    """True if peers can reach its memory."""
     try:
         from torch.distributed._symmetric_memory import is_symm_mem_tensor
 

@@ -1,4 +1,4 @@
-"""What ranks reduce: pure functions from the parts of all ranks to one result, and the JSON in which both travel.
+"""Reductions: pure functions from the parts of all ranks to one result, and the JSON in which both travel.
 
 Knows types and nothing of ranks or stores.
 """

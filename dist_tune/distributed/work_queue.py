@@ -1,7 +1,7 @@
 """Tasks shared out over the ranks of a job, each done by one of them; those of a rank that dies are done by another.
 
 Knows a c10d store and nothing of what a task is. A rank takes the next number of a counter; when there are none left it looks after tasks
-whose owner has gone. No collective is ever made, so nobody waits for a dead peer: a rank is alive as long as a thread of it changes a key.
+whose owner has gone. No collective is ever made, so no rank waits for a dead peer: a rank is alive as long as a thread of it changes a key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dist_tune.distributed.ranks import StoreError, shared_store
 from dist_tune.errors import PeerFailedError, RankMismatchError, StoreGoneError
 
 _POLL_S = 0.05
-_NOBODY = "-"
+_NO_SIGN = "-"
 
 
 class WorkQueue:
@@ -40,7 +40,7 @@ class WorkQueue:
 
     @property
     def n_done(self) -> int:
-        """Tasks that somebody has done."""
+        """Tasks that are done."""
         return sum(self._store.check([f"done/{task}"]) for task in range(self.n_tasks))
 
     def run(self, work: Callable[[int], str]) -> list[str]:
@@ -60,7 +60,7 @@ class WorkQueue:
             return [self._store.get(f"done/{task}").decode() for task in range(self.n_tasks)]
 
     def claim(self, thing: str) -> int:
-        """Which rank has claimed a thing first."""
+        """The rank that has claimed a thing first."""
         return int(self._store.compare_set(f"claimed/{thing}", "", str(self.rank)))
 
     def stop(self, reason: str) -> None:
@@ -133,7 +133,7 @@ class WorkQueue:
             return False
         if self._store.check([f"gone/{rank}"]):
             return True
-        sign = self._store.get(f"beat/{rank}") if self._store.check([f"beat/{rank}"]) else _NOBODY.encode()
+        sign = self._store.get(f"beat/{rank}") if self._store.check([f"beat/{rank}"]) else _NO_SIGN.encode()
         now = time.monotonic()
         if rank not in self._seen or self._seen[rank][0] != sign:
             self._seen[rank] = sign, now
@@ -163,7 +163,7 @@ class WorkQueue:
         while True:
             try:
                 store.set(f"beat/{self.rank}", str(count := count + 1))
-            except StoreError:  # the store is gone, and so will be who asks
+            except StoreError:  # the store is gone, and with it the ranks that read this
                 return
             if ended.wait(min(1.0, self._deadline_s / 5)):
                 return

@@ -27,7 +27,7 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
-    """Compile and load the launches of functions with their other configs, as told from launches that were recorded.
+    """Compile and load the launches of functions with their other configs, derived from recorded launches.
 
     A launch that some rank cannot make will fail on all ranks that come to it.
     """

@@ -31,14 +31,14 @@ REPORTS = Reduction(reduce_reports)
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """What a decorator or a script asks for."""
+    """The options of a decorator or a script."""
 
     plan: Plan
     reset: Callable[[], object] | None = None
     """Called before each replay but the first."""
     uses_cache: bool = False
     is_verbose: bool = False
-    """Whether the account is shown on the terminal, too."""
+    """True: lines from level INFO on go to the terminal, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass
 class Expenses:
-    """Where the time of a tuning goes."""
+    """Seconds of a tuning, by phase and meeting."""
 
     seconds: Seconds = field(default_factory=Seconds)
     """By phase."""

@@ -23,17 +23,17 @@ _POLL_S = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How the replays of a batch follow one another."""
+    """Conditions under which the replays of a batch follow one another."""
 
     is_cold: bool
-    """Whether the L2 cache is flushed before each."""
+    """True: the L2 cache is flushed before each."""
     times_launches: bool
-    """Whether launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
+    """True: launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
     has_rests: bool
-    """Whether the device rests before each, for half the time of the shortest: at the power limit, a power-hungry candidate throttles the
+    """True: the device rests before each, for half the time of the shortest: at the power limit, a power-hungry candidate throttles the
     next one."""
     is_timed: bool = True
-    """Whether the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
+    """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
 
 
@@ -42,7 +42,7 @@ RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
 
 
 def finals_of(plan: Plan) -> Conditions:
-    """How the replays of a plan's finals follow one another."""
+    """Conditions of the finals of a plan."""
     return Conditions(is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
 
 
@@ -118,7 +118,7 @@ class Replayer:
         self.trials.read_spans()
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
-        """How long the device spins before the next replay: until the host has queued it, or to rest."""
+        """Milliseconds that the device spins before the next replay: until the host has queued it, or to rest."""
         # Replays that it has not come to yet keep it busy as well as any spinning does.
         queued_ms = self._shortest_ms * max(0, n_queued - 1)
         lead_ms = max(0.0, 1.5 * self._host_ms - queued_ms)

@@ -128,7 +128,7 @@ class Tuning:
             except DistTuneError as cause:
                 if is_secondary(error):
                     raise cause from error
-                error.add_note(f"before this, the others had been told: {cause}")
+                error.add_note(f"the tuning had ended before this on the other ranks: {cause}")
                 return
             self._end(error)
 

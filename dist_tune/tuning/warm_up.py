@@ -17,8 +17,8 @@ from dist_tune.tuning.replays import WARM_UP
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int]) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    The first run is recorded, and the launches of the other candidates, as told from it, are compiled ahead on all ranks; unless the
-    caller has compiled them all.
+    The first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all ranks; unless
+    the caller has compiled them all.
     """
     met, replays, trials = context.sites.met, context.replays, context.replays.trials
     if not all(met[label].is_foreseen for label in n_runs if label in met):
