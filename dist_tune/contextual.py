@@ -96,14 +96,23 @@ def contextual_autotune(
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
-        is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        if isinstance(function, staticmethod | classmethod):
-            raise TypeError(f"put @{type(function).__name__} above @contextual_autotune(...), not below it")
-        if not callable(function) or is_deferred:
-            raise TypeError(f"contextual_autotune decorates ordinary functions, which have run when they return; got {function!r}")
+        check_ordinary(function, "contextual_autotune")
         return _Tuner(function, is_dist, group, TuningOptions(plan, reset, cache)).tuned()
 
     return decorate
+
+
+def check_ordinary(function: object, decorator: str) -> None:
+    """Refuse to decorate what has not run when it returns.
+
+    Raises:
+        TypeError: a static or class method, a coroutine, a generator, or nothing callable.
+    """
+    is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if isinstance(function, staticmethod | classmethod):
+        raise TypeError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
+    if not callable(function) or is_deferred:
+        raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {function!r}")
 
 
 class _Tuner(Generic[P, R]):

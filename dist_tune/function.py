@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig, as_configs, distinct
+from dist_tune.contextual import check_ordinary
 from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
@@ -101,13 +102,9 @@ def autotune(
     space = list(config_space)
 
     def decorate(function: Callable[..., Any]) -> TunedFunction:
-        is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        if isinstance(function, staticmethod | classmethod):
-            raise TypeError(f"put @{type(function).__name__} above @autotune(...), not below it")
         if hasattr(function, "run") and hasattr(function, "__getitem__"):
             raise TypeError(f"autotune decorates functions that launch kernels, and got a kernel: {function!r}. Those have triton.autotune")
-        if not callable(function) or is_deferred:
-            raise TypeError(f"autotune decorates ordinary functions, which have run when they return; got {function!r}")
+        check_ordinary(function, "autotune")
         tunable = TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, check, bucket)
         return _FunctionTuner(tunable, TuningOptions(plan, reset, cache), uses_nearest=nearest).tuned()
 
