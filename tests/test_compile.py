@@ -108,7 +108,7 @@ def _asked(rank: int) -> Any:
     candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
     del launch
     alive = [each() for each in tensors if each() is not None]
-    asked = alive, names[:], in_memory(add_kernel), _async_compile.active_mode.get(), candidate.compilation.is_waiting
+    asked = alive, names[:], in_memory(add_kernel), _async_compile.active_mode.get(), candidate.compilation.is_queued
     candidate.compilation.run(None)
     folder = base64.b32encode(bytes.fromhex(candidate.compilation.key)).decode().rstrip("=")
     ran = names, in_memory(add_kernel), folder in os.listdir(os.environ["TRITON_CACHE_DIR"])
@@ -214,11 +214,11 @@ def test_a_hook_that_ends_its_thread_ends_the_compilation():
     with pytest.raises(SystemExit):
         compilation.run(None)
     assert compilation.done.is_set()
-    assert compilation.outcome.reason.startswith("SystemExit")
+    assert compilation.result.reason.startswith("SystemExit")
 
 
 def test_a_compilation_runs_once_and_ends_once():
-    """The first outcome counts, also where the thread comes back after all have given up."""
+    """The first result counts, also where the thread comes back after all have given up."""
 
     def compile_() -> str:
         compilation.give_up("too late")
@@ -228,7 +228,7 @@ def test_a_compilation_runs_once_and_ends_once():
     compilation.run(None)
     compilation.run(None)
     compilation.give_up("again")
-    assert compilation.outcome == Failure("too late")
+    assert compilation.result == Failure("too late")
 
 
 def _launched_meanwhile(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""Turns in Triton's front end, and TTIR that is made once."""
+"""The lock of Triton's front end, and TTIR that is made once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.front_end import FrontEndLock, _Watched, in_turn
+from dist_tune.compiler.front_end import FrontEndLock, _Observed, one_front_end
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 
@@ -23,86 +23,86 @@ class Options:
         self.__dict__.update(values)
 
 
-def test_only_options_that_were_looked_at_tell_ttir_apart():
-    """Made with eight warps, used with four, since nobody asked for warps; not used where debug differs, or is missing."""
-    turns = FrontEndLock()
-    watched = _Watched(Options(debug=False, num_warps=8))
-    assert watched.debug is False
-    turns.keep(("source",), watched._seen, "module of a thread whose turn was over")
-    assert turns.find(("source",), Options(debug=False)) is None
-    turns.take()
-    turns.keep(("source",), watched._seen, "module {}")
-    found = turns.find(("source",), Options(debug=False, num_warps=4))
+def test_only_options_that_were_read_tell_ttir_apart():
+    """Made with eight warps, used with four, because the front end did not read them; not used where debug differs, or is missing."""
+    lock = FrontEndLock()
+    observed = _Observed(Options(debug=False, num_warps=8))
+    assert observed.debug is False
+    lock.store(("source",), observed._read, "module of a thread that has lost the lock")
+    assert lock.find(("source",), Options(debug=False)) is None
+    lock.acquire()
+    lock.store(("source",), observed._read, "module {}")
+    found = lock.find(("source",), Options(debug=False, num_warps=4))
     assert found is not None
     assert found.read_text() == "module {}"
-    assert turns.find(("source",), Options(debug=True, num_warps=8)) is None
-    assert turns.find(("source",), Options(num_warps=8)) is None
-    assert turns.find(("another",), Options(debug=False, num_warps=8)) is None
-    turns.close()
+    assert lock.find(("source",), Options(debug=True, num_warps=8)) is None
+    assert lock.find(("source",), Options(num_warps=8)) is None
+    assert lock.find(("another",), Options(debug=False, num_warps=8)) is None
+    lock.close()
     assert not found.exists()
-    assert turns.find(("source",), Options(debug=False)) is None
+    assert lock.find(("source",), Options(debug=False)) is None
 
 
 def test_an_option_that_is_missing_is_missed():
     """hasattr() and getattr() with a default work as on the options themselves."""
-    watched = _Watched(Options(debug=False))
-    assert not hasattr(watched, "fpsan")
+    observed = _Observed(Options(debug=False))
+    assert not hasattr(observed, "fpsan")
     with pytest.raises(AttributeError):
-        watched.fpsan  # noqa: B018
+        observed.fpsan  # noqa: B018
 
 
-def test_turns_are_taken_one_at_a_time():
-    """The second comes when the first has passed its turn on; passing on twice, or another's, changes nothing."""
-    turns = FrontEndLock()
-    turns.take()
+def test_one_thread_at_a_time_holds_the_lock():
+    """The second thread gets it when the first releases it; to release twice, or another thread's, changes nothing."""
+    lock = FrontEndLock()
+    lock.acquire()
     came = threading.Event()
 
     def second() -> None:
-        turns.take()
+        lock.acquire()
         came.set()
-        turns.pass_on()
+        lock.release()
 
     thread = threading.Thread(target=second, daemon=True)
     thread.start()
     assert not came.wait(0.05)
-    turns.pass_on(12345)
+    lock.release(12345)
     assert not came.wait(0.05)
-    turns.pass_on()
+    lock.release()
     assert came.wait(5)
     thread.join(5)
-    turns.pass_on()
-    turns.take()
-    turns.pass_on()
+    lock.release()
+    lock.acquire()
+    lock.release()
 
 
-def test_a_turn_can_be_taken_away():
+def test_the_lock_can_be_taken_from_a_stuck_thread():
     """From a thread that does not come back."""
-    turns = FrontEndLock()
+    lock = FrontEndLock()
     idents: list[int] = []
 
     def stuck() -> None:
-        turns.take()
+        lock.acquire()
         idents.append(threading.get_ident())
 
     thread = threading.Thread(target=stuck)
     thread.start()
     thread.join()
-    turns.pass_on(idents[0])
-    turns.take()
-    turns.pass_on()
+    lock.release(idents[0])
+    lock.acquire()
+    lock.release()
 
 
 def test_triton_and_python_are_left_as_found():
-    """Also where two tunings overlap, and where somebody has put a wrapper around ours meanwhile."""
+    """Also where two tunings overlap, and where the user has put a wrapper around ours meanwhile."""
     own, interval_s = ASTSource.make_ir, sys.getswitchinterval()
-    with in_turn():
-        with in_turn():
+    with one_front_end():
+        with one_front_end():
             assert ASTSource.make_ir is not own
             assert sys.getswitchinterval() < interval_s
         assert ASTSource.make_ir is not own
     assert ASTSource.make_ir is own
     assert sys.getswitchinterval() == pytest.approx(interval_s)
-    with in_turn():
+    with one_front_end():
         ASTSource.make_ir = wrapper = lambda *args: None
     assert ASTSource.make_ir is wrapper
     ASTSource.make_ir = own
@@ -139,4 +139,4 @@ def test_ttir_is_made_once_for_configs_that_differ_in_warps():
     ((n_made, n_alone, is_equal, n_kernels),) = values(on_ranks(1, _compiled, mode="fake"))
     assert (n_alone, n_kernels) == (6, 6)
     assert is_equal
-    assert n_made <= 3  # the candidate that the first run waits for does not wait for its turn
+    assert n_made <= 3  # the candidate that the first run waits for does not wait for the lock

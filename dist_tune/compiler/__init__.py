@@ -1,13 +1,12 @@
-"""A candidate's way from source to the device, ahead of its first launch.
+"""Candidates from source to the device, ahead of their first launch.
 
 The only user of Triton's compiler internals: threads, front end, shared memory, compiler output.
 Knows which ranks of a host share compiled kernels, and nothing of how they agree.
 """
 
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
-from dist_tune.compiler.cost import compile_cost, partition_configs
 from dist_tune.compiler.output import quiet_terminal
-from dist_tune.compiler.partition import CompileKeys, Placement, own_share
+from dist_tune.compiler.partition import CompileKeys, Placement, compile_cost, own_share, partition_configs
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 

@@ -1,9 +1,10 @@
-"""Keeps what compilers write off the user's terminal.
+"""Keeps compilers' output off the user's terminal.
 
-Knows file descriptors and Python's standard streams, and nothing of compilers. A candidate that fails to compile can dump
-hundreds of lines: MLIR from C++ to file descriptor 2, PTX by ``print``. Meanwhile the user's own lines must get through.
-So descriptor 2 leads to a file, Python's own stderr is pointed past it at the terminal, and what a listening thread prints
-is kept until it says whose that is. If a compiler ends the process, its last words are still in that file.
+Knows file descriptors and Python's streams, and nothing of compilers. A config that fails to compile can dump hundreds of
+lines: MLIR from C++ to file descriptor 2, PTX by ``print``. While a tuning compiles, descriptor 2 leads to a file, and the
+standard streams have another ``write``: text of a compiling thread is captured, and other text for descriptor 2 goes to the
+terminal. The stream objects stay, so logging handlers that hold one go on writing to the terminal. Bytes that bypass ``write``
+(``sys.stderr.buffer``, subprocesses) are in the file until the tuning ends. If a compiler aborts, its last words stay there.
 """
 
 from __future__ import annotations
@@ -13,197 +14,173 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from dist_tune.compiler.patches import replaced
+
 MAX_CHARS = 200_000
-"""Of one compiler's output that are kept: half from its beginning, half from its end."""
-_STREAMS = ("stdout", "stderr")
+"""Kept of one compiler's output: half from its beginning, half from its end."""
 
 
-class Heard:
-    """What one thread prints, and what comes to descriptor 2 meanwhile."""
+class Capture:
+    """The text that one thread prints, and the part of the file that was written through descriptor 2 meanwhile."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
-        """Where descriptor 2 leads; None if that is not kept."""
+        """Where descriptor 2 leads; None if it is not redirected."""
         self.start = os.fstat(file.fileno()).st_size if file is not None else 0
-        """Where in there it began to listen."""
-        self.printed: list[tuple[str, str]] = []
-        """Stream and text; goes to the terminal in the end, unless taken."""
-
-
-class _ByThread:
-    """A text stream that keeps what listening threads write, and passes on all else."""
-
-    def __init__(self, stream: Any, name: str, listening: dict[int, Heard]) -> None:
-        self.stream = stream
-        self._name = name
-        self._listening = listening
-
-    def write(self, text: str) -> int:
-        heard = self._listening.get(threading.get_ident())
-        if heard is None:
-            return int(self.stream.write(text) or 0)
-        heard.printed.append((self._name, text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        self.printed: list[tuple[Any, str]] = []
+        """Stream and text; printed at the end of the capture unless taken."""
 
 
 class QuietTerminal:
-    """One for the process; entered by each tuning that compiles, and in effect until the last one leaves."""
+    """The redirection of one process: entered by each tuning that compiles, undone when the last one leaves."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._n_users = 0
-        self._listening: dict[int, Heard] = {}
+        self._captures: dict[int, Capture] = {}
+        """By thread."""
+        self._streams: list[Any] = []
+        """Those with our ``write``."""
+        self._writes = ExitStack()
         self._file: Any = None
         self._terminal = -1
-        self._taken: list[tuple[int, int]] = []
-        self._passed: list[tuple[Any, Any]] = []
 
     @property
     def kept_at(self) -> str:
-        """Where descriptor 2 leads meanwhile; if the process is aborted, its last words are there. Empty if nowhere else."""
+        """Path of the file that descriptor 2 leads to; an aborted process leaves it behind. Empty if not redirected."""
         return str(getattr(self._file, "name", ""))
 
     def enter(self) -> None:
-        """From here on compilers are not heard."""
+        """Redirect, if no other tuning has."""
         with self._lock:
             if self._n_users == 0:
                 self._redirect()
-                self._wrap()
+                self._replace_writes()
             self._n_users += 1
 
     def leave(self) -> None:
-        """Give the terminal back, and with it what nobody took as the output of a failed compilation: it is somebody else's."""
+        """Give the terminal back, and print what no failed compilation took: other code of the process wrote it."""
         with self._lock:
             self._n_users -= 1
             if self._n_users == 0:
                 self._restore()
-                self._unwrap()
+                self._restore_writes()
 
     @contextmanager
-    def listen(self) -> Iterator[Heard]:
-        """Keep what this thread prints until the end, and then print it unless somebody took it."""
+    def capture(self) -> Iterator[Capture]:
+        """Keep what this thread prints. Text that is not taken is printed at the end."""
         ident = threading.get_ident()
         with self._lock:
-            heard = self._listening[ident] = Heard(self._file)
-            self._wrap()  # also where the user has put another stream in its place
+            capture = self._captures[ident] = Capture(self._file)
+            self._replace_writes()  # the user may have put another stream in place
         try:
-            yield heard
+            yield capture
         finally:
             with self._lock:
-                del self._listening[ident]
-                self._unwrap()
-            for name, text in heard.printed:
-                with suppress(OSError, ValueError, AttributeError):  # a closed or absent stream, as for print itself
-                    getattr(sys, name).write(text)
+                del self._captures[ident]
+                self._restore_writes()
+            for stream, text in capture.printed:
+                with suppress(OSError, ValueError):  # closed meanwhile
+                    stream.write(text)
 
-    def take(self, heard: Heard, *, with_descriptor: bool) -> str:
-        """What was printed, and with it what came to descriptor 2 since and was not taken: it is that of a failed compilation.
+    def take(self, capture: Capture, *, with_descriptor: bool) -> str:
+        """Text that was captured and, ``with_descriptor``, what was written through descriptor 2 since and not taken before.
 
-        Nobody can tell who wrote to descriptor 2: of several that compile, the first to fail takes it all.
+        Writers to descriptor 2 cannot be told apart: of several compilations at work, the first to fail takes it all.
         """
-        printed = "".join(text for _, text in heard.printed)
-        heard.printed.clear()
+        text = "".join(text for _, text in capture.printed)
+        capture.printed.clear()
         with self._lock:
-            if with_descriptor and self._file is not None and heard.file is self._file:
-                printed += self._read(heard.start).decode(errors="replace")
-        n_left_out = len(printed) - MAX_CHARS
+            if with_descriptor and self._file is not None and capture.file is self._file:
+                text += self._read(capture.start).decode(errors="replace")
+        n_left_out = len(text) - MAX_CHARS
         if n_left_out <= 0:
-            return printed
-        return f"{printed[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{printed[-MAX_CHARS // 2 :]}"
+            return text
+        return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
 
-    # -- Python's streams ----------------------------------------------------------------------------------------
+    def _replace_writes(self) -> None:
+        for stream in _standard_streams():
+            if not any(stream is each for each in self._streams):
+                with suppress(TypeError, AttributeError):  # a stream that takes no attributes goes on as it is
+                    self._writes.enter_context(replaced(stream, "write", partial(self._write_for, stream)))
+                    self._streams.append(stream)
 
-    def _wrap(self) -> None:
-        for name in _STREAMS:
-            stream = getattr(sys, name)
-            if stream is not None and not isinstance(stream, _ByThread):
-                setattr(sys, name, _ByThread(stream, name, self._listening))
+    def _restore_writes(self) -> None:
+        if self._n_users == 0 and not self._captures:  # a thread may capture longer than any tuning goes on
+            self._writes.close()
+            self._streams.clear()
 
-    def _unwrap(self) -> None:
-        # A thread that goes on after all have left is still kept quiet.
-        if self._n_users == 0 and not self._listening:
-            for name in _STREAMS:
-                if isinstance(stream := getattr(sys, name), _ByThread):
-                    setattr(sys, name, stream.stream)
+    def _write_for(self, stream: Any, own: Callable[[str], int]) -> Callable[[str], int]:
+        leads_to_2 = False
+        with suppress(OSError, ValueError):  # no file, or closed
+            leads_to_2 = isinstance(stream, io.TextIOWrapper) and stream.fileno() == 2
 
-    # -- descriptor 2 --------------------------------------------------------------------------------------------
+        def write(text: str) -> int:
+            if (capture := self._captures.get(threading.get_ident())) is not None:
+                capture.printed.append((stream, text))
+            elif leads_to_2 and self._file is not None:
+                _write_all(self._terminal, text.encode(stream.encoding, stream.errors))
+            else:
+                return own(text)
+            return len(text)
+
+        return write
 
     def _redirect(self) -> None:
         _flush()
-        self._taken = []
         try:
             self._terminal = os.dup(2)
-        except OSError:  # no descriptor 2: nothing to keep
+        except OSError:  # no descriptor 2
             return
         try:
             self._file = tempfile.NamedTemporaryFile(prefix=f"dist_tune-{os.getpid()}-stderr-")  # noqa: SIM115  # closed in _restore
-        except OSError:  # no room for a file: then nothing is kept
+        except OSError:  # no room for a file: compilers write to the terminal
             os.close(self._terminal)
             return
         os.dup2(self._file.fileno(), 2)
-        # Python writes past the file: whoever holds the stream, a logging handler for one, goes on writing to the terminal.
-        raws = {id(raw): raw for raw in map(_raw_of, (sys.stderr, sys.__stderr__)) if raw is not None}
-        self._passed = [(raw, raw.name) for raw in raws.values()]
-        for raw, _ in self._passed:
-            raw.__init__(self._terminal, "wb", closefd=False)
 
     def _restore(self) -> None:
         if self._file is None:
             return
         _flush()
-        with suppress(OSError):  # the user has closed descriptor 2, or put something else there: theirs now
-            if os.path.sameopenfile(2, self._file.fileno()):
+        with suppress(OSError):  # closed by the user
+            if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
                 os.dup2(self._terminal, 2)
-        for raw, name in self._passed:
-            with suppress(OSError):  # closed meanwhile
-                raw.__init__(2, "wb", closefd=False)
-                raw.name = name
         rest = self._read(0)
+        file, self._file = self._file, None
         with suppress(OSError):
-            while rest:
-                rest = rest[os.write(self._terminal, rest) :]
+            _write_all(self._terminal, rest)
         os.close(self._terminal)
-        with suppress(OSError):  # somebody has cleaned up in the folder of temporary files
-            self._file.close()
-        self._file, self._passed = None, []
+        with suppress(OSError):  # deleted meanwhile
+            file.close()
 
     def _read(self, start: int) -> bytes:
-        """What came from ``start`` on and was not taken before."""
-        parts = []
-        end = os.fstat(self._file.fileno()).st_size
-        for taken_from, taken_to in [*sorted(self._taken), (end, end)]:
-            if start < taken_from:
-                # By position: the descriptor's own offset is where compilers write next.
-                parts.append(os.pread(self._file.fileno(), taken_from - start, start))
-                self._taken.append((start, taken_from))
-            start = max(start, taken_to)
-        return b"".join(parts)
+        """Bytes of the file from ``start`` on, overwritten with zeros so that the next reader skips them."""
+        # By position, because compilers write at the descriptor's own offset.
+        content = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size - start, start)
+        os.pwrite(self._file.fileno(), bytes(len(content)), start)
+        return content.replace(b"\0", b"")
 
 
-def _raw_of(stream: Any) -> Any:
-    """The unbuffered file under a stream, if it is Python's own and writes to descriptor 2."""
-    while isinstance(stream, _ByThread):
-        stream = stream.stream
-    buffer = getattr(stream, "buffer", None)
-    raw = getattr(buffer, "raw", buffer)  # python -u has no buffer between
-    with suppress(OSError, ValueError):
-        if type(raw) is io.FileIO and raw.fileno() == 2:
-            return raw
-    return None
+def _standard_streams() -> list[Any]:
+    return [stream for stream in (sys.stdout, sys.stderr, sys.__stderr__) if hasattr(stream, "write")]
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # a closed or absent stream has nothing to keep
+    for stream in _standard_streams():
+        with suppress(OSError, ValueError, AttributeError):  # closed, or without flush
             stream.flush()
 
 
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
 quiet_terminal = QuietTerminal()
-"""The process has one terminal."""
+"""One per process, as the terminal is."""

@@ -1,4 +1,4 @@
-"""A change to somebody else's code that several users need at once: made for the first of them, undone behind the last.
+"""Changes to other people's code that several users need at once: made for the first user, undone after the last.
 
 Knows nothing of what is changed.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 
-class OnceForAll:
-    """A context that the first of several users enters and the last one leaves, on whichever threads they are."""
+class SharedContext:
+    """A context that the first of several users enters and the last one leaves, on any threads."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._context = context
@@ -36,13 +37,12 @@ class OnceForAll:
 
 
 @contextmanager
-def replaced(owner: type, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> Iterator[None]:
-    """A method of a class, wrapped meanwhile; a wrapper that somebody has put around ours since is left where it is."""
-    own = getattr(owner, name)
-    ours = wrap(own)
+def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """A method of a class or object, wrapped meanwhile. If the user has put a wrapper around ours by then, that stays."""
+    before, ours = vars(owner).get(name), wrap(getattr(owner, name))
     setattr(owner, name, ours)
     try:
         yield
     finally:
         if getattr(owner, name) is ours:
-            setattr(owner, name, own)
+            delattr(owner, name) if before is None else setattr(owner, name, before)

@@ -1,7 +1,7 @@
-"""Ends a compilation as soon as it is known to need more shared memory than the device has, and remembers the need on disk.
+"""Early end of compilations that need more shared memory than the device has; the need is kept on disk.
 
-Triton knows the need when it has made LLVM IR, and checks it when the finished kernel is loaded; assembling such a kernel takes
-longer than all before (logs/compile-cpu), for nothing.
+Triton knows the need when it has made LLVM IR, and checks it when it loads the finished kernel. Assembling such a kernel takes
+longer than all steps before (logs/compile-cpu), for nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import functools
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import triton
 from triton.runtime.cache import FileCacheManager, get_cache_manager
 
-from dist_tune.compiler.patches import OnceForAll, replaced
+from dist_tune.compiler.patches import SharedContext, replaced
 
 _NEED_FILE = "dist_tune.json"
-"""In a kernel's folder of Triton's disk cache: that it needs more shared memory than some device has, for all who need it later."""
+"""In a kernel's folder of Triton's disk cache: the shared memory that it needs, where some device has less."""
 
 _thread = threading.local()
-"""``limit_bytes`` of a thread that has one; others compile as always."""
+"""``limit_bytes`` of a thread within ``shared_limit``; other threads compile as always."""
 
 
 @contextmanager
 def shared_limit(limit_bytes: int | None) -> Iterator[None]:
-    """What this thread compiles meanwhile, within ``early_check``, raises ``OutOfResources`` if it needs more. None: no limit."""
+    """Within ``early_check``, a compilation on this thread raises ``OutOfResources`` if it needs more. None: no limit."""
     _thread.limit_bytes = limit_bytes
     try:
         yield
@@ -37,8 +37,8 @@ def shared_limit(limit_bytes: int | None) -> Iterator[None]:
 
 
 def known_need(key: str) -> int | None:
-    """Bytes of shared memory that a kernel needs, where that was found to be too much for some device. ``key``: in Triton's disk cache."""
-    # Nothing known, or nothing to be read; RuntimeError is Triton's for a cache without a folder.
+    """Bytes of shared memory that a kernel needs, if that was too much for some device. ``key``: in Triton's disk cache."""
+    # No such file, or not readable; Triton raises RuntimeError for a cache without a folder.
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
         path = get_cache_manager(key).get_file(_NEED_FILE) if key and _is_on_disk() else None
         needed = json.loads(Path(path).read_text())["shared_bytes"] if path is not None else None
@@ -47,14 +47,14 @@ def known_need(key: str) -> int | None:
 
 
 def remember_need(key: str, needed_bytes: int) -> None:
-    """Write it down for all who come to this kernel later."""
-    with suppress(OSError, RuntimeError):  # a cache that cannot be written costs the next one some time
+    """Write the need to disk for later processes."""
+    with suppress(OSError, RuntimeError):  # a cache that cannot be written costs the next process some time
         if key and _is_on_disk():
             get_cache_manager(key).put(json.dumps({"shared_bytes": needed_bytes}), _NEED_FILE, binary=False)
 
 
 def _is_on_disk() -> bool:
-    # A cache manager of the user's may be slow, far away, or raise anything; with a hook in the compiler the key does not say all.
+    # A cache manager of the user's may be slow, remote, or raise anything; with a hook in the compiler the key is not complete.
     return triton.knobs.cache.manager_class in (None, FileCacheManager) and triton.knobs.runtime.add_stages_inspection_hook is None
 
 
@@ -70,14 +70,15 @@ def _wrapped(own: Any) -> Any:
 
 
 @contextmanager
-def _changed() -> Iterator[None]:
-    with ExitStack() as stack:
-        with suppress(ImportError):  # a Triton without that backend: its kernels are checked when they are loaded
-            from triton.backends.nvidia.compiler import CUDABackend
-
-            stack.enter_context(replaced(CUDABackend, "make_ptx", _wrapped))
+def _patched() -> Iterator[None]:
+    try:
+        from triton.backends.nvidia.compiler import CUDABackend
+    except ImportError:  # a Triton without that backend checks its kernels when it loads them
+        yield
+        return
+    with replaced(CUDABackend, "make_ptx", _wrapped):
         yield
 
 
-early_check = OnceForAll(_changed)
-"""Meanwhile Triton looks at the thread's limit before it makes PTX."""
+early_check = SharedContext(_patched)
+"""While entered, Triton checks the thread's limit before it makes PTX."""
