@@ -1,16 +1,16 @@
 """Records of finished tunings on disk, found again by a key of code, candidates, arguments and machine.
 
 The only user of the cache directory: fingerprints, files, lookup, differences between keys.
-Every failure here costs a warning and the cache, never the tuning.
+A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
 from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, locked, sweep, write_whole
 from dist_tune.cache.fingerprints import fingerprint
-from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, BrokenRecordError, Cache, Entry, read_record
+from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
 from dist_tune.cache.key_diff import nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
-from dist_tune.cache.record_file import seal, unseal
+from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Files that are whole or not there, whoever else writes, crashes or runs out of disk meanwhile.
+"""Files that are whole or absent, also when other processes write, crash or run out of disk meanwhile.
 
-Knows files and locks; nothing of what is in them.
+Knows files and locks; nothing of their content.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ STALE_S = 3600.0
 
 @contextmanager
 def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
-    """Hold the lock of a folder, or one of its locks by ``name``, if it is to be had.
+    """Hold a lock in a folder against other threads and processes; the system releases it if the process is killed.
 
-    It excludes threads and processes alike, and a killed process lets go of it.
-
-    Where it is refused (read-only, a file system without locks) or held for longer than 5 s (by a process that was stopped),
-    go on without: the lock keeps two writers from overlooking each other, and ``write_whole`` alone keeps files whole.
+    If it is refused (read-only, a file system without locks) or held for more than 5 s (by a stopped process), go on without it:
+    it keeps two writers from overlooking each other's changes, and ``write_whole`` alone keeps files whole.
     """
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):
@@ -38,10 +36,10 @@ def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place at once: no reader, and no crash, ever sees a part of it. Its folder must exist.
+    """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it. Its folder must exist.
 
     Raises:
-        OSError: it could not be written; what was there before is untouched, and nothing is left behind.
+        OSError: it could not be written; a file that was there is untouched, and nothing is left behind.
     """
     host = re.sub(r"[^A-Za-z0-9-]", "_", socket.gethostname())[:32]
     temporary = path.with_name(f"{path.stem[:100]}.{host}-{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")

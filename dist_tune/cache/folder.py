@@ -1,8 +1,7 @@
 """Records of finished tunings in a directory, one file per key: find, store, merge, list.
 
-The only user of that directory, which other processes, other jobs and other versions of dist_tune use at the same time.
-Knows keys and files; nothing of ranks (who asks and who stores is for others to agree on) and nothing of the bytes of a file.
-Whatever lies there and whatever the disk does, a tuning goes on: there is a warning, and what was lost is tuned again.
+The only user of that directory, which other processes, jobs and versions of dist_tune use at the same time. Knows keys and files;
+nothing of ranks, and nothing of the bytes of a file. A failure of the disk costs a warning, and the tuning is repeated.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 
 from dist_tune.cache.files import LOCK_NAME, locked, sweep, write_whole
-from dist_tune.cache.record_file import BrokenRecordError, OtherSchemaError, UnreadableRecordError, read_record, seal, unseal
+from dist_tune.cache.record_file import BrokenRecordError, UnreadableRecordError, read_record, seal
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
-
-__all__ = ["BrokenRecordError", "Cache", "Entry", "OtherSchemaError", "UnreadableRecordError", "read_record", "seal", "unseal"]
 
 BROKEN_SUFFIX = ".broken"
 LOCKS = "locks"
-"""Folder in the cache's of locks for files that lie elsewhere."""
+"""Subfolder for the locks of files outside the cache."""
 MAX_NAME = 100
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
@@ -37,7 +33,7 @@ _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record and the file that it lies in."""
+    """A record and its file."""
 
     path: Path
     record: TuningRecord
@@ -46,11 +42,11 @@ class Entry:
 class Cache:
     """Records of finished tunings in a directory, one JSON file per key. Making one touches nothing.
 
-    No method raises for what it finds on the disk or for a disk that refuses: it warns, and answers that there is nothing.
+    Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there is nothing.
     """
 
     def __init__(self, folder: Path) -> None:
-        # Without a home the ~ stays, and _make refuses it. Absolute: the program may change its working directory.
+        # Without a home the ~ stays, and _make refuses it. Absolute, because the program may change its working directory.
         with suppress(RuntimeError, OSError):
             folder = folder.expanduser().absolute()
         self.folder = folder
@@ -67,35 +63,33 @@ class Cache:
         return f"{socket.gethostname()} process {os.getpid()}"
 
     def path_of(self, key: CacheKey) -> Path:
-        """Where the record of this key lies, or would: "<name>/<what>-<software>-<candidates>.json" in the folder."""
+        """Path of the record of this key: "<name>/<code, key and hardware>-<software>-<candidates>.json" in the folder."""
         env = key.environment
         what = _digest(SCHEMA_VERSION, key.name, key.source, key.key, *(getattr(env, field) for field in HARDWARE))
         software = _digest(*(getattr(env, field) for field in SOFTWARE))
         return self.folder / _folder_name(key.name) / f"{what}-{software}-{_digest(key.candidates)}.json"
 
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
-        """The record of this key, None if there is none.
+        """The record of this key, or None.
 
         With ``any_software``, failing that, the newest one that differs in versions of Python, torch, triton or CUDA alone.
         """
         path = self.path_of(key)
-        record = self._take(path)
+        record = self._read(path)
         if record is not None and record.cache_key == key:
             return record
         if not any_software:
             return None
         what, _, candidates = path.stem.split("-")
-        records = self._take_all(path.parent, re.compile(f"{what}-.*-{candidates}.json"))
+        records = self._read_all(path.parent, re.compile(f"{what}-.*-{candidates}.json"))
         return next((each for each in records if _less_software(each.cache_key) == _less_software(key)), None)
 
     def siblings(self, key: CacheKey) -> list[TuningRecord]:
         """Records of keys that differ from this one in the candidates alone, newest first."""
         path = self.path_of(key)
         what, software, _ = path.stem.split("-")
-        records = self._take_all(path.parent, re.compile(f"{what}-{software}-.*"))
-        keys = [each.cache_key for each in records]
-        others = [each != key and each.model_copy(update={"candidates": key.candidates}) == key for each in keys]
-        return list(compress(records, others))
+        records = [(each, each.cache_key) for each in self._read_all(path.parent, re.compile(f"{what}-{software}-.*"))]
+        return [each for each, other in records if other != key and other.model_copy(update={"candidates": key.candidates}) == key]
 
     def of_name(self, name: str) -> list[TuningRecord]:
         """All records of this kernel or function, newest first. Leaves broken files where they are."""
@@ -103,22 +97,22 @@ class Cache:
         return _newest_first(each for each in records if each.kernel == name)
 
     def entries(self) -> list[Entry]:
-        """All records, in the order of their names and keys. Leaves broken files where they are."""
+        """All records, sorted by name and key. Leaves broken files where they are."""
         found = [entry for name in self._names(self.folder) for entry in self._listed(self.folder / name)]
         return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
 
     def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
-        """Keep a record, or the one that is there if that is better; the path of its file, None if it could not be written.
+        """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
 
-        A record that was written while this one was being tuned stays if it was measured better, that is, with more timed
-        replays; an older one is replaced. With ``is_import`` the better measured one stays, whenever it was written.
+        A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced.
+        With ``is_import`` the one with more timed replays stays, whenever it was written.
         """
         path = self.path_of(record.cache_key)
         try:
             content = seal(record)
             self._make(path.parent)
             with locked(path.parent):
-                present = self._sound(path)
+                present = self._read(path, is_locked=True)
                 if present is None or _replaces(record, present, is_import):
                     write_whole(path, content)
                     with suppress(OSError):  # removed already
@@ -135,9 +129,9 @@ class Cache:
 
     @contextmanager
     def locked(self, target: Path) -> Iterator[None]:
-        """Hold the lock of a file outside, among all that use this cache. It is kept here: the folder of ``target`` may be shipped.
+        """Hold the lock of a file outside the cache. It lies in the cache folder, because the folder of ``target`` may be shipped.
 
-        Without a folder that can be written go on without, as ``dist_tune.cache.files.locked`` does.
+        If that cannot be written, go on without, as ``dist_tune.cache.files.locked`` does.
         """
         with ExitStack() as stack:
             with suppress(OSError):
@@ -146,7 +140,7 @@ class Cache:
             yield
 
     def remove(self, path: Path) -> None:
-        """Delete a file of the cache; nothing happens if it is gone.
+        """Delete a file of the cache, if it is there.
 
         Raises:
             ValueError: it does not lie in the cache folder.
@@ -161,30 +155,23 @@ class Cache:
             raise FileNotFoundError(errno.ENOENT, "there is no home directory", str(self.folder))
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _take(self, path: Path) -> TuningRecord | None:
-        """The record at this path; what is broken is set aside."""
-        try:
-            return self._checked(path)
-        except FileNotFoundError:
-            return None
-        except BrokenRecordError:
-            # Again with the lock held: another process may be putting a good one in its place.
-            with locked(path.parent):
-                return self._sound(path)
-
-    def _take_all(self, folder: Path, names: re.Pattern[str]) -> list[TuningRecord]:
-        found = [self._take(folder / name) for name in self._names(folder) if _FILE.fullmatch(name) and names.fullmatch(name)]
-        return _newest_first(record for record in found if record is not None)
-
-    def _sound(self, path: Path) -> TuningRecord | None:
-        """As ``_take``, with the lock held."""
+    def _read(self, path: Path, *, is_locked: bool = False) -> TuningRecord | None:
+        """The record at this path, or None. A broken file is set aside, under the lock of its folder."""
         try:
             return self._checked(path)
         except FileNotFoundError:
             return None
         except BrokenRecordError as error:
+            if not is_locked:
+                # Again, because another process may be putting a good one in its place.
+                with locked(path.parent):
+                    return self._read(path, is_locked=True)
             self._set_aside(path, error)
             return None
+
+    def _read_all(self, folder: Path, names: re.Pattern[str]) -> list[TuningRecord]:
+        found = [self._read(folder / name) for name in self._names(folder) if _FILE.fullmatch(name) and names.fullmatch(name)]
+        return _newest_first(record for record in found if record is not None)
 
     def _checked(self, path: Path) -> TuningRecord:
         record = read_record(path)
@@ -198,15 +185,13 @@ class Cache:
             return
         aside = path.with_name(path.name + BROKEN_SUFFIX)
         try:
-            if aside.is_dir() or path.is_dir():  # neither can take the other's place
+            if aside.is_dir() or path.is_dir():  # a folder is not overwritten, and overwrites nothing
                 aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{BROKEN_SUFFIX}")
             os.replace(path, aside)
         except OSError as refusal:
             self._warn(path, f"{error}. It cannot be set aside ({refusal.strerror}); what it was for is tuned again")
-        else:
-            warnings.warn(
-                f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again", stacklevel=2
-            )
+            return
+        warnings.warn(f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again", stacklevel=2)
 
     def _warn(self, path: Path, reason: str) -> None:
         if path not in self._warned:
@@ -214,15 +199,13 @@ class Cache:
             warnings.warn(f"cache file {path} is not used: {reason}", stacklevel=2)
 
     def _listed(self, folder: Path) -> Iterator[Entry]:
-        for name in self._names(folder):
-            path = folder / name
-            if _FILE.fullmatch(name):
-                try:
-                    yield Entry(path, self._checked(path))
-                except FileNotFoundError:  # removed meanwhile
-                    continue
-                except BrokenRecordError as error:
-                    self._warn(path, str(error))
+        for path in [folder / name for name in self._names(folder) if _FILE.fullmatch(name)]:
+            try:
+                yield Entry(path, self._checked(path))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except BrokenRecordError as error:
+                self._warn(path, str(error))
 
     def _names(self, folder: Path) -> list[str]:
         try:
@@ -239,7 +222,7 @@ def _digest(*values: object) -> str:
 
 
 def _folder_name(name: str) -> str:
-    """The name itself where it can be a folder's; otherwise what can be kept of it, with a digest that keeps two names apart."""
+    """The name itself if it can be a folder's; otherwise its allowed characters and a digest, so that two names stay apart."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     digest = _digest(name)
@@ -256,8 +239,6 @@ def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:
 
 
 def _replaces(record: TuningRecord, present: TuningRecord, is_import: bool) -> bool:
-    # As numbers: dates end with the year 9999, and a file may say anything of seconds.
-    began = record.tuned_at.timestamp() - record.seconds
-    if not is_import and present.tuned_at.timestamp() <= began:
-        return True
-    return (record.n_samples, record.tuned_at) > (present.n_samples, present.tuned_at)
+    # As numbers, because dates end with the year 9999, and ``seconds`` in a file may be anything.
+    is_older = present.tuned_at.timestamp() <= record.tuned_at.timestamp() - record.seconds
+    return (is_older and not is_import) or (record.n_samples, record.tuned_at) > (present.n_samples, present.tuned_at)

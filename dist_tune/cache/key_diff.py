@@ -1,4 +1,4 @@
-"""Why no record fits a key, and which one comes nearest. Pure: knows keys and records, not where they are kept."""
+"""Differences between the key that is wanted and those of records, and the nearest record. Pure; knows nothing of files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord
+from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord
 
 _MAX_VALUE = 120
 """Characters of a value that an explanation quotes."""
-# In this order: quoted text, a number on its own, then words, so that digits within "bfloat16" or "cuda:0" are no numbers.
+# Quoted text first, then numbers, then words, so that digits within "bfloat16" or "cuda:0" are no numbers.
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))"""
     r"""|(?P<number>(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,3})?(?![\w.:]))"""
@@ -21,12 +21,8 @@ _TOKEN = re.compile(
 
 def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object, object]]:
     """Field -> (wanted, recorded), for each field that differs; fields of the environment under their own names."""
-    pairs: dict[str, tuple[object, object]] = {}
-    for field in ("name", "source", "key", "candidates"):
-        pairs[field] = getattr(wanted, field), getattr(recorded, field)
-    for field in Environment.model_fields:
-        pairs[field] = getattr(wanted.environment, field), getattr(recorded.environment, field)
-    return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
+    flat = [{**dict(key), **dict(key.environment)} for key in (wanted, recorded)]
+    return {field: (flat[0][field], flat[1][field]) for field in flat[0] if field != "environment" and flat[0][field] != flat[1][field]}
 
 
 def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
@@ -36,7 +32,7 @@ def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord |
 
 
 def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
-    """Why none of the records is the one that is wanted, in a sentence or two for an error message."""
+    """The reason why none of the records has this key, in one or two sentences for an error message."""
     record = nearest(wanted, records)
     name = _short(wanted.name)
     if record is None:
@@ -51,11 +47,10 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
 
 
 def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
-    """The record that is equal but for numbers in its tuning key, with the nearest ones; of equally near ones the newest.
+    """The record whose key differs only in numbers of the tuning key, by the least distance; of equals the newest.
 
-    The distance is the sum over the numbers of ``|log2(a / b)|``. Digits within a word or a quoted text are no numbers:
-    "float16" and "float32" are different keys, and so are -1 and 1, 1 and 1.0, and keys of different length. None if no record
-    is equal but for numbers.
+    The distance is the sum over the numbers of ``|log2(a / b)|``. Digits within a word or a quoted text are no numbers: "float16"
+    and "float32" are different keys, and so are -1 and 1, 1 and 1.0, and keys of different length. None if there is no such record.
     """
     shape, sizes = _numbers(wanted.key)
     fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"} and _numbers(each.key)[0] == shape]
@@ -75,27 +70,19 @@ def _short(text: str) -> str:
 
 
 def _numbers(key: str) -> tuple[list[str], list[int | float]]:
-    """The key with its numbers replaced by their kinds, and the numbers; signs belong to the key, as -1 is rarely a size."""
-    shape, numbers = [], []
-    for token in _TOKEN.finditer(key):
-        text = token.group()
-        if token.lastgroup != "number":
-            shape.append(text)
-            continue
-        is_integer = text.isdecimal()
-        number = int(text) if is_integer else float(text)
-        shape.append("<integer>" if is_integer else "<real>")
-        numbers.append(number)
-    return shape, numbers
+    """The key with its numbers replaced by their kinds, and the numbers. Signs stay in the key, because -1 is rarely a size."""
+    tokens = [(token.group(), token.lastgroup == "number") for token in _TOKEN.finditer(key)]
+    numbers = [int(text) if text.isdecimal() else float(text) for text, is_number in tokens if is_number]
+    return [("<integer>" if text.isdecimal() else "<real>") if is_number else text for text, is_number in tokens], numbers
 
 
 def _distance(sizes: Sequence[int | float], others: Sequence[int | float]) -> float:
-    return sum(0.0 if a == b else _gap(a, b) for a, b in zip(sizes, others, strict=True))
+    return sum(_gap(a, b) for a, b in zip(sizes, others, strict=True))
 
 
 def _gap(a: int | float, b: int | float) -> float:
+    if a == b:
+        return 0.0
     if not a or not b:
-        # A factor of four more than to 1: nothing at all is another case than little.
-        return 2 + math.log2(1 + max(a, b))
-    # Not log2(a / b): the quotient of two numbers may be too large or too small to be one.
-    return abs(math.log2(a) - math.log2(b))
+        return 2 + math.log2(1 + max(a, b))  # a factor of four more than to 1, because an empty dimension is a special case
+    return abs(math.log2(a) - math.log2(b))  # not log2(a / b), which may overflow or underflow

@@ -1,7 +1,7 @@
 """The bytes of a cache file: one record, and the checksum of its bytes.
 
-Knows the file format and how to refuse what is not one, whoever wrote it; nothing of folders, keys or merging. Reading never
-evaluates anything: JSON goes into a model that forbids what it does not know.
+Knows the file format and refuses all else, forged files included; nothing of folders, keys or merging. Reading evaluates
+nothing: JSON goes into a model that forbids unknown fields.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pydantic import ValidationError
 from dist_tune.cache.records import SCHEMA_VERSION, TuningRecord
 
 MAX_BYTES = 16 * 2**20
-"""Of a file; larger ones are refused unread. 216 candidates with all their facts take 0.2 MB."""
+"""Of a file; larger files are refused unread. 216 candidates with all fields set take 0.2 MB."""
 MAX_VALUES = 400_000
-"""In a file, about 15,000 candidates. Each wrong value costs 2 kB and 10 us, so that a forged file could eat all memory."""
-# One layout and no other: with the checksum over the record's raw bytes, any changed byte of the file is found.
+"""In a file, about 15,000 candidates. Each wrong value costs 2 kB and 10 us, so a forged file could exhaust the memory."""
+# One layout, with the checksum over the record's raw bytes, so that any changed byte of the file is found.
 _LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"record": (\{.*\})\n\}\n', re.DOTALL)
 _SCHEMA = re.compile(rb'\{\s*"schema_version":\s*(\d{1,9})\s*[,}]')
 _SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
-_NO_DEFAULT = {"schema_version", "tuned_at"}
-"""Fields that the model would fill in, and a file must not leave to it."""
+_REQUIRED = {"schema_version", "tuned_at"}
+"""Fields with a default in the model, which a file must have all the same."""
 _MAX_REASON = 200
 
 
 class BrokenRecordError(ValueError):
-    """What was read is no record of this version of dist_tune. The message is the reason, on one short line."""
+    """The file holds no record of this version of dist_tune. The message is the reason, on one short line."""
 
 
 class OtherSchemaError(BrokenRecordError):
@@ -41,14 +41,14 @@ class OtherSchemaError(BrokenRecordError):
 
 
 class UnreadableRecordError(BrokenRecordError):
-    """The system refused to read the file: what is in it may be right."""
+    """The system refused to read the file, which may hold a record."""
 
 
 def seal(record: TuningRecord) -> bytes:
-    """The content of a record's file: JSON, one line for each field and each candidate; what equals its default is left out.
+    """The content of a record's file: JSON, one line for each field and each candidate; defaults are left out.
 
     Raises:
-        BrokenRecordError: the record holds what no file can give back (a NaN put into a dict of it), or is too large.
+        BrokenRecordError: the record is too large, or holds a value that JSON has not (a NaN put into one of its dicts).
     """
     values = {"schema_version": record.schema_version} | record.model_dump(mode="json", exclude_defaults=True)
     try:
@@ -66,7 +66,7 @@ def unseal(content: bytes) -> TuningRecord:
 
     Raises:
         OtherSchemaError: it was written by a dist_tune with another schema.
-        BrokenRecordError: it is anything else but what ``seal`` makes.
+        BrokenRecordError: it is not the output of ``seal``.
     """
     if len(content) > MAX_BYTES:
         raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
@@ -80,13 +80,13 @@ def unseal(content: bytes) -> TuningRecord:
         raise BrokenRecordError(f"more than {MAX_VALUES} values")
     schema = _SCHEMA.match(raw)
     if schema is not None and int(schema[1]) != SCHEMA_VERSION:
-        # Before the fields are looked at: with another schema they would only fail to fit.
+        # Before the fields, which do not fit with another schema.
         raise OtherSchemaError(f"written with schema {int(schema[1])}, and this dist_tune reads schema {SCHEMA_VERSION}")
     return _parsed(raw)
 
 
 def read_record(path: Path) -> TuningRecord:
-    """The record in a file. A fifo, device or folder, or more than 16 MiB, is refused without being read.
+    """The record in a file. A fifo, device, folder or more than 16 MiB is refused without being read.
 
     Raises:
         FileNotFoundError: there is none.
@@ -104,7 +104,7 @@ def read_record(path: Path) -> TuningRecord:
     except FileNotFoundError:
         raise
     except OSError as error:
-        # A folder, a socket and a loop of links will be no record later either.
+        # A folder, a socket or a loop of links will not become a record later.
         kind = BrokenRecordError if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR) else UnreadableRecordError
         raise kind(f"cannot be read: {error.strerror}") from error
     return unseal(content)
@@ -126,8 +126,8 @@ def _parsed(raw: bytes) -> TuningRecord:
     try:
         record = TuningRecord.model_validate_json(raw, strict=True)
     except ValidationError as error:
-        raise BrokenRecordError(_first_of(error)) from None  # the error holds all that was read
-    if missing := _NO_DEFAULT - record.model_fields_set:
+        raise BrokenRecordError(_first_of(error)) from None  # the error holds the whole file
+    if missing := _REQUIRED - record.model_fields_set:
         raise BrokenRecordError(f"lacks {' and '.join(sorted(missing))}")
     if _may_repeat_keys(raw, record):
         try:
@@ -146,7 +146,7 @@ def _first_of(error: ValidationError) -> str:
 
 
 def _may_repeat_keys(raw: bytes, record: TuningRecord) -> bool:
-    """Whether there are more ends of keys than keys; also true of some strings. Twice as fast as parsing again to find out."""
+    """The bytes have more ends of keys than the record has keys; true of some strings, too. Twice as fast as a second parsing."""
     models = (record, record.spent, record.environment, *record.candidates)
     n_keys = sum(len(model.model_fields_set) for model in models)
     n_keys += sum(len(each.fields) + len(each.rank_latencies_ms) for each in record.candidates)
@@ -161,6 +161,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _one_line(reason: object) -> str:
-    """Printable and short, whatever a file put into it."""
+    """Printable and short, because a forged file may put anything into it."""
     text = "".join(char if char.isprintable() else "?" for char in str(reason))
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."

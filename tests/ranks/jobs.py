@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.cache.folder import Cache, seal
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.record_file import seal
 from dist_tune.cache.records import TuningRecord
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, launch, tuned

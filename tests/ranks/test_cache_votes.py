@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.cache.folder import Cache, seal
+from dist_tune.cache.folder import Cache
+from dist_tune.cache.record_file import seal
 from tests.cached_records import forged
 from tests.ranks.jobs import FACES, Face, Got, a_job, both_faces, edited, hit, is_tuned, own_records, play, records, settings, summary
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, launch, tuned
