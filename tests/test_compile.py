@@ -54,8 +54,7 @@ def load(kernel: Any = None, limit_bytes: int | None = None, **config: Any) -> R
     """One config from source to device."""
     with ExitStack() as stack:
         stack.enter_context(early_check())
-        quiet_terminal.enter()
-        stack.callback(quiet_terminal.leave)
+        stack.enter_context(quiet_terminal.redirected())
         candidate = Candidate(launch_of(kernel), triton.Config({"BLOCK": config.pop("block", 16)}, **config))
         candidate.compilation.run(limit_bytes)
         return candidate.load()

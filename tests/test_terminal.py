@@ -18,6 +18,14 @@ for name in ("dist_tune", "dist_tune.compiler"):  # the packages without their _
     sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[1])!r}, *name.split("."))]
 import dist_tune.compiler.output as terminal
 quiet = terminal.quiet_terminal
+users = []
+
+def enter():
+    users.append(quiet.redirected())
+    users[-1].__enter__()
+
+def leave():
+    users.pop().__exit__(None, None, None)
 
 def state():
     streams = sys.stdout, sys.stderr
@@ -43,7 +51,7 @@ def run(program: str, *flags: str, shell: str = "", **options: Any) -> tuple[str
 FAILING = """
 handler = logging.StreamHandler()
 before = state()
-quiet.enter()
+enter()
 os.write(2, b"user's C before\\n")
 
 def fails():
@@ -66,7 +74,7 @@ os.write(1, b"C\\n") if "-u" in sys.orig_argv else None
 go_on.set()
 thread.join()
 os.write(2, b"user's C after\\n")
-quiet.leave()
+leave()
 os.write(2, b"C later\\n")
 print("stderr later", file=sys.stderr)
 assert state() == before, (state(), before)
@@ -85,12 +93,12 @@ def test_a_failing_compiler_is_not_heard_and_the_user_is(flags: tuple[str, ...])
 def test_what_nobody_takes_comes_out():
     """Of a compilation that does not fail: what it prints at its end, what it writes to descriptor 2 when all have left."""
     program = """
-quiet.enter()
+enter()
 with quiet.capture():
     print("static print")
     os.write(2, b"remark\\n")
 print("next")
-quiet.leave()
+leave()
 """
     assert run(program) == ("static print\nnext\n", "remark\n")
 
@@ -99,11 +107,11 @@ def test_the_last_to_leave_gives_the_terminal_back():
     """Two tunings in two threads; and a thread that listens longer than both is kept quiet to its end."""
     program = """
 before = state()
-quiet.enter(), quiet.enter()
-quiet.leave()
+enter(), enter()
+leave()
 os.write(2, b"kept\\n")
 with quiet.capture() as heard:
-    quiet.leave()
+    leave()
     assert state() != before
     print("PTX")
     assert quiet.take(heard, with_descriptor=True) == "PTX\\n"
@@ -115,13 +123,13 @@ assert state() == before
 def test_a_thread_that_outlives_its_tuning_takes_nothing_of_the_next():
     """It began to listen when descriptor 2 led to another file."""
     program = """
-quiet.enter()
+enter()
 with quiet.capture() as heard:
-    quiet.leave()
-    quiet.enter()
+    leave()
+    enter()
     os.write(2, b"user's C\\n")
     assert quiet.take(heard, with_descriptor=True) == ""
-quiet.leave()
+leave()
 """
     assert run(program) == ("", "user's C\n")
 
@@ -138,17 +146,17 @@ def compile_():
 
 with contextlib.redirect_stdout(outer):
     with contextlib.redirect_stdout(inner):
-        quiet.enter()
+        enter()
         in_thread(compile_)
         print("inner")
     in_thread(compile_)
     print("outer")
-    quiet.leave()
+    leave()
     assert sys.stdout is outer
 assert sys.stdout is original
-quiet.enter()
+enter()
 sys.stdout = last
-quiet.leave()
+leave()
 assert sys.stdout is last
 assert (outer.getvalue(), inner.getvalue()) == ("outer\\n", "inner\\n")
 """
@@ -158,10 +166,10 @@ assert (outer.getvalue(), inner.getvalue()) == ("outer\\n", "inner\\n")
 def test_a_descriptor_that_the_user_redirects_meanwhile():
     """It stays redirected, and Python's stderr follows it again."""
     program = """
-quiet.enter()
+enter()
 file = tempfile.TemporaryFile()
 os.dup2(file.fileno(), 2)
-quiet.leave()
+leave()
 print("to the file", file=sys.stderr)
 assert os.pread(file.fileno(), 100, 0) == b"to the file\\n"
 """
@@ -173,12 +181,12 @@ def test_closed_descriptors(shell: str):
     """As of a daemon: nothing to keep, nothing to restore, nothing left open."""
     program = """
 before = state()
-quiet.enter()
+enter()
 with quiet.capture() as heard:
     print("PTX")
     print("untaken", file=sys.stderr)
     os.write(2, b"MLIR\\n") if sys.stderr else None
-quiet.leave()
+leave()
 assert state() == before
 """
     run(program, shell=shell)
@@ -188,10 +196,10 @@ def test_a_file_that_somebody_deletes_meanwhile():
     """Folders of temporary files are cleaned up now and then."""
     program = """
 before = state()
-quiet.enter()
+enter()
 os.unlink(quiet._file.name)
 os.write(2, b"C\\n")
-quiet.leave()
+leave()
 assert state() == before
 """
     assert run(program) == ("", "C\n")
@@ -204,10 +212,10 @@ def full(**options):
     raise OSError(28, "No space left on device")
 tempfile.NamedTemporaryFile = full
 before = state()
-quiet.enter()
+enter()
 os.write(2, b"MLIR\\n")
 print("stderr", file=sys.stderr)
-quiet.leave()
+leave()
 assert state() == before
 """
     assert run(program) == ("", "MLIR\nstderr\n")
@@ -216,21 +224,21 @@ assert state() == before
 def test_megabytes_are_shortened():
     """Beginning and end are kept; a large rest that is somebody else's goes through a pipe in whole."""
     program = """
-quiet.enter()
+enter()
 with quiet.capture() as heard:
     print("begin" + "x" * 5_000_000 + "end")
     text = quiet.take(heard, with_descriptor=True)
 assert text.startswith("begin") and text.endswith("end\\n") and len(text) < terminal.MAX_CHARS + 100
 assert "[4800009 characters left out]" in text
 os.write(2, b"y" * 3_000_000)
-quiet.leave()
+leave()
 """
     assert run(program) == ("", "y" * 3_000_000)
 
 
 def test_a_compiler_that_ends_the_process_leaves_its_last_words():
     """LLVM aborts on some input: what it wrote is in a file named after the process."""
-    program = PREAMBLE + "quiet.enter(); os.write(2, b'UNREACHABLE executed'); print(quiet._file.name, flush=True); os.abort()"
+    program = PREAMBLE + "enter(); os.write(2, b'UNREACHABLE executed'); print(quiet._file.name, flush=True); os.abort()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     path = Path(done.stdout.strip())
     assert path.read_text() == "UNREACHABLE executed"
@@ -243,14 +251,14 @@ def test_under_pytest(capture: str, tmp_path: Path):
     test = """
 def test_it(CAPTURE):
     before = state()
-    quiet.enter()
+    enter()
     with quiet.capture() as heard:
         print("PTX")
         os.write(2, b"MLIR\\n")
         assert quiet.take(heard, with_descriptor=True) == "PTX\\nMLIR\\n"
     print("print")
     print("stderr", file=sys.stderr)
-    quiet.leave()
+    leave()
     assert state() == before
     print("later")
     assert CAPTURE.readouterr() == ("print\\nlater\\n", "stderr\\n")
@@ -272,14 +280,14 @@ class Fixed:
         return os.write(1, text.encode())
 
 original, sys.stdout = sys.stdout, Fixed()
-quiet.enter()
+enter()
 print("fixed")
 sys.stdout = original
 sys.stderr.buffer.write(b"bytes\\n")
 ours = sys.stderr.write
 sys.stderr.write = lambda text: ours(text.upper())
 print("text", file=sys.stderr)
-quiet.leave()
+leave()
 print("later", file=sys.stderr)
 """
     assert run(program) == ("fixed\n", "TEXT\nbytes\nLATER\n")

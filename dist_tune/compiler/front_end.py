@@ -33,9 +33,7 @@ class FrontEndLock:
     """The lock of the front end for the threads of one tuning, and the TTIR that they have made."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._guard = threading.Lock()
-        """Guards the holder."""
+        self._released = threading.Condition()
         self._holder: int | None = None
         """Ident of the thread that holds the lock."""
         self._made: dict[tuple[Any, ...], list[tuple[dict[str, Any], Path]]] = {}
@@ -44,15 +42,17 @@ class FrontEndLock:
 
     def acquire(self) -> None:
         """Wait for the lock, and hold it on this thread."""
-        self._lock.acquire()
-        self._holder, _thread.front_end = threading.get_ident(), self
+        _thread.front_end = self
+        with self._released:
+            self._released.wait_for(lambda: self._holder is None)
+            self._holder = threading.get_ident()
 
     def release(self, ident: int | None = None) -> None:
         """Release the lock if this thread, or the thread ``ident``, holds it."""
-        with self._guard:
-            if self._holder is not None and self._holder == (ident or threading.get_ident()):
+        with self._released:
+            if self._holder == (ident or threading.get_ident()):
                 self._holder = None
-                self._lock.release()
+                self._released.notify()
 
     def close(self) -> None:
         """Delete the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""

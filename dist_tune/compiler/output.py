@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from dist_tune.compiler.patches import replaced
+from dist_tune.compiler.patches import SharedContext, replaced
 
 MAX_CHARS = 200_000
 """Kept of one compiler's output: half from its beginning, half from its end."""
@@ -37,13 +37,16 @@ class Capture:
 
 
 class QuietTerminal:
-    """The redirection of one process: entered by each tuning that compiles, undone when the last one leaves."""
+    """The redirection of one process, shared by all tunings that compile, and the captures of their threads."""
 
     def __init__(self) -> None:
+        self.redirected = SharedContext(self._redirected)
+        """Entered by each tuning; the last one to leave gives the terminal back, with all text that no failed compilation took."""
         self._lock = threading.RLock()
-        self._n_users = 0
         self._captures: dict[int, Capture] = {}
         """By thread."""
+        self._n_users = 0
+        """Of the streams' ``write``: the redirection and the captures, of which one may last longer."""
         self._streams: list[Any] = []
         """Those with our ``write``."""
         self._writes = ExitStack()
@@ -55,35 +58,17 @@ class QuietTerminal:
         """Path of the file that descriptor 2 leads to; an aborted process leaves it behind. Empty if not redirected."""
         return str(getattr(self._file, "name", ""))
 
-    def enter(self) -> None:
-        """Redirect, if no other tuning has."""
-        with self._lock:
-            if self._n_users == 0:
-                self._redirect()
-                self._replace_writes()
-            self._n_users += 1
-
-    def leave(self) -> None:
-        """Give the terminal back, and print what no failed compilation took: other code of the process wrote it."""
-        with self._lock:
-            self._n_users -= 1
-            if self._n_users == 0:
-                self._restore()
-                self._restore_writes()
-
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Keep what this thread prints. Text that is not taken is printed at the end."""
         ident = threading.get_ident()
         with self._lock:
             capture = self._captures[ident] = Capture(self._file)
-            self._replace_writes()  # the user may have put another stream in place
         try:
-            yield capture
+            with self._replaced_writes():
+                yield capture
         finally:
-            with self._lock:
-                del self._captures[ident]
-                self._restore_writes()
+            del self._captures[ident]
             for stream, text in capture.printed:
                 with suppress(OSError, ValueError):  # closed meanwhile
                     stream.write(text)
@@ -103,17 +88,23 @@ class QuietTerminal:
             return text
         return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
 
-    def _replace_writes(self) -> None:
-        for stream in _standard_streams():
-            if not any(stream is each for each in self._streams):
-                with suppress(TypeError, AttributeError):  # a stream that takes no attributes goes on as it is
-                    self._writes.enter_context(replaced(stream, "write", partial(self._write_for, stream)))
-                    self._streams.append(stream)
-
-    def _restore_writes(self) -> None:
-        if self._n_users == 0 and not self._captures:  # a thread may capture longer than any tuning goes on
-            self._writes.close()
-            self._streams.clear()
+    @contextmanager
+    def _replaced_writes(self) -> Iterator[None]:
+        with self._lock:
+            self._n_users += 1
+            for stream in _standard_streams():  # since the last capture the user may have put another one in place
+                if not any(stream is each for each in self._streams):
+                    with suppress(TypeError, AttributeError):  # a stream that takes no attributes goes on as it is
+                        self._writes.enter_context(replaced(stream, "write", partial(self._write_for, stream)))
+                        self._streams.append(stream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_users -= 1
+                if self._n_users == 0:
+                    self._writes.close()
+                    self._streams.clear()
 
     def _write_for(self, stream: Any, own: Callable[[str], int]) -> Callable[[str], int]:
         leads_to_2 = False
@@ -131,31 +122,30 @@ class QuietTerminal:
 
         return write
 
-    def _redirect(self) -> None:
+    @contextmanager
+    def _redirected(self) -> Iterator[None]:
         _flush()
-        try:
-            self._terminal = os.dup(2)
-        except OSError:  # no descriptor 2
-            return
-        try:
-            self._file = tempfile.NamedTemporaryFile(prefix=f"dist_tune-{os.getpid()}-stderr-")  # noqa: SIM115  # closed in _restore
-        except OSError:  # no room for a file: compilers write to the terminal
-            os.close(self._terminal)
-            return
-        os.dup2(self._file.fileno(), 2)
+        with ExitStack() as stack:
+            with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
+                terminal = os.dup(2)
+                stack.callback(os.close, terminal)
+                file = tempfile.NamedTemporaryFile(prefix=f"dist_tune-{os.getpid()}-stderr-")  # noqa: SIM115  # closed in _restore
+                os.dup2(file.fileno(), 2)
+                self._terminal, self._file = terminal, file
+                stack.callback(self._restore)
+            stack.enter_context(self._replaced_writes())
+            yield
 
     def _restore(self) -> None:
-        if self._file is None:
-            return
         _flush()
-        with suppress(OSError):  # closed by the user
+        with self._lock, suppress(OSError):  # descriptor 2 closed by the user, or the terminal gone
             if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
                 os.dup2(self._terminal, 2)
-        rest = self._read(0)
-        file, self._file = self._file, None
+        with self._lock:
+            rest = self._read(0)
+            file, self._file = self._file, None
         with suppress(OSError):
             _write_all(self._terminal, rest)
-        os.close(self._terminal)
         with suppress(OSError):  # deleted meanwhile
             file.close()
 

@@ -135,8 +135,7 @@ class Compiler:
         self._patches.callback(self._front_end.close)
         self._patches.enter_context(early_check())
         self._patches.enter_context(one_front_end())
-        quiet_terminal.enter()
-        self._patches.callback(quiet_terminal.leave)
+        self._patches.enter_context(quiet_terminal.redirected())
         self._is_open = True
 
     def _candidate(self, launch: Compilable, config: triton.Config) -> Candidate:
