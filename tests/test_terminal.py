@@ -29,7 +29,8 @@ def leave():
 
 def state():
     streams = sys.stdout, sys.stderr
-    return *streams, *(getattr(each, "write", None) for each in streams), len(os.listdir("/proc/self/fd"))
+    writes = [getattr(each, "write", None) for each in (*streams, *(getattr(each, "buffer", None) for each in streams))]
+    return *streams, *writes, len(os.listdir("/proc/self/fd"))
 
 def in_thread(function):
     thread = threading.Thread(target=function)
@@ -271,23 +272,25 @@ def test_it(CAPTURE):
     assert "MLIR" not in done.stdout + done.stderr
 
 
-def test_streams_that_cannot_be_changed_and_writes_that_bypass_them():
-    """A stream without attributes goes on as it is; bytes for Python's buffer come out at the end; a wrapper of the user's stays."""
+def test_streams_that_cannot_be_changed_and_writes_below_or_above_ours():
+    """A stream without attributes goes on as it is; bytes, and a method that was looked up before, reach the terminal; wrappers stay."""
     program = """
 class Fixed:
     __slots__ = ()
     def write(self, text):
         return os.write(1, text.encode())
 
-original, sys.stdout = sys.stdout, Fixed()
+original, sys.stdout, early = sys.stdout, Fixed(), sys.stderr.write  # tqdm looks it up once
 enter()
 print("fixed")
 sys.stdout = original
-sys.stderr.buffer.write(b"bytes\\n")
+os.write(2, b"C\\n")
+sys.stderr.buffer.write(memoryview(b"bytes\\n"))
+early("early\\n")
 ours = sys.stderr.write
 sys.stderr.write = lambda text: ours(text.upper())
 print("text", file=sys.stderr)
 leave()
 print("later", file=sys.stderr)
 """
-    assert run(program) == ("fixed\n", "TEXT\nbytes\nLATER\n")
+    assert run(program) == ("fixed\n", "bytes\nearly\nTEXT\nC\nLATER\n")

@@ -1,7 +1,6 @@
-"""The cache as one tuning uses it: what this rank has of a site, and what it keeps.
+"""The cache as one tuning uses it: this rank's record of a site, and the record that it stores.
 
-Knows keys and records and nothing of how ranks agree on them. Everything that can fail here costs a warning and the cache,
-never the tuning.
+Knows keys and records, and nothing of how ranks agree on them. A failure here costs a warning and a repeated tuning.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class LookupResult(NamedTuple):
-    """What a rank says of its cache at a roll call, for one site. A JSON array."""
+    """A rank's answer for one site when ranks compare their caches. A JSON array."""
 
     key: str
-    """Digest of the cache key; empty on a rank that uses no cache."""
+    """Digest of the cache key; empty on a rank without a cache."""
     winner: str = ""
-    """The config that its record chose, described; empty where it has none."""
+    """The winner of its record, described; empty without a record."""
     miss: str = ""
-    """Why there is none, where that is an error."""
+    """Why there is no record, if that is an error."""
     is_open: bool = True
-    """Whether it takes a config from a record; not if it shall tune anyway, or if its record's config does not run here."""
+    """Takes a config from a record; not if the rank must tune anyway, or if its record's config does not run here."""
 
 
 class Keyed(Protocol):
@@ -49,7 +48,7 @@ class Keyed(Protocol):
 
 
 class CacheLookup:
-    """The cache in one tuning on this rank; one without a cache finds nothing and keeps nothing."""
+    """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
 
     def __init__(self, settings: Settings, log: loguru.Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
@@ -57,19 +56,20 @@ class CacheLookup:
         self._cache = Cache(settings.cache_dir) if is_used else None
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
+        """By label of the site."""
 
     @property
     def folder(self) -> str:
-        """Where it lies, in words that two processes share if they share the files; empty without a cache."""
+        """Identity of the cache folder, equal on ranks that share it; empty if no site was looked up."""
         return self._cache.identity if self._cache is not None and self._keys else ""
 
     @property
     def is_required(self) -> bool:
-        """Whether a miss is an error."""
+        """A miss is an error."""
         return self._settings.require_cache
 
     def look_up(self, label: str, launch: Keyed, texts: list[str]) -> TuningRecord | None:
-        """The record for a site whose candidates are ``texts``, if this rank has one."""
+        """This rank's record of a site with the candidates ``texts``, or None."""
         if self._cache is None:
             return None
         began = time.perf_counter()
@@ -87,14 +87,14 @@ class CacheLookup:
         return record
 
     def source(self, label: str) -> str:
-        """Digest of the site's code; empty if the cache was not asked for it."""
+        """Digest of the site's code; empty if it was not looked up."""
         return self._keys[label].source if label in self._keys else ""
 
     def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
-        """What to tell the other ranks. ``runs``: whether the record's config runs here, as far as it was tried."""
-        if self._cache is None or label not in self._keys:
+        """The answer for the other ranks. ``runs``: the record's config was not found to fail here."""
+        key = self._keys.get(label)
+        if self._cache is None or key is None:
             return LookupResult("", miss="It uses no cache." if self.is_required else "", is_open=False)
-        key = self._keys[label]
         name = digest([key.model_dump_json()])
         if self._settings.always_tune:
             return LookupResult(name, miss="DIST_TUNE_ALWAYS_TUNE is set." if self.is_required else "", is_open=False)
@@ -103,31 +103,31 @@ class CacheLookup:
         return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
 
     def known(self, label: str, texts: list[str]) -> PriorTimes:
-        """What a tuning of the same thing has found, in this environment, with another list of candidates.
+        """Times from a record of the same site and environment with another candidate list.
 
-        Of several the one that has measured the most of these, and the newest of those: its winner has beaten all of them.
+        Of several records the one that measured the most of these candidates, and of equals the newest.
         """
         if self._cache is None or label not in self._keys or self._settings.always_tune:
             return PriorTimes()
-        found = [_known(record, texts) for record in self._cache.siblings(self._keys[label])]
+        found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
         return max(found, key=lambda known: len(known.agreed), default=PriorTimes())
 
     def keep(self, record: TuningRecord) -> None:
-        """Put a record into the cache; not one of a choice that nothing was measured for, which would stand there for good."""
+        """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
         had_choice = sum(each.failure is None for each in record.candidates) > 1
-        is_found = record.best.latency_ms is not None or not had_choice
-        path = self._cache.store(record) if self._cache is not None and record.source and is_found else None
+        is_measured = record.best.latency_ms is not None or not had_choice
+        path = self._cache.store(record) if self._cache is not None and record.source and is_measured else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
 
 
-def _known(record: TuningRecord, texts: list[str]) -> PriorTimes:
-    """What a record says of these candidates."""
-    agreed = {}
+def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
+    """The record's times of these candidates, and its winner if it is one of them."""
     by_text = {each.config: each for each in record.candidates}
-    for i, text in enumerate(texts):
-        each = by_text.get(text)
-        if each is not None and each.latency_ms and each.closure_ms is not None:
-            agreed[i] = ReducedTimes(
-                each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
-            )
+    agreed = {
+        i: ReducedTimes(
+            each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
+        )
+        for i, each in enumerate(map(by_text.get, texts))
+        if each is not None and each.latency_ms and each.closure_ms is not None
+    }
     return PriorTimes(agreed, texts.index(record.best.config) if record.best.config in texts else None)

@@ -1,8 +1,7 @@
-"""What is kept of a finished tuning, and the key under which it is found again.
+"""The record of a finished tuning, and the key under which it is found again.
 
-pydantic models, because records leave the process: into the log, the cache and reports built on them. They hold plain
-values only, never a live config, tensor or kernel, and nothing in them is ever evaluated: a config is found again by its
-description among those of the program that asks.
+pydantic models, because records leave the process: into the log, the cache and reports. They hold plain values only, and nothing
+in them is evaluated: a config is found again by its description among the candidates of the program that looks it up.
 """
 
 from __future__ import annotations
@@ -20,23 +19,22 @@ from dist_tune.configs import digest, triton_version
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]
-# Records come back from files that anybody may have written: no NaN, nothing unknown.
+# Records come back from files that may be forged: no NaN, no unknown field.
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Environment(BaseModel):
-    """Where a tuning ran."""
+    """Hardware and software of a tuning."""
 
     model_config = _STRICT
 
     device: str
-    """Name of the GPU, or of the processor."""
+    """Name of the GPU or processor."""
     device_count: int
     """GPUs that a process sees."""
     world_size: int
-    """Ranks that decided together."""
+    """Ranks of the tuning."""
     ranks_per_host: int
-    """How many of them share a machine."""
     python: str
     torch: str
     triton: str
@@ -44,18 +42,18 @@ class Environment(BaseModel):
 
 
 HARDWARE = ("device", "device_count", "world_size", "ranks_per_host")
-"""Fields of an ``Environment`` without which times mean nothing."""
+"""Fields of an ``Environment`` that times depend on."""
 SOFTWARE = ("python", "torch", "triton", "cuda")
-"""Fields that a user may choose to overlook."""
+"""Fields that DIST_TUNE_VERSION_CHECK=0 leaves out of the key."""
 
 
 class CacheKey(BaseModel):
-    """What must be equal for a record to be used again."""
+    """A record is used again if all of these are equal."""
 
     model_config = _STRICT
 
     name: str
-    """Of the kernel or function, with its module."""
+    """Name of the kernel or function with its module."""
     source: str
     """Digest of its code and of all it calls."""
     key: str
@@ -66,7 +64,7 @@ class CacheKey(BaseModel):
 
 
 class CandidateRecord(BaseModel):
-    """What came of one candidate. Times are milliseconds."""
+    """The result of one candidate. Times are milliseconds."""
 
     model_config = _STRICT
 
@@ -74,43 +72,43 @@ class CandidateRecord(BaseModel):
     config: str
     """On one line, as in the log."""
     fields: dict[str, Scalar]
-    """The same as values: the kernel's constants, ``num_warps``, ``num_stages``, ..."""
+    """The config as values: the kernel's constants, ``num_warps``, ``num_stages``, ..."""
     latency_ms: Milliseconds | None = None
-    """Agreed time: MAX over ranks of the median launch. None if it was not measured on all ranks."""
+    """Reduced time: MAX over ranks of the median launch. None if it was not measured on all ranks."""
     spread_ms: Milliseconds | None = None
     """Median distance of the slowest rank's launches from their median."""
     closure_ms: float | None = None
-    """MAX over ranks of the median replay in which it ran, less what other sites' candidates added to it."""
+    """MAX over ranks of the median replay in which it ran, less the effect of other sites' candidates."""
     n_replays: int = 0
-    """Replays it was timed in, on the rank with the fewest."""
+    """Timed replays on the rank with the fewest."""
     rank_latencies_ms: dict[int, Milliseconds] = {}
     """Global rank -> its median launch; of more than 16 ranks the slowest and the fastest."""
     failure: str | None = None
-    """Why it was dropped, and on which rank."""
+    """Reason why it was dropped, with the rank."""
     left: str | None = None
-    """When it left the race, being slower than others."""
+    """Rung of the race at which slower candidates were dropped, this one among them."""
     shared_bytes: int | None = None
     n_regs: int | None = None
     n_spills: int | None = None
 
 
 class Seconds(BaseModel):
-    """Where the time of a tuning went on this rank."""
+    """Time of a tuning on this rank, by phase."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     total: float = 0.0
     discover: float = 0.0
-    """From the first miss to the roll call: the closure's first run, and the compilation that it waited for."""
+    """From the first miss to the manifest: the closure's first run, and the compilation that it waited for."""
     compile: float = 0.0
     """Until all candidates are loaded on all ranks."""
     race: float = 0.0
-    """Replays until a few candidates are left; all of an exhaustive search."""
+    """Replays until a few candidates are left; all replays of an exhaustive search."""
     finals: float = 0.0
     settle: float = 0.0
     """The run whose value is returned."""
     meetings: float = 0.0
-    """In meetings, waiting for other ranks included; a part of the phases above."""
+    """In meetings, including the wait for other ranks; a part of the phases above."""
 
 
 class TuningRecord(BaseModel):
@@ -120,9 +118,9 @@ class TuningRecord(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     closure: str
-    """What was replayed: the function that was called."""
+    """Name of the function that was replayed."""
     kernel: str
-    """What was tuned: the kernel or function, with its module."""
+    """Name of the kernel or function that was tuned, with its module."""
     key: str
     source: str
     """Digest of its code and of all it calls; empty on a rank that never met the site."""
@@ -132,17 +130,17 @@ class TuningRecord(BaseModel):
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
     closure_weight: float = 0.0
-    """How far the closure's time was believed where it differs from the kernel's, from 0 (within the noise) to 1."""
+    """Weight of the closure's time where it differs from the kernel's, from 0 (within the noise) to 1."""
     seconds: float
-    """Of the whole tuning, of all its sites."""
+    """Duration of the whole tuning, of all its sites."""
     spent: Seconds
     meeting_seconds: list[float] = []
-    """What each meeting took this rank; on the last rank to come it was for agreement alone, on others for waiting, too."""
+    """Duration of each meeting on this rank, including the wait for the last rank."""
     environment: Environment
     tuned_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
-    """When the tuning ended."""
+    """End of the tuning."""
     is_recalled: bool = Field(default=False, exclude=True)
-    """Whether this call found it in the cache. Not kept."""
+    """Found in the cache by this call. Not stored."""
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -161,22 +159,22 @@ class TuningRecord(BaseModel):
 
     @property
     def cache_key(self) -> CacheKey:
-        """Under what it is kept."""
+        """The key under which it is stored."""
         described = digest([each.config for each in self.candidates])
         return CacheKey(name=self.kernel, source=self.source, key=self.key, candidates=described, environment=self.environment)
 
     @property
     def n_samples(self) -> int:
-        """Timed replays of all candidates: of two records of one key, the one with more of them is measured better."""
+        """Timed replays of all candidates: of two records of one key, the one with more is kept."""
         return sum(each.n_replays for each in self.candidates)
 
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:
     """The environment of this process."""
-    device, device_count = _device()
+    on_gpu = torch.cuda.is_available()
     return Environment(
-        device=device,
-        device_count=device_count,
+        device=torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        device_count=torch.cuda.device_count() if on_gpu else 0,
         world_size=world_size,
         ranks_per_host=ranks_per_host,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",  # the digest of a source is of its bytecode
@@ -184,8 +182,3 @@ def environment(world_size: int, ranks_per_host: int) -> Environment:
         triton=triton_version(),
         cuda=torch.version.cuda,
     )
-
-
-def _device() -> tuple[str, int]:
-    on_gpu = torch.cuda.is_available()
-    return (torch.cuda.get_device_name(), torch.cuda.device_count()) if on_gpu else (platform.machine(), 0)

@@ -1,10 +1,10 @@
 """Keeps compilers' output off the user's terminal.
 
 Knows file descriptors and Python's streams, and nothing of compilers. A config that fails to compile can dump hundreds of
-lines: MLIR from C++ to file descriptor 2, PTX by ``print``. While a tuning compiles, descriptor 2 leads to a file, and the
-standard streams have another ``write``: text of a compiling thread is captured, and other text for descriptor 2 goes to the
-terminal. The stream objects stay, so logging handlers that hold one go on writing to the terminal. Bytes that bypass ``write``
-(``sys.stderr.buffer``, subprocesses) are in the file until the tuning ends. If a compiler aborts, its last words stay there.
+lines: MLIR from C++ to file descriptor 2, PTX by ``print``. While a tuning compiles, descriptor 2 leads to a file. Two methods
+``write`` are replaced on the stream objects, so that logging handlers that hold a stream need not notice: that of Python's own
+stderr buffer writes past the file to the terminal, and that of the standard streams captures the text of compiling threads.
+If a compiler aborts the process, its last words stay in the file.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class QuietTerminal:
             for stream in _standard_streams():  # since the last capture the user may have put another one in place
                 if not any(stream is each for each in self._streams):
                     with suppress(TypeError, AttributeError):  # a stream that takes no attributes goes on as it is
-                        self._writes.enter_context(replaced(stream, "write", partial(self._write_for, stream)))
+                        self._writes.enter_context(replaced(stream, "write", partial(self._capturing, stream)))
                         self._streams.append(stream)
+                    with suppress(OSError, ValueError):  # closed, or no file
+                        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == 2:
+                            self._writes.enter_context(replaced(stream.buffer, "write", self._passing))
         try:
             yield
         finally:
@@ -106,19 +109,21 @@ class QuietTerminal:
                     self._writes.close()
                     self._streams.clear()
 
-    def _write_for(self, stream: Any, own: Callable[[str], int]) -> Callable[[str], int]:
-        leads_to_2 = False
-        with suppress(OSError, ValueError):  # no file, or closed
-            leads_to_2 = isinstance(stream, io.TextIOWrapper) and stream.fileno() == 2
-
+    def _capturing(self, stream: Any, own: Callable[[str], int]) -> Callable[[str], int]:
         def write(text: str) -> int:
-            if (capture := self._captures.get(threading.get_ident())) is not None:
-                capture.printed.append((stream, text))
-            elif leads_to_2 and self._file is not None:
-                _write_all(self._terminal, text.encode(stream.encoding, stream.errors))
-            else:
+            if (capture := self._captures.get(threading.get_ident())) is None:
                 return own(text)
+            capture.printed.append((stream, text))
             return len(text)
+
+        return write
+
+    def _passing(self, own: Callable[[bytes], int]) -> Callable[[bytes], int]:
+        def write(content: bytes) -> int:
+            if self._file is None:
+                return own(content)
+            _write_all(self._terminal, content := bytes(content))  # a memoryview counts elements
+            return len(content)
 
         return write
 
