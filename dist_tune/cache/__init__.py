@@ -5,7 +5,7 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
 from dist_tune.cache.captured import plain_values
-from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, locked, sweep, write_whole
+from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
 from dist_tune.cache.fingerprints import fingerprint
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
 from dist_tune.cache.key_diff import nearest_shape
@@ -32,7 +32,6 @@ __all__ = [
     "TuningRecord",
     "environment",
     "fingerprint",
-    "locked",
     "nearest_shape",
     "plain_values",
     "read_record",

@@ -57,7 +57,7 @@ def package_of(value: Any) -> str:
 
 @functools.cache
 def is_library(package: str) -> bool:
-    """Whether its version is recorded, or that of Python, or it computes nothing."""
+    """A package that a fingerprint leaves out: its version or Python's is in the record, or it computes nothing."""
     file = vars_of_module(sys.modules.get(package, sys)).get("__file__") or _STDLIB  # a file of the user's may have such a name
     return package in _LIBRARIES or (package in sys.stdlib_module_names and str(file).startswith(_STDLIB))
 

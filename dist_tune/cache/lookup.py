@@ -27,7 +27,7 @@ class LookupResult(NamedTuple):
     winner: str = ""
     """The winner of its record, described; empty without a record."""
     miss: str = ""
-    """Why there is no record, if that is an error."""
+    """The reason for having no record, if that is an error."""
     is_open: bool = True
     """Takes a config from a record; not if the rank must tune anyway, or if its record's config does not run here."""
 

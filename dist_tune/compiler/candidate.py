@@ -44,7 +44,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a candidate cannot run on this rank."""
+    """The reason why a candidate cannot run on this rank."""
 
     reason: str
     """"ExceptionType: message" on one line."""
@@ -124,7 +124,7 @@ class Compilation:
 
 
 class Asked(BaseException):
-    """What Triton would compile: key, function that compiles, function that puts the result into the kernel's in-memory cache.
+    """Triton's answer: the key, a function that compiles, and one that puts the result into the kernel's in-memory cache.
 
     Raised in place of a stand-in, which would stay in that cache until it is a kernel, and for good if it fails: Triton 3.6 never
     removes it, and 3.9 launches through it. Not an ``Exception``, because it must pass the user's own wrappers.

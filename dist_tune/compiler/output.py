@@ -30,7 +30,7 @@ class Capture:
 
     def __init__(self, file: Any) -> None:
         self.file = file
-        """Where descriptor 2 leads; None if it is not redirected."""
+        """The file that descriptor 2 leads to; None if it is not redirected."""
         self.start = os.fstat(file.fileno()).st_size if file is not None else 0
         self.printed: list[tuple[Any, str]] = []
         """Stream and text; printed at the end of the capture unless taken."""
