@@ -56,7 +56,7 @@ def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] =
 
 def test_the_fastest_config_wins_and_is_one_of_the_space():
     space = [{"i": i, "waves_per_eu": w} for i in range(4) for w in (1, 2)]
-    best = tune_kernel(space, sleeping(lambda config: 1 + abs(config["i"] - 2)), num_iters=2)
+    best = tune_kernel(space, sleeping(lambda config: 1 + 8 * abs(config["i"] - 2)), num_iters=2)
     assert best == {"i": 2, "waves_per_eu": 1}
 
 
@@ -166,7 +166,7 @@ def test_the_callback_changes_what_runs_and_what_is_returned():
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive", "random", "guided"])
 def test_each_strategy_finds_the_best_of_a_small_space(search: Any):
-    assert tune_kernel(SPACE, sleeping(lambda config: 1 + abs(config["i"] - 3)), num_iters=2, search=search) == {"i": 3}
+    assert tune_kernel(SPACE, sleeping(lambda config: 1 + 8 * abs(config["i"] - 3)), num_iters=2, search=search) == {"i": 3}
 
 
 def test_max_configs_and_budget_end_the_search():
@@ -205,7 +205,7 @@ def test_mistakes_of_the_caller_are_told(space: Any, how: Any, error: type[Excep
 
 def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: Path):
     """Best at each size is another one; the third is second at both, and the last size does not decide alone."""
-    ms = {64: [2, 12, 3], 128: [12, 2, 3], 512: [9, 9, 3]}
+    ms = {64: [6, 36, 9], 128: [36, 6, 9], 512: [30, 30, 6]}
 
     def make_for_size(size: int) -> Any:
         return sleeping(lambda config: ms[size][config["i"]])
@@ -215,7 +215,7 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
     assert load_config(tmp_path / "configs" / "k.json", 100) == {"i": 2}
     # Classes that are there stay, and another layout goes into a file of its own.
     tune_and_save_configs(
-        [4096], lambda size: sleeping(lambda config: 1 + config["i"]), SPACE[:2], "k.json", tmp_path / "configs", num_iters=1
+        [4096], lambda size: sleeping(lambda config: 1 + 20 * config["i"]), SPACE[:2], "k.json", tmp_path / "configs", num_iters=1
     )
     assert json.loads((tmp_path / "configs" / "k.json").read_text()) == {"small": {"i": 2}, "medium": {"i": 2}, "large": {"i": 0}}
     by_limit = tune_and_save_configs([16, 4096], make_for_any, SPACE[:2], "l.json", tmp_path, classes=m_leq(64), num_iters=1)
@@ -224,14 +224,14 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
 
 def make_for_any(size: int) -> Any:
     """Many rows are fastest with config 0, few with config 1."""
-    return sleeping(lambda config: 1 + 3 * (config["i"] if size > 100 else 1 - config["i"]))
+    return sleeping(lambda config: 1 + 20 * (config["i"] if size > 100 else 1 - config["i"]))
 
 
-@pytest.mark.parametrize(("old_ms", "is_replaced"), [(8.0, True), (4.0, False)])
+@pytest.mark.parametrize(("old_ms", "is_replaced"), [(24.0, True), (12.0, False)])
 def test_an_older_config_is_replaced_only_if_it_is_clearly_slower(tmp_path: Path, old_ms: float, is_replaced: bool):
     """With min_gain both run in the same replays."""
     (tmp_path / "k.json").write_text('{"small": {"i": 77}, "large": {"i": 1}}')
-    make = sleeping(lambda config: old_ms if config["i"] == 77 else 4.0 + config["i"])
+    make = sleeping(lambda config: old_ms if config["i"] == 77 else 12.0 + 6 * config["i"])
     tune_and_save_configs([64], lambda size: make, SPACE[:2], "k.json", tmp_path, num_iters=5, min_gain=0.3)
     assert json.loads((tmp_path / "k.json").read_text()) == {"small": {"i": 0 if is_replaced else 77}, "large": {"i": 1}}
 
@@ -259,7 +259,7 @@ def test_a_class_that_no_config_serves_is_an_error_that_names_it(tmp_path: Path)
 
 
 def test_problems_come_back_in_order_with_what_was_measured():
-    problems = [Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + abs(config["i"] - n))) for n in (4, 1)]  # type: ignore[misc]
+    problems = [Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n))) for n in (4, 1)]  # type: ignore[misc]
     problems.append(Problem("bad", SPACE, sleeping(lambda config: 0, lambda config: torch.zeros(4))))
     first, second, bad = tune_problems(problems, num_iters=2)
     assert isinstance(first, Outcome)
@@ -282,7 +282,7 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
         alive.add(x)
 
         def run() -> torch.Tensor:
-            time.sleep(0.001 * (1 + config["i"]))
+            time.sleep(0.02 * config["i"])
             return x + 0
 
         return run, torch.ones(4)

@@ -32,6 +32,8 @@ _NEVER_MET = "- nothing yet"
 _FAILED = "failed: "
 """Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
 
+_n_calls: Counter[tuple[tuple[int, ...], str]] = Counter()
+"""(ranks, closure) -> calls so far in this process; not of a group object, because a store may outlive it."""
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
 
@@ -59,7 +61,6 @@ class Meetings:
         self._root = store
         self._store = store
         self._has_begun = False
-        self._n_calls: Counter[str] = Counter()
 
     def enter(self, closure: str, call: int = 0) -> None:
         """Begin the ``call``-th call of ``closure``: leave behind meetings that were ended before this rank came.
@@ -87,8 +88,8 @@ class Meetings:
 
     def next_call(self, closure: str) -> int:
         """Number of the next call of ``closure`` in which ranks meet: all count alike, since all make it."""
-        self._n_calls[closure] += 1
-        return self._n_calls[closure]
+        _n_calls[self.members, closure] += 1
+        return _n_calls[self.members, closure]
 
     def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
         """Bring a part and take ``fn`` of all parts away. Collective: every member calls this for the same closure and topic.

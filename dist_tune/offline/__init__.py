@@ -8,8 +8,8 @@ from dist_tune.measure import Latency, benchmark_config, measure
 from dist_tune.offline.api import tune_and_save_configs, tune_files, tune_kernel, tune_problems
 from dist_tune.offline.class_configs import ConfigFile, Settled
 from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
-from dist_tune.offline.jobs import Ended, Failed, Mode
-from dist_tune.offline.problem import Outcome, Problem
+from dist_tune.offline.jobs import Mode
+from dist_tune.offline.problem import Ended, Failed, Outcome, Problem
 from dist_tune.offline.search_space import get_search_space, launchable
 
 __all__ = [

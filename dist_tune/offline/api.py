@@ -1,9 +1,6 @@
-"""Tuning scripts: the best config of a kernel at given sizes, found ahead of time and shipped as JSON.
+"""Functions of tuning scripts: ``tune_kernel`` for one problem, ``tune_and_save_configs`` for the file that ``load_config`` reads.
 
-A script makes inputs and a reference, says how one config is run, and calls ``tune_kernel``; or ``tune_and_save_configs`` for a list of
-sizes, which writes the file that a kernel's launcher reads with ``load_config``. Under torchrun problems are shared out over all ranks.
-
-Knows files, sizes and classes; how problems are tuned and shared out is said in problem.py and jobs.py.
+Knows files, sizes and classes; jobs.py shares problems out over ranks, tuner.py tunes them.
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.offline.class_configs import ConfigFile, Settled, classes_of
 from dist_tune.offline.config_files import configs_there, save_configs_to_json, small_medium_large
-from dist_tune.offline.jobs import Ended, Failed, Job, Mode, raise_failures
-from dist_tune.offline.problem import Problem, SearchOptions
+from dist_tune.offline.jobs import Job, Mode, raise_failures
+from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions
 from dist_tune.offline.runs import MakeRun
 from dist_tune.search import SearchStrategy
 
@@ -27,23 +24,15 @@ if TYPE_CHECKING:
 
 
 def tune_kernel(
-    search_space: Sequence[Mapping[str, Any]],
-    make_run_and_gt_fn: MakeRun,
-    config_callback: Callable[[dict[str, Any]], object] | None = None,
-    num_iters: int = 10,
-    atol: float = 1e-2,
-    rtol: float = 1e-2,
-    *,
-    name: str | None = None,
-    search: SearchStrategy = "racing",
-    max_configs: int | None = None,
-    budget_s: float | None = None,
+    search_space: Sequence[Mapping[str, Any]], make_run_and_gt_fn: MakeRun,
+    config_callback: Callable[[dict[str, Any]], object] | None = None, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2,
+    *, name: str | None = None, search: SearchStrategy = "racing", max_configs: int | None = None, budget_s: float | None = None,
     group: ProcessGroup | None = None,
-) -> dict[str, Any]:
-    """The fastest config of a space whose runs return what they should.
+) -> dict[str, Any]:  # fmt: skip
+    """The fastest config of a space whose runs return the expected output.
 
-    What Triton kernels need is compiled ahead in threads; every config is checked against the ground truth before it is timed, then they
-    race, and the best few are compared again. A config that raises, does not fit or answers wrongly is dropped, with the reason in the log.
+    Triton kernels are compiled ahead in threads; every config is checked against the ground truth before it is timed, then configs race,
+    and the best few are compared again. A config that raises, does not fit or gives a wrong result is dropped, with the reason in the log.
     An interrupted tuning goes on where it was, with the journal under ``DIST_TUNE_LOG_DIR``; a finished one begins anew.
 
     With torch.distributed initialised all ranks of ``group`` tune it together: collective, and the slowest rank decides.
@@ -51,45 +40,38 @@ def tune_kernel(
     Args:
         search_space: dicts of values by name. On NVIDIA, configs that differ in AMD's keys alone are one, and run without them.
         make_run_and_gt_fn: from a config to ``(run, ground_truth)``: a function without arguments that returns the kernel's output, and
-            what that is to be (None: not checked). Called once a config, and again where memory is short: what all share, make outside.
+            the expected output (None: not checked). Called once a config, and again where memory is short: make shared inputs outside.
         config_callback: called with a copy of each config before it is used, to change it in place.
         num_iters: timed runs of each of the best few.
         atol: an element is right within ``atol + rtol * |expected|``.
         rtol: see ``atol``.
-        name: names the problem in the log; that of ``make_run_and_gt_fn``, if it is not given.
+        name: of the problem in the log; that of ``make_run_and_gt_fn`` by default.
         search: "racing" and "exhaustive" try all configs, "random" and "guided" a part of them. "guided" needs scikit-learn.
-        max_configs: tried at most; None: all, or 5 % of them where a part is tried.
+        max_configs: configs tried at most; None: all, or 5 % of them where a part is tried.
         budget_s: seconds after which no new configs are begun.
-        group: the ranks that tune together; the world, if there is one.
+        group: the ranks that tune together; the world by default, if there is one.
 
     Returns:
         The best config, as ``config_callback`` leaves it, with AMD's keys as they stand in the space.
 
     Raises:
-        NoValidConfigError: none runs and answers rightly; with the reasons.
+        NoValidConfigError: no config runs and gives the right result; with the reasons.
         ValueError, TypeError: the space is empty or holds no dicts, or a number is out of range.
     """
-    compile_cost = SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s)
+    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     problem = Problem(name or _name(make_run_and_gt_fn), list(search_space), make_run_and_gt_fn, config_callback)
-    return problem.config_of(Job(compile_cost, "merge", group).tune_one(problem).winner)
+    return problem.config_of(Job("merge", group).tune_one(problem, options).winner)
 
 
 def tune_problems(
     problems: Sequence[Problem],
-    *,
-    num_iters: int = 10,
-    atol: float = 1e-2,
-    rtol: float = 1e-2,
-    search: SearchStrategy = "racing",
-    max_configs: int | None = None,
-    budget_s: float | None = None,
-    mode: Mode | None = None,
-    group: ProcessGroup | None = None,
-) -> list[Ended]:
-    """Tune a list of problems; what came of each, in order, the same on all ranks.
+    *, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2, search: SearchStrategy = "racing", max_configs: int | None = None,
+    budget_s: float | None = None, mode: Mode | None = None, group: ProcessGroup | None = None,
+) -> list[Ended]:  # fmt: skip
+    """Tune a list of problems; returns their results in order, the same on all ranks.
 
     Arguments are those of ``tune_kernel``; ``budget_s`` is for each problem. With torch.distributed initialised it is collective.
-    ``mode="split"``, the default, gives each problem to one rank, from a queue; those of a rank that dies are done by another.
+    ``mode="split"``, the default, gives each problem to one rank, from a queue; problems of a rank that dies go to another.
     ``mode="merge"`` tunes one after the other on all ranks, as kernels need that communicate. A problem that fails is a ``Failed`` in the
     list, and the others go on. Started again after a crash, it goes on where it was.
 
@@ -98,24 +80,19 @@ def tune_problems(
         ValueError: two problems have one name, or a number is out of range.
         PeerFailedError: another rank has ended the tuning.
     """
-    job = Job(SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
-    ended = job.tune(problems)
+    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
+    job = Job(mode, group)
+    ended = job.tune(problems, options)
     job.finish(lambda: None)
     return ended
 
 
 def tune_and_save_configs(
-    sizes: Sequence[int],
-    make_for_size: Callable[[int], MakeRun],
-    search_space: Sequence[Mapping[str, Any]],
-    json_file_name: str,
+    sizes: Sequence[int], make_for_size: Callable[[int], MakeRun], search_space: Sequence[Mapping[str, Any]], json_file_name: str,
     save_path: str | Path,
-    *,
-    classes: Callable[[int], str] | None = None,
-    config_callback: Callable[[dict[str, Any]], object] | None = None,
-    **how: Any,
-) -> dict[str, dict[str, Any]]:
-    """Tune a kernel at several sizes and write one config for each class of sizes into a JSON file; returns what was written.
+    *, classes: Callable[[int], str] | None = None, config_callback: Callable[[dict[str, Any]], object] | None = None, **how: Any,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Tune a kernel at several sizes and write one config for each class of sizes into a JSON file; returns the written configs.
 
     Several sizes of one class get the config with the least geometric mean of slowdowns against the best of each size, among those that
     were the best or near it, measured once more at all of them.
@@ -124,58 +101,48 @@ def tune_and_save_configs(
         sizes: the sizes to tune at.
         make_for_size: from a size to a ``make_run_and_gt_fn`` as ``tune_kernel`` takes it.
         search_space: as of ``tune_kernel``.
-        json_file_name: the file; classes in it that are not tuned now stay.
-        save_path: its folder, made if it is missing.
+        json_file_name: name of the file; classes in it that are not tuned now stay.
+        save_path: folder of the file, made if it is missing.
         classes: from a size to the name of its class: ``small_medium_large()`` (the default), ``small_medium_large("_M")``,
             ``m_leq(64, 256, 1024)``, a function.
         config_callback: as of ``tune_kernel``; a config out of the file goes through it once more.
-        how: ``min_gain``, and what ``tune_problems`` takes.
+        how: ``min_gain``, and the options of ``tune_problems``.
 
     Raises:
-        DistTuneError: nothing runs at some size, or at all sizes of a class; the other classes are written before.
-        ValueError: no sizes, or one twice, or what ``tune_problems`` raises.
+        DistTuneError: no config runs at some size, or at all sizes of a class; the other classes are written before.
+        ValueError: no sizes, or one twice, or as of ``tune_problems``.
     """
-    file = ConfigFile(json_file_name, sizes, make_for_size, search_space, classes or small_medium_large(), config_callback)
+    named = classes or small_medium_large()
+    file = ConfigFile(json_file_name, sizes, make_for_size, search_space, classes=named, config_callback=config_callback)
     return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved}
 
 
 def tune_files(
-    files: Sequence[ConfigFile],
-    save_path: str | Path,
-    *,
-    min_gain: float | None = None,
-    num_iters: int = 10,
-    atol: float = 1e-2,
-    rtol: float = 1e-2,
-    search: SearchStrategy = "racing",
-    max_configs: int | None = None,
-    budget_s: float | None = None,
-    mode: Mode | None = None,
-    group: ProcessGroup | None = None,
-) -> list[Settled]:
+    files: Sequence[ConfigFile], save_path: str | Path,
+    *, min_gain: float | None = None, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2, search: SearchStrategy = "racing",
+    max_configs: int | None = None, budget_s: float | None = None, mode: Mode | None = None, group: ProcessGroup | None = None,
+) -> list[Settled]:  # fmt: skip
     """``tune_and_save_configs`` for several files, whose sizes are shared out together.
 
     ``min_gain``: compare with the configs that the files have for these classes, in the same runs, and replace only those against which the
     new one is faster by at least this share: 0.03 is 3 %. None replaces all. The rest as of ``tune_problems``.
     """
-    for each in files:
-        each.check()
-    job = Job(SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s), mode, group)
-    pairs = [(file, size) for file in files for size in file.sizes]
-    ended = iter(first := job.tune([file.problem(size) for file, size in pairs]))
-    found = [(file, {size: next(ended) for size in file.sizes}) for file in files]
-    there = {file.json_file_name: configs_there(Path(save_path) / file.json_file_name) for file in files} if min_gain is not None else {}
-    there = json.loads(job.agree(json.dumps(there)))  # folders of several machines may hold different files
-    classes = [each for file, by_size in found for each in classes_of(file, by_size, there.get(file.json_file_name, {}))]
-    # Measured again, all alike: what a race has measured of its losers is one run.
+    for file in files:
+        file.check()
+    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
+    job = Job(mode, group)
+    first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
+    found = {} if min_gain is None else {file.json_file_name: configs_there(Path(save_path) / file.json_file_name) for file in files}
+    found = json.loads(job.agree(json.dumps(found)))  # folders of several machines may hold different files
+    ended = iter(first)
+    classes = [
+        each for file in files for each in classes_of(file, {size: next(ended) for size in file.sizes}, found.get(file.json_file_name, {}))
+    ]
+    # All finalists are measured again, because a race times its losers only once.
     finals = [(one, size, problem) for one in classes for size, problem in one.finals()]
-    second = job.tune(
-        [problem for _, _, problem in finals], replace(job.compile_cost, search="exhaustive", max_configs=None, budget_s=None)
-    )
-    choices = []
-    for one in classes:
-        measured = {size: each for (other, size, _), each in zip(finals, second, strict=True) if other is one}
-        choices.append(one.settle(measured, min_gain))
+    second = job.tune([problem for *_, problem in finals], replace(options, search="exhaustive", max_configs=None, budget_s=None))
+    measured = [(one, size, each) for (one, size, _), each in zip(finals, second, strict=True)]
+    choices = [one.settle({size: each for other, size, each in measured if other is one}, min_gain) for one in classes]
     settled = [each for each in choices if isinstance(each, Settled)]
 
     def save() -> None:

@@ -1,22 +1,26 @@
-"""Files of tuned configs to be: which sizes a class has, what is measured again for it, and which config it gets.
+"""One config for each class of sizes: the config with the least slowdown against the best of each size.
 
-Knows configs, outcomes and files as values; what is measured, others measure.
+A config's slowdown at a size is its time over the best time there; over several sizes it is their geometric mean, so that twice as slow at
+one size and twice as fast at another cancel. Knows configs, outcomes and files as values; api.py has them measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dist_tune.offline.bucket_choice import choose, gain, shortlist
-from dist_tune.offline.config_files import check_file_name, small_medium_large, to_json, without_amd_keys
-from dist_tune.offline.jobs import Ended, Failed
-from dist_tune.offline.problem import Outcome, Problem
+from dist_tune.offline.config_files import file_content, small_medium_large, without_amd_keys
+from dist_tune.offline.problem import Ended, Failed, Outcome, Problem
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
+
+Latencies = Mapping[int, float]
+"""Config, by its index in a space -> time at one size."""
+N_SHORTLISTED = 8
 
 
 @dataclass(frozen=True)
@@ -33,46 +37,35 @@ class ConfigFile:
     config_callback: Callable[[dict[str, Any]], object] | None = None
 
     def problem(self, size: int, name: str = "", search_space: Sequence[Mapping[str, Any]] | None = None) -> Problem:
-        """The problem at one size; ``search_space`` in place of the file's, under a longer name."""
-        make = _MadeWhenNeeded(self.make_for_size, size)
+        """The problem at one size; ``search_space`` in place of the file's, under a longer name.
+
+        Its inputs are made when the first run is, and freed when the problem is tuned.
+        """
+        make_for_size, made = self.make_for_size, list[MakeRun]()
+
+        def make(config: dict[str, Any]) -> Any:
+            if not made:
+                made.append(make_for_size(size))
+            return made[0](config)
+
         space = self.search_space if search_space is None else search_space
         called = f"{Path(self.json_file_name).stem} M={size}{name}"
-        return Problem(called, space, make, self.config_callback, source=self.make_for_size, release=make.release)
+        return Problem(called, space, make, self.config_callback, source=make_for_size, release=made.clear)
 
     def check(self) -> None:
-        """Refuse what would fail only when the file is written.
+        """Refuse before the tuning what would fail when the file is written.
 
         Raises:
             ValueError: no sizes, or one twice; no name of a file; configs that JSON cannot hold.
         """
         if not self.sizes or len(set(self.sizes)) < len(self.sizes):
             raise ValueError(f"{self.json_file_name}: need sizes, and each once, got {list(self.sizes)}")
-        check_file_name(self.json_file_name)
-        for config in self.search_space:
-            to_json(config, self.json_file_name)
-
-
-class _MadeWhenNeeded:
-    """A factory for one size that holds no inputs before it is asked for a run, nor after its problem is tuned."""
-
-    def __init__(self, make_for_size: Callable[[int], MakeRun], size: int) -> None:
-        self._make_for_size = make_for_size
-        self._size = size
-        self._make: MakeRun | None = None
-
-    def __call__(self, config: dict[str, Any]) -> Any:
-        if self._make is None:
-            self._make = self._make_for_size(self._size)
-        return self._make(config)
-
-    def release(self) -> None:
-        """Let the inputs go."""
-        self._make = None
+        file_content(self.json_file_name, {str(i): config for i, config in enumerate(self.search_space)})
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What was chosen for one class of a file."""
+    """The choice for one class of a file."""
 
     json_file_name: str
     size_class: str
@@ -80,100 +73,111 @@ class Settled:
     latencies_us: dict[int, float]
     """Size -> time of the new config."""
     old_config: dict[str, Any] | None = None
-    """What the file had, if that was compared."""
+    """Config of the file before, if it was compared."""
     old_latencies_us: dict[int, float] = field(default_factory=dict)
     gain: float | None = None
-    """By which share the new one is faster than the old: 0.03 is 3 %. None where nothing was compared."""
+    """Share by which the new config is faster than the old one: 0.03 is 3 %. None where they were not compared."""
     is_saved: bool = True
-    """Whether it is in the file now; not if the old one is as good."""
+    """The new config is in the file now; False where the old one is as good."""
 
 
 @dataclass(frozen=True)
 class SizeClass:
-    """One class of a file, with what came of its sizes. Candidates are indices into the space; the old config may be one more."""
+    """One class of a file, with the outcomes at its sizes. Candidates are indices into the space; the old config may be one more."""
 
     file: ConfigFile
     name: str
     found: Mapping[int, Outcome]
     """Size -> outcome, of sizes that could be tuned."""
     old: dict[str, Any] | None
-    """To be compared with."""
+    """Config to compare with."""
 
     @cached_property
-    def _space(self) -> list[dict[str, Any]]:
-        """The configs to run, and the old one if it is none of them."""
+    def _candidates(self) -> tuple[list[dict[str, Any]], int | None]:
+        """The space, extended by the old config if it is none of them; and the old one's index."""
         own, originals = launchable(self.file.search_space)
-        is_new = self.old is not None and without_amd_keys(self.old) not in own
-        return [*originals, self.old] if is_new and self.old is not None else originals
-
-    @cached_property
-    def _old_index(self) -> int | None:
         if self.old is None:
-            return None
+            return originals, None
         old = without_amd_keys(self.old)
-        return next(i for i, config in enumerate(self._space) if without_amd_keys(config) == old)
+        return (originals, own.index(old)) if old in own else ([*originals, self.old], len(originals))
 
     @cached_property
     def shortlisted(self) -> list[int]:
         """Candidates to measure once more at all sizes; one, if there is nothing to compare."""
+        _, old = self._candidates
         winners = {outcome.winner for outcome in self.found.values()}
         failed = {i for outcome in self.found.values() for i in outcome.failures}
         by_size = [outcome.latencies_us for outcome in self.found.values()]
         chosen = shortlist(by_size, winners, failed) if len(self.found) > 1 else sorted(winners)
-        return chosen if self._old_index is None else sorted({*chosen, self._old_index})
+        return chosen if old is None else sorted({*chosen, old})
 
     def finals(self) -> list[tuple[int, Problem]]:
-        """What is to be measured again, size by size."""
+        """(size, problem) of the measurements to make once more."""
         if len(self.shortlisted) < 2 and all({*self.shortlisted} <= {each.winner, *each.latencies_us} for each in self.found.values()):
             return []
-        space = [self._space[i] for i in self.shortlisted]
-        return [(size, self.file.problem(size, f", {self.name} compared", space)) for size in self.found]
+        space, _ = self._candidates
+        finalists = [space[i] for i in self.shortlisted]
+        return [(size, self.file.problem(size, f", {self.name} compared", finalists)) for size in self.found]
 
     def settle(self, measured: Mapping[int, Ended], min_gain: float | None) -> Settled | Failed:
-        """The choice, with ``measured``: size -> outcome of its final."""
-        none = Failed(
-            f"{self.file.json_file_name} {self.name}",
-            f"no config runs at all of the sizes {sorted(self.found)}: split the class, or add configs that do",
-        )
-        by_size = {
-            size: {self.shortlisted[k]: us for k, us in each.latencies_us.items()}
-            for size, each in measured.items()
-            if isinstance(each, Outcome)
-        }
-        if len(by_size) < len(measured):
-            return none
-        if not measured:  # nothing to compare
-            by_size = {
-                size: {i: outcome.latencies_us.get(i, outcome.latency_us) for i in self.shortlisted} for size, outcome in self.found.items()
-            }
-        winner = choose(list(by_size.values()))
+        """The choice. ``measured``: size -> result of its final; empty where there was nothing to compare."""
+        by_size: dict[int, dict[int, float]]
+        if measured:
+            results = {size: each.latencies_us if isinstance(each, Outcome) else {} for size, each in measured.items()}
+            by_size = {size: {self.shortlisted[k]: us for k, us in each.items()} for size, each in results.items()}
+        else:
+            by_size = {size: {i: each.latencies_us.get(i, each.latency_us) for i in self.shortlisted} for size, each in self.found.items()}
+        times = list(by_size.values())
+        winner = choose(times)
         if winner is None:
-            return none
-        old = self._old_index
-        by_how_much = (
-            gain(list(by_size.values()), winner, old) if old is not None and all(old in each for each in by_size.values()) else None
-        )
+            reason = f"no config runs at all of the sizes {sorted(self.found)}: split the class, or add configs that do"
+            return Failed(f"{self.file.json_file_name} {self.name}", reason)
+        space, old = self._candidates
+        share = gain(times, winner, old) if old is not None and all(old in each for each in times) else None
         return Settled(
             self.file.json_file_name,
             self.name,
-            self._config_of(winner),
+            Problem("", space, lambda config: (lambda: None, None), self.file.config_callback).config_of(winner),
             {size: each[winner] for size, each in by_size.items()},
-            self.old,
-            {size: each[old] for size, each in by_size.items() if old is not None and old in each},
-            by_how_much,
-            is_saved=winner != old and (by_how_much is None or min_gain is None or by_how_much >= min_gain),
+            old_config=self.old,
+            old_latencies_us={size: each[old] for size, each in by_size.items() if old is not None and old in each},
+            gain=share,
+            is_saved=winner != old and (share is None or min_gain is None or share >= min_gain),
         )
-
-    def _config_of(self, index: int) -> dict[str, Any]:
-        return Problem("", self._space, lambda config: (lambda: None, None), self.file.config_callback).config_of(index)
 
 
 def classes_of(file: ConfigFile, ended: Mapping[int, Ended], there: Mapping[str, Any]) -> list[SizeClass]:
-    """The classes of a file's sizes that could be tuned at any. ``ended``: size -> what came of it; ``there``: configs to compare with."""
+    """The classes with a size that could be tuned. ``ended``: size -> result; ``there``: class -> config to compare with."""
     classes: dict[str, dict[int, Outcome]] = {}
     for size in file.sizes:
-        each = ended[size]
-        known = classes.setdefault(file.classes(size), {})
-        if isinstance(each, Outcome):
-            known[size] = each
+        found = classes.setdefault(file.classes(size), {})
+        if isinstance(each := ended[size], Outcome):
+            found[size] = each
     return [SizeClass(file, name, found, there.get(name)) for name, found in classes.items() if found]
+
+
+def slowdowns(by_size: Sequence[Latencies]) -> dict[int, float]:
+    """Config -> geometric mean over sizes of its slowdown, for configs that were measured at every size."""
+    common = set.intersection(*(set(each) for each in by_size)) if by_size else set()
+    best = [min(each.values()) for each in by_size if each]
+    return {
+        i: math.exp(math.fsum(math.log(each[i] / least) for each, least in zip(by_size, best, strict=True)) / len(best)) for i in common
+    }
+
+
+def shortlist(by_size: Sequence[Latencies], winners: Collection[int], failed: Collection[int]) -> list[int]:
+    """Configs to measure again at all sizes: the best of each size and the best over all, so far. In order of index."""
+    known = slowdowns([{i: t for i, t in each.items() if i not in failed} for each in by_size])
+    best = sorted(known, key=lambda i: (known[i], i))[:N_SHORTLISTED]
+    return sorted({*(i for i in winners if i not in failed), *best})
+
+
+def choose(by_size: Sequence[Latencies]) -> int | None:
+    """The config with the least slowdown over all sizes; of equals the first. None if none was measured at every size."""
+    known = slowdowns(by_size)
+    return min(known, key=lambda i: (known[i], i), default=None)
+
+
+def gain(by_size: Sequence[Latencies], new: int, old: int) -> float:
+    """Share by which ``new`` is faster than ``old`` over all sizes: 0.03 is 3 %."""
+    return math.exp(math.fsum(math.log(each[old] / each[new]) for each in by_size) / len(by_size)) - 1

@@ -23,7 +23,7 @@ from dist_tune.cache import Cache, sweep, write_whole
 from dist_tune.settings import Settings
 
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-"""Options of Triton's AMD backend. Its NVIDIA backend refuses to launch with them."""
+"""Options of Triton's AMD backend, with which its NVIDIA backend refuses to launch."""
 SMALL, MEDIUM = 256, 2048
 """Largest sizes of the classes small and medium."""
 _NAMED = ("small", "medium", "large")
@@ -32,7 +32,7 @@ _BOUND = re.compile(r"M_(LEQ|GEQ)_(\d+)")
 
 def small_medium_large(suffix: str = "") -> Callable[[int], str]:
     """The classes "small" (up to 256), "medium" (up to 2048) and "large"; with ``suffix="_M"`` they read "small_M" and so on."""
-    return lambda size: (_NAMED[0] if size <= SMALL else _NAMED[1] if size <= MEDIUM else _NAMED[2]) + suffix
+    return lambda size: _NAMED[(size > SMALL) + (size > MEDIUM)] + suffix
 
 
 def m_leq(*limits: int) -> Callable[[int], str]:
@@ -47,7 +47,7 @@ def m_leq(*limits: int) -> Callable[[int], str]:
 
 
 def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as it can be launched here: on NVIDIA without what only AMD's backend knows."""
+    """The config as it can be launched here: on NVIDIA without the options of AMD's backend."""
     return {name: value for name, value in config.items() if torch.version.hip or name not in AMD_ONLY}
 
 
@@ -61,34 +61,25 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
         ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
         OSError: the file cannot be written.
     """
-    check_file_name(json_file_name)
+    file_content(json_file_name, configs)
     folder = Path(save_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / json_file_name
     with Cache(Settings().cache_dir).locked(folder.resolve() / json_file_name):
         sweep(folder, time.time())
-        merged = {**configs_there(path), **configs}
-        write_whole(path, (to_json(merged, json_file_name) + "\n").encode())
+        write_whole(path, file_content(json_file_name, {**configs_there(path), **configs}))
 
 
-def check_file_name(json_file_name: str) -> None:
-    """Refuse what is no plain file name.
+def file_content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
+    """Content of a file of configs by class.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the name is no plain file name, or JSON cannot hold a config.
     """
     if Path(json_file_name).name != json_file_name or json_file_name in ("", ".."):
         raise ValueError(f"json_file_name is {json_file_name!r}, need the name of a file; its folder is save_path")
-
-
-def to_json(configs: Mapping[str, Any], json_file_name: str) -> str:
-    """The content of a file.
-
-    Raises:
-        ValueError: JSON cannot hold it.
-    """
     try:
-        return json.dumps(configs, indent=4, allow_nan=False)
+        return (json.dumps(configs, indent=4, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"configs for {json_file_name} cannot be written as JSON: {error}") from error
 
@@ -111,18 +102,35 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
     raise ValueError(f"{path} has no config for M={M}: its classes are {list(configs)}, need small/medium/large, M_LEQ_<n> or any")
 
 
+def configs_there(path: Path) -> dict[str, Any]:
+    """The configs of a file by class; none if it is missing. One that is no JSON object is set aside, with a warning."""
+    try:
+        configs = json.loads(path.read_bytes())
+        if isinstance(configs, dict):
+            return configs
+        reason = f"holds a {type(configs).__name__}"
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        reason = f"is no JSON ({error})"
+    aside = path.with_name(f"{path.name}.broken")
+    os.replace(path, aside)
+    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=3)
+    return {}
+
+
 def _preferred(configs: Mapping[str, Any], size: int) -> list[str]:
     bounds = {name: (match[1], int(match[2])) for name in configs if (match := _BOUND.fullmatch(name))}
     leq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "LEQ")
     geq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "GEQ")
-    ranks = {name: _NAMED.index(stem) for name in configs if (stem := name.partition("_")[0]) in _NAMED}
     wanted = _NAMED.index(small_medium_large()(size))
-    larger = sorted((rank, name) for name, rank in ranks.items() if rank >= wanted)
-    smaller = sorted((-rank, name) for name, rank in ranks.items() if rank < wanted)
+    steps = {name: _NAMED.index(stem) - wanted for name in configs if (stem := name.partition("_")[0]) in _NAMED}
+    larger = sorted((step, name) for name, step in steps.items() if step >= 0)
+    smaller = sorted((-step, name) for name, step in steps.items() if step < 0)
     return [
         *[name for limit, name in leq if limit >= size],
         *[name for limit, name in reversed(geq) if limit <= size],
-        *[name for rank, name in larger if rank == wanted],
+        *[name for step, name in larger if step == 0],
         *[name for name in ("any",) if name in configs],
         *[name for _, name in [*larger, *smaller, *reversed(leq)]],
     ]
@@ -137,20 +145,3 @@ def _read(path: str, mtime_ns: int, n_bytes: int, inode: int) -> dict[str, dict[
     if not isinstance(configs, dict) or not all(isinstance(each, dict) for each in configs.values()):
         raise ValueError(f"{path} is no JSON object of configs by class")
     return configs
-
-
-def configs_there(path: Path) -> dict[str, Any]:
-    """What a file of configs holds; nothing if there is none. One that is no JSON object is set aside, with a warning."""
-    try:
-        configs = json.loads(path.read_bytes())
-        if isinstance(configs, dict):
-            return configs
-        reason = f"holds a {type(configs).__name__}"
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        reason = f"is no JSON ({error})"
-    aside = path.with_name(f"{path.name}.broken")
-    os.replace(path, aside)
-    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=3)
-    return {}

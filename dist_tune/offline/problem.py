@@ -1,6 +1,6 @@
-"""What a tuning script asks for, and what comes of it: problems, how they are searched, outcomes. And where a problem's journal is.
+"""Problems of a tuning script, the options of their search, their outcomes, and the place of a problem's journal.
 
-Values; how a problem is tuned is said in tuner.py.
+Values; tuner.py tunes them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dist_tune.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How a problem is searched, and what counts as right."""
+    """Extent of the search of one problem, and tolerances of its results. The arguments of ``tune_kernel``."""
 
     num_iters: int = 10
-    """Timed runs of each of the best few; of every config in an exhaustive search."""
+    """Timed runs of each finalist; of every config in an exhaustive search."""
     atol: float = 1e-2
     rtol: float = 1e-2
     search: SearchStrategy = "racing"
     max_configs: int | None = None
-    """Tried at most; None: all, or a twentieth of them where the search is random or guided."""
+    """Configs tried at most; None: all, or 5 % of them where the search is random or guided."""
     budget_s: float | None = None
-    """Seconds after which no new round begins; the last one and the comparison of the best may take longer."""
+    """Seconds after which no new round begins; the last round and the finals may end later."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,25 +50,25 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to tune: a kernel at a size."""
+    """One kernel at one size, to be tuned."""
 
     name: str
-    """Names it in logs and journals, and among problems that are shared out: no two alike, and the same on all ranks."""
+    """Name in logs, in journals and among shared-out problems: unique, and the same on all ranks."""
     search_space: Sequence[Mapping[str, Any]]
     make_run_and_gt_fn: MakeRun
     config_callback: Callable[[dict[str, Any]], object] | None = None
     source: object = None
-    """Whose code and values the measurements depend on, beside the factory's: of a factory that is made when it is needed."""
+    """Object whose code and values the measurements depend on, beside the factory's: that of a factory made on demand."""
     release: Callable[[], None] = lambda: None
-    """Called when the problem is tuned: its inputs are needed no more."""
+    """Called when the problem is tuned, to free its inputs."""
 
     @property
     def digest(self) -> str:
-        """Identity of its name and configs."""
+        """Identity of name and configs."""
         return digest([self.name, *(describe(each) if isinstance(each, Mapping) else repr(each) for each in self.search_space)])
 
     def config_of(self, winner: int) -> dict[str, Any]:
-        """A config of the space by its index among those to run, as the callback leaves it, with the keys that only other devices know."""
+        """Config by its index among those that run here, as the callback leaves it, with the keys that only other devices know."""
         own, originals = launchable(self.search_space)
         config = dict(own[winner])
         if self.config_callback is not None:
@@ -79,34 +79,46 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a problem. Indices count the configs that run here, without repeats, in the order of the space."""
+    """Result of a tuned problem. Indices count the configs that run here, without repeats, in the order of the space."""
 
     name: str
     winner: int
     latency_us: float
-    """Of the winner; NaN where ranks tune together and only one config runs, for then there is no race."""
+    """Time of the winner; NaN where ranks tune together and only one config runs, because then there is no race."""
     latencies_us: dict[int, float] = field(default_factory=dict)
-    """Of all that were measured: median on the slowest rank."""
+    """Median on the slowest rank, of every measured config."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Why others were dropped."""
+    """Reason, of every dropped config."""
     n_configs: int = 0
-    """In the space, without repeats."""
+    """Configs in the space, without repeats."""
     seconds: float = 0.0
-    """Spent in this process and on this problem."""
+    """Seconds of this process on this problem."""
     n_resumed: int = 0
-    """Of the configs, how many an earlier process had tried."""
+    """Configs that an earlier process had tried."""
 
 
-def journal_path(problem: Problem, compile_cost: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
-    """Where a problem's journal is, and a digest of all that its measurements depend on.
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A problem that could not be tuned."""
 
-    To be asked before the factory is: that may keep what it makes. ``ordinal``: tells problems of one name apart that a process tunes one
-    after the other.
+    name: str
+    error: str
+    """"Type: message"."""
+
+
+Ended = Outcome | Failed
+
+
+def journal_path(problem: Problem, options: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
+    """Path of a problem's journal, and a digest of all that its measurements depend on.
+
+    To be called before the factory, which may keep what it makes and so change the digest. ``ordinal`` distinguishes problems of one name
+    that a process tunes one after the other.
     """
     functions = (problem.make_run_and_gt_fn, problem.config_callback, problem.source)
     identity = digest([
         problem.digest, *map(fingerprint, functions), *(text for each in functions for text in plain_values(each)),
-        environment(n_ranks, 1).model_dump_json(), str(replace(compile_cost, budget_s=None)), str(ordinal),
+        environment(n_ranks, 1).model_dump_json(), str(replace(options, budget_s=None)), str(ordinal),
     ])  # fmt: skip
     name = re.sub(r"[^\w.=-]+", "_", problem.name)[:80]
     return settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity

@@ -1,6 +1,6 @@
 """Spaces of configs for tuning scripts: dicts of plain values, as they stand in files of tuned configs.
 
-Knows the usual options of matrix products and which of them a device has; nothing of how a space is searched.
+Knows the usual options of matrix products and which of them a device has; nothing of searches.
 """
 
 from __future__ import annotations
@@ -13,24 +13,14 @@ from dist_tune.configs import describe
 from dist_tune.offline.config_files import without_amd_keys
 
 _FULL: dict[str, tuple[int, ...]] = {
-    "num_stages": (1, 2, 3, 4, 5),
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_K": (32, 64, 128),
-    "BLOCK_SIZE_N": (32, 64, 128, 256),
-    "num_warps": (2, 4, 8),
-    "GROUP_SIZE_M": (1, 8, 16, 32, 64),
-    "waves_per_eu": (1, 2, 4, 6, 8),
-    "matrix_instr_nonkdim": (16,),
-}
-_SMALL = _FULL | {
-    "num_stages": (2, 3),
-    "BLOCK_SIZE_M": (16, 32),
-    "BLOCK_SIZE_K": (64,),
-    "BLOCK_SIZE_N": (32, 64),
-    "num_warps": (4,),
-    "GROUP_SIZE_M": (1,),
-    "waves_per_eu": (2,),
-}
+    "num_stages": (1, 2, 3, 4, 5), "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
+    "BLOCK_SIZE_N": (32, 64, 128, 256), "num_warps": (2, 4, 8), "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+    "waves_per_eu": (1, 2, 4, 6, 8), "matrix_instr_nonkdim": (16,),
+}  # fmt: skip
+_SMALL: dict[str, tuple[int, ...]] = {
+    "num_stages": (2, 3), "BLOCK_SIZE_M": (16, 32), "BLOCK_SIZE_K": (64,), "BLOCK_SIZE_N": (32, 64), "num_warps": (4,),
+    "GROUP_SIZE_M": (1,), "waves_per_eu": (2,), "matrix_instr_nonkdim": (16,),
+}  # fmt: skip
 _ORDER = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
 
 
@@ -44,7 +34,7 @@ def get_search_space(small: bool = False) -> list[dict[str, Any]]:
 
 
 def products(values: Mapping[str, Iterable[Any]], order: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """All combinations of values by name, the last name changing fastest; each dict in ``order``, where one is given."""
+    """All combinations of values by name, the last name changing fastest; the keys of each dict in ``order``, if given."""
     names = list(order or values)
     return [{name: each[name] for name in names} for each in (dict(zip(values, row, strict=True)) for row in product(*values.values()))]
 

@@ -124,7 +124,7 @@ class FunctionLaunch:
 
     is_compiled = False
     is_foreseen = False
-    prepare = None
+    prepare: Callable[[Any], None] | None = None
 
     def __init__(
         self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool

@@ -5,11 +5,19 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.offline.bucket_choice import N_SHORTLISTED, choose, gain, shortlist, slowdowns
-from dist_tune.offline.class_configs import ConfigFile, Settled, SizeClass, classes_of
+from dist_tune.offline.class_configs import (
+    N_SHORTLISTED,
+    ConfigFile,
+    Settled,
+    SizeClass,
+    choose,
+    classes_of,
+    gain,
+    shortlist,
+    slowdowns,
+)
 from dist_tune.offline.config_files import m_leq
-from dist_tune.offline.jobs import Ended, Failed
-from dist_tune.offline.problem import Outcome
+from dist_tune.offline.problem import Ended, Failed, Outcome
 
 pytestmark = pytest.mark.once
 
@@ -22,7 +30,7 @@ def config_file(space: Any = SPACE, callback: Any = None, sizes: tuple[int, ...]
 
 def outcome(us: dict[int, float], failures: tuple[int, ...] = ()) -> Outcome:
     winner = min(us, key=us.__getitem__)
-    return Outcome("problem", winner, us[winner], us, dict.fromkeys(failures, "wrong result"), len(SPACE))
+    return Outcome("problem", winner, us[winner], us, dict.fromkeys(failures, "wrong result"), n_configs=len(SPACE))
 
 
 def size_class(found: dict[int, Outcome], old: dict[str, Any] | None = None, space: Any = SPACE, callback: Any = None) -> SizeClass:
