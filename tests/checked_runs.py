@@ -14,13 +14,16 @@ B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 Function = Callable[..., Any]
 
 
-def run(checker: Checker, function: Function, *args: Any, **kwargs: Any) -> str:
-    checker.begin(args, kwargs)
+def run(checker: Checker, function: Function, *args: Any, is_repeated: bool = False, **kwargs: Any) -> str:
+    """What is said of one run."""
+    checker.begin(args, kwargs, is_repeated=is_repeated)
     return checker.verdict(function(*args, **kwargs), args, kwargs)
 
 
-def wants_rerun(checker: Checker) -> bool:
-    return checker.wants_rerun
+def judge(checker: Checker, candidate: Function, *args: Any, **kwargs: Any) -> str:
+    """What is said of a candidate, run as often as a tuning runs it."""
+    said = (run(checker, candidate, *args, is_repeated=k > 0, **kwargs) for k in range(checker.n_runs))
+    return next(filter(None, said), "")
 
 
 def is_right(result: Any, *args: Any, **kwargs: Any) -> bool:

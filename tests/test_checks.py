@@ -1,6 +1,6 @@
 """Whether what a function returns is right: which kind of check it is, what it says, and that a check leaves no traces.
 
-What stands in memory before a run is test_result_memory.py's.
+What stands in memory before a run is test_missing_writes.py's and test_result_memory.py's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure.checks import Checker, matches
+from dist_tune import matches
+from dist_tune.measure.checks import Checker
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +26,7 @@ B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 
 def verdict(checker: Checker, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Of one run."""
-    checker.begin(args, kwargs)
+    checker.begin(args, kwargs, is_repeated=False)
     return checker.verdict(function(*args, **kwargs), args, kwargs)
 
 
@@ -112,7 +113,7 @@ def test_keywords_count_as_they_are_given():
     assert verdict(Checker(lambda result, a, b, scale: close(result / scale, a, b), product), product, a=A, b=B, scale=2.0) == ""
     assert verdict(Checker(product, product), product, A, B, scale=2.0) == ""
     with pytest.raises(TypeError, match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]"):
-        Checker(close, product).begin((A, B), {"scale": 2.0})
+        Checker(close, product).begin((A, B), {"scale": 2.0}, is_repeated=False)
 
 
 def test_methods_are_bound():
@@ -146,7 +147,7 @@ def test_the_first_parameter_decides_where_both_fit():
 def test_an_answer_that_is_none_is_an_error(answer: Any):
     """A check that returns a tensor is a reference whose parameters do not say so: the message says how to say it."""
     checker = Checker(lambda result, *args: answer, product)
-    checker.begin((A, B), {})
+    checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(TypeError, match=r"returned (Tensor|float|int|str), need None or a bool.*matches\("):
         checker.verdict(A @ B, (A, B), {})
 
@@ -168,11 +169,11 @@ def test_what_an_assertion_says_is_the_verdict():
 def test_other_errors_of_a_check_are_the_users():
     """And so are those of a reference."""
     checker = Checker(lambda result, a, b: result.no_such_thing, product)
-    checker.begin((A, B), {})
+    checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(AttributeError, match="no_such_thing"):
         checker.verdict(A @ B, (A, B), {})
     with pytest.raises(RuntimeError, match="does not broadcast"):
-        Checker(reference, product).begin((A, A), {})
+        Checker(reference, product).begin((A, A), {}, is_repeated=False)
 
 
 def test_random_numbers_and_gradients_are_left_alone():
@@ -203,7 +204,7 @@ def test_random_numbers_and_gradients_are_left_alone():
     assert verdict(checker, function, a) == ""  # the same numbers: the reference left the generators where they were
     assert drawn[0] == drawn[1]
     assert torch.is_grad_enabled()
-    checker.begin((a,), {})
+    checker.begin((a,), {}, is_repeated=False)
     result = function(a)
     checker.verdict(result, (a,), {})
     result.sum().backward()

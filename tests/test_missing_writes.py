@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.measure.checks import Checker, matches
-from dist_tune.measure.result_memory import _SPOILT
-from tests.checked_runs import A, B, Function, is_right, multiply, out_function, out_half, out_nothing, run, wants_rerun
+from dist_tune import matches
+from dist_tune.measure.checks import Checker
+from dist_tune.measure.poison import NANS
+from tests.checked_runs import A, B, Function, is_right, judge, multiply, out_function, out_half, out_nothing, run
 
 pytestmark = pytest.mark.once
 
-DTYPES = list(_SPOILT)
+DTYPES = list(NANS)
 
 
 class Pool:
@@ -61,11 +62,11 @@ def test_a_missing_write_to_memory_that_is_given_again_is_found(n_buffers: int, 
     checker = Checker(check, multiply)
     right, missing = pool.function(all_of_it), pool.function(nothing)
     for _ in range(2 * n_buffers):
-        assert run(checker, right, A, B) == ""
+        assert judge(checker, right, A, B) == ""
     for _ in range(2 * n_buffers):
-        assert run(checker, missing, A, B) != ""
-        assert run(checker, right, A, B) == ""
-    assert run(checker, pool.function(half_of_it), A, B) != ""
+        assert judge(checker, missing, A, B) != ""
+        assert judge(checker, right, A, B) == ""
+    assert judge(checker, pool.function(half_of_it), A, B) != ""
 
 
 @pytest.mark.parametrize("check", [multiply, is_right])
@@ -73,39 +74,10 @@ def test_the_second_candidate_is_not_saved_by_the_first(check: Function):
     """Nothing is known of the memory yet, and it holds the right answer."""
     pool = Pool(1)
     checker = Checker(check, multiply)
-    assert run(checker, pool.function(all_of_it), A, B) == ""
-    assert run(checker, pool.function(nothing), A, B) != ""
-    assert run(checker, pool.function(nothing), A, B) != ""
-    assert run(checker, pool.function(all_of_it), A, B) == ""
-
-
-def test_memory_that_nobody_holds_is_spoiled(monkeypatch: pytest.MonkeyPatch):
-    """What is allocated like the last result, before a run, is filled and given back."""
-    filled: list[tuple[int, torch.dtype]] = []
-    own = torch.Tensor.fill_
-
-    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
-        filled.append((self.numel(), self.dtype))
-        return own(self, value)
-
-    monkeypatch.setattr(torch.Tensor, "fill_", fill)
-    for dtype, view in [
-        (torch.float32, torch.int32),
-        (torch.bfloat16, torch.int16),
-        (torch.int32, torch.uint8),
-        (torch.complex64, torch.int32),
-    ]:
-        a = torch.ones(33).to(dtype)
-        checker = Checker(lambda a: a + 1, lambda a: a)
-        filled.clear()
-        assert run(checker, lambda a: a + 1, a) == ""
-        n = 33 * dtype.itemsize // view.itemsize
-        assert filled == [(n, view)] * 2  # like what is expected, for what may be left of the reference
-        assert run(checker, lambda a: a + 1, a) == ""
-        assert filled == [(n, view)] * 4
-    filled.clear()
-    run(Checker(lambda a: a > 0, lambda a: a), lambda a: a > 0, A)  # bools
-    assert filled == []
+    assert judge(checker, pool.function(all_of_it), A, B) == ""
+    assert judge(checker, pool.function(nothing), A, B) != ""
+    assert judge(checker, pool.function(nothing), A, B) != ""
+    assert judge(checker, pool.function(all_of_it), A, B) == ""
 
 
 def out_view(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -121,12 +93,12 @@ def test_a_missing_write_to_an_argument_is_found(check: Function, right: Functio
     """Also where the reference has written the right answer there, which is undone."""
     out = torch.zeros(8, 4)
     checker = Checker(check, right)
-    assert run(checker, out_nothing, A, B, out).startswith("wrong by")
-    assert run(checker, right, A, B, out) == ""
+    assert judge(checker, out_nothing, A, B, out).startswith("wrong by")
+    assert judge(checker, right, A, B, out) == ""
     for _ in range(2):
-        assert run(checker, out_nothing, A, B, out).endswith("not written?")
-        assert run(checker, out_half, A, B, out).startswith("16 of 32 elements are NaN, the first at [4, 0]")
-        assert run(checker, right, A, B, out) == ""
+        assert judge(checker, out_nothing, A, B, out).endswith("not written?")
+        assert judge(checker, out_half, A, B, out).startswith("16 of 32 elements are NaN, the first at [4, 0]")
+        assert judge(checker, right, A, B, out) == ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,50 +106,80 @@ def test_a_missing_write_is_found_in_every_format(dtype: torch.dtype):
     """Whatever its NaN looks like."""
     source, out = torch.arange(1, 33).to(torch.float32).to(dtype), torch.zeros(32).to(dtype)
     checker = Checker(lambda source, out: source.clone(), out_function)
-    assert run(checker, lambda source, out: out.copy_(source), source, out) == ""
-    assert run(checker, lambda source, out: out, source, out).startswith("32 of 32 elements are NaN")
-    assert run(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert judge(checker, lambda source, out: out, source, out).startswith("32 of 32 elements are NaN")
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
 
 
-def test_complex_arguments_are_spoiled_too():
+def test_complex_arguments_are_poisoned_too():
     source, out = torch.randn(4, dtype=torch.complex64), torch.zeros(4, dtype=torch.complex64)
     checker = Checker(lambda source, out: source + 0, out_function)
-    assert run(checker, lambda source, out: out.copy_(source), source, out) == ""
-    assert "are NaN" in run(checker, lambda source, out: out, source, out)
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert "are NaN" in judge(checker, lambda source, out: out, source, out)
 
 
-def test_a_rerun_tells_what_a_check_cannot():
-    """A check of the user's does not say what it expects: after the first run of an ``out=``, a second one of the same candidate does."""
+def test_a_second_run_tells_what_a_check_cannot():
+    """A check of the user's does not say what it expects of poison: that the first candidate has written all of it does."""
     out = torch.zeros(8, 4)
     checker = Checker(is_right, out_function)
-    assert run(checker, out_function, A, B, out) == ""
-    assert wants_rerun(checker)
-    assert run(checker, out_function, A, B, out) == ""
-    assert not wants_rerun(checker)
-    assert run(checker, out_nothing, A, B, out) != ""
-    assert run(checker, out_half, A, B, out) != ""
-    assert run(checker, out_function, A, B, out) == ""
-    assert not wants_rerun(checker)
+    assert judge(checker, out_function, A, B, out) == ""
+    assert judge(checker, out_nothing, A, B, out) != ""
+    assert judge(checker, out_half, A, B, out) != ""
+    assert judge(checker, out_function, A, B, out) == ""
 
 
-def test_a_rerun_counts_where_an_output_is_zeroed_before_each_run():
+def test_an_output_is_zeroed_before_each_run():
     """That torch writes to it in between makes it no other call."""
     out = torch.zeros(8, 4)
     checker = Checker(is_right, out_function)
     verdicts = []
-    for function in (out_function, out_function, out_nothing, out_half, out_function):
-        out.zero_()
-        verdicts.append(run(checker, function, A, B, out))
-    assert [verdict == "" for verdict in verdicts] == [True, True, False, False, True]
+    for function in (out_function, out_nothing, out_half, out_function):
+        for is_repeated in (False, True):
+            out.zero_()
+            verdicts.append(run(checker, function, A, B, out, is_repeated=is_repeated) == "")
+    assert verdicts == [True, True, False, False, False, False, True, True]
 
 
 def test_nothing_is_excused_before_anything_was_right():
     """A wrong candidate at the beginning says nothing of what the function reads."""
     out = torch.zeros(8, 4)
     checker = Checker(is_right, out_function)
-    assert run(checker, out_nothing, A, B, out) != ""
-    assert run(checker, out_nothing, A, B, out) != ""
-    assert run(checker, out_function, A, B, out) == ""
+    assert judge(checker, out_nothing, A, B, out) != ""
+    assert judge(checker, out_nothing, A, B, out) != ""
+    assert judge(checker, out_function, A, B, out) == ""
+
+
+@pytest.mark.parametrize("wrong", [out_nothing, out_half])
+def test_a_first_candidate_that_finds_the_right_answer_there_is_found(wrong: Function):
+    """A reference does not read what lies there: nothing has to be known of other candidates."""
+    out = A @ B
+    checker = Checker(multiply, out_function)
+    assert "are NaN" in judge(checker, wrong, A, B, out)
+    assert judge(checker, out_function, A, B, out) == ""
+
+
+def test_a_first_candidate_that_leaves_memory_of_its_own_is_found():
+    """All of it: what is kept there from run to run is a part."""
+    pool = Pool(1)
+    pool.buffers[0][:32] = (A @ B).view(-1)
+    assert judge(Checker(is_right, multiply), pool.function(nothing), A, B) != ""
+
+
+def test_a_run_that_is_wrong_without_nan_is_wrong_by_itself():
+    """Right once, and then not: it has not read what it found, and the next candidate's missing write is found all the same."""
+    out, n_runs = torch.zeros(8, 4), iter(range(9))
+    checker = Checker(multiply, out_function)
+    assert judge(checker, lambda a, b, out: torch.mm(a, b, out=out).add_(next(n_runs)), A, B, out).startswith("wrong by 1")
+    out.copy_(A @ B)
+    assert judge(checker, out_nothing, A, B, out) != ""
+
+
+def test_a_missing_write_is_not_excused_by_another_output_that_is_read():
+    """Of one output it is known that candidates write all of it, of the other one not yet whether it is read."""
+    out, total = torch.zeros(8, 4), torch.zeros(3)
+    checker = Checker(lambda result, *args: is_right(result, *args) and not result[1].isnan().any(), both)
+    assert judge(checker, out_function_alone, A, B, out, total) == ""
+    assert judge(checker, lambda a, b, out, total: (out, total.add_(1)), A, B, out, total) != ""
 
 
 def test_an_output_is_another_tensor_each_time():
@@ -185,9 +187,9 @@ def test_an_output_is_another_tensor_each_time():
     checker = Checker(multiply, out_function)
     for _ in range(2):
         for _ in range(3):
-            assert run(checker, out_function, A, B, torch.zeros(8, 4)) == ""
+            assert judge(checker, out_function, A, B, torch.zeros(8, 4)) == ""
         out = A @ B
-        assert run(checker, out_nothing, A, B, out) != ""
+        assert judge(checker, out_nothing, A, B, out) != ""
         assert torch.equal(out, A @ B) or out.isnan().all()
 
 
@@ -199,19 +201,9 @@ def test_a_function_may_not_share_its_memory_with_the_reference():
         return torch.mm(a, b, out=shared)
 
     checker = Checker(lambda a, b: torch.mm(a, b, out=shared), function)
-    checker.begin((A, B), {})
+    checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(TypeError, match="function and its reference <lambda> return the same memory"):
         checker.verdict(function(A, B), (A, B), {})
-
-
-def rerun(checker: Checker, function: Function, *args: Any) -> str:
-    """The verdict when runs that say little are made again, as ``wants_rerun`` asks."""
-    verdict = run(checker, function, *args)
-    for _ in range(10):
-        if verdict or not wants_rerun(checker):
-            return verdict
-        verdict = run(checker, function, *args)
-    raise AssertionError("reruns without end")
 
 
 def both(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,20 +214,24 @@ def both_reference(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: t
     return a @ b, total + 1
 
 
+def out_function_alone(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.mm(a, b, out=out), torch.zeros(3)
+
+
 @pytest.mark.parametrize("check", [both_reference, is_right])
-def test_an_output_beside_one_that_is_read_is_spoiled(check: Function):
-    """Which is which is found out one by one."""
+def test_an_output_beside_one_that_is_read_is_poisoned(check: Function):
+    """Which is which is found out, and the one that is read counts on."""
     out, total = torch.zeros(8, 4), torch.zeros(3)
     checker = Checker(
         check if check is both_reference else lambda result, *args: is_right(result, *args) and not result[1].isnan().any(), both
     )
     for _ in range(3):
-        assert rerun(checker, both, A, B, out, total) == ""
+        assert judge(checker, both, A, B, out, total) == ""
     before = total.clone()
-    for _ in range(2):
-        assert rerun(checker, lambda a, b, out, total: (out, total.add_(1)), A, B, out, total) != ""
-    assert torch.equal(total, before + 2)
-    assert rerun(checker, both, A, B, out, total) == ""
+    for k in range(1, 3):
+        assert judge(checker, lambda a, b, out, total: (out, total.add_(1)), A, B, out, total) != ""
+        assert torch.equal(total, before + 2 * k)
+    assert judge(checker, both, A, B, out, total) == ""
 
 
 def test_a_wrong_candidate_is_not_excused_by_what_it_did_not_read():
@@ -253,21 +249,19 @@ def test_a_wrong_candidate_is_not_excused_by_what_it_did_not_read():
 
     for wrong in (in_another, in_this):
         checker = Checker(lambda a, b, out: (a @ b, a + 1), function)
-        assert run(checker, function, A, B, out) == ""
-        assert run(checker, wrong, A, B, out) != ""
-        assert run(checker, lambda a, b, out: (out, a + 1), A, B, out) != ""
+        assert judge(checker, function, A, B, out) == ""
+        assert judge(checker, wrong, A, B, out) != ""
+        assert judge(checker, lambda a, b, out: (out, a + 1), A, B, out) != ""
 
 
-def test_a_rerun_that_is_wrong_by_itself_takes_back_what_was_concluded():
-    """A check cannot say whether the second candidate reads its output or is wrong; its rerun can, and the third is found out."""
+def test_a_wrong_candidate_changes_nothing_for_the_next_one():
+    """It is wrong in its first run, and the one after it that writes nothing is found as well."""
     out = torch.zeros(8, 4)
     checker = Checker(is_right, out_function)
-    assert run(checker, out_function, A, B, out) == ""
-    assert run(checker, lambda a, b, out: out.fill_(5), A, B, out) == ""
-    assert wants_rerun(checker)
-    assert run(checker, lambda a, b, out: out.fill_(5), A, B, out) != ""
-    assert run(checker, out_function, A, B, out) == ""
-    assert run(checker, out_nothing, A, B, out) != ""
+    assert judge(checker, out_function, A, B, out) == ""
+    assert judge(checker, lambda a, b, out: out.fill_(5), A, B, out) != ""
+    assert judge(checker, out_function, A, B, out) == ""
+    assert judge(checker, out_nothing, A, B, out) != ""
 
 
 def test_what_is_known_holds_for_calls_that_do_the_same():
@@ -281,8 +275,8 @@ def test_what_is_known_holds_for_calls_that_do_the_same():
 
     checker = Checker(check, function)
     for _ in range(2):
-        assert run(checker, function, A, B, torch.zeros(8, 4), False) == ""
-    assert run(checker, lambda a, b, out, does_add: out, A, B, torch.zeros(8, 4), False) != ""
+        assert judge(checker, function, A, B, torch.zeros(8, 4), False) == ""
+    assert judge(checker, lambda a, b, out, does_add: out, A, B, torch.zeros(8, 4), False) != ""
     total = torch.ones(8, 4)
-    assert rerun(checker, function, A, B, total, True) == ""
+    assert judge(checker, function, A, B, total, True) == ""
     assert torch.allclose(total, 1 + A @ B, atol=1e-4)

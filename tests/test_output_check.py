@@ -88,10 +88,10 @@ def test_a_run_that_is_right_once_is_wrong():
 
 def test_a_wrong_result_is_named():
     """NaN, another value, another shape, dtype, structure or number of results."""
-    spoiled, off = right(), right()
-    spoiled[1, 2] = float("nan")
+    holed, off = right(), right()
+    holed[1, 2] = float("nan")
     off[3, 7] += 0.5
-    assert "1 of 32 elements are NaN, the first at [1, 2]" in check(lambda: spoiled.clone(), right())
+    assert "1 of 32 elements are NaN, the first at [1, 2]" in check(lambda: holed.clone(), right())
     assert "wrong by 0.5 at [3, 7]" in check(lambda: off.clone(), right())
     for wrong in (right()[:2], right().double(), (right(),), [right(), right(), right()], None, {"out": right()}):
         assert "expected" in check(lambda: wrong, (right(), right()))  # noqa: B023  # called at once
@@ -113,6 +113,15 @@ def test_a_run_in_place_is_right_and_its_tensor_is_left_so(name: str):
     x = torch.tensor([-1.5, 0.0, 2.5, float("inf")])
     expected = getattr(x.clone(), name)()
     assert check(getattr(x, name), expected) == ""
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("bound", ["min", "max"])
+def test_integers_made_of_what_they_were_are_right(bound: str):
+    """The larger or the smaller of them and 0, which leaves some of whatever stood there."""
+    x = torch.tensor([-2, 0, 3])
+    expected = x.clamp(**{bound: 0})
+    assert check(lambda: x.clamp_(**{bound: 0}), expected) == ""
     assert torch.equal(x, expected)
 
 
@@ -177,3 +186,11 @@ def test_an_error_of_the_run_is_passed_on():
     for message in ("pop from empty list", "pop from empty list"):
         with pytest.raises(IndexError, match=message):
             check(answers.pop, right())
+
+
+def test_packed_results_must_be_written():
+    """Two 4-bit numbers in a byte, which torch does not compute with."""
+    packed = torch.arange(32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    kept = packed.clone()
+    assert check(lambda: packed.clone(), packed) == ""
+    assert check(lambda: kept, packed).startswith("32 of 32 elements are not written")

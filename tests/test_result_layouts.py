@@ -1,4 +1,4 @@
-"""Results of every layout are checked, whether their memory can be spoiled or not, and arguments stay what they are."""
+"""Results of every layout are checked, whether their memory can be poisoned or not, and arguments stay what they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dist_tune.measure.checks import Checker
-from tests.checked_runs import A, B, Function, multiply, run
+from tests.checked_runs import A, B, Function, judge, multiply
 
 pytestmark = pytest.mark.once
 
@@ -35,19 +35,19 @@ RESULTS: dict[str, Function] = {
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_results_of_any_layout_are_checked_and_arguments_stay(name: str):
-    """Whether they can be spoiled or not."""
+    """Whether they can be poisoned or not."""
     function = RESULTS[name]
     x = torch.randn(4, 4)
     before = x.clone()
     for check in (function, lambda result, x: not x.isnan().any()):
         checker = Checker(check, function)
         for _ in range(4):
-            assert run(checker, function, x) == ""
+            assert judge(checker, function, x) == ""
         assert torch.equal(x, before)
 
 
 def test_inference_tensors_and_leaves_can_be_outputs():
-    """Autograd has no say in what is spoiled: versions do not count up."""
+    """Autograd has no say in what is poisoned: versions do not count up."""
     with torch.inference_mode():
         made_there = torch.zeros(8, 4)
     for out in (made_there, torch.zeros(8, 4, requires_grad=True), torch.nn.Parameter(torch.zeros(8, 4))):
@@ -58,8 +58,8 @@ def test_inference_tensors_and_leaves_can_be_outputs():
             return out
 
         checker = Checker(multiply, function)
-        assert run(checker, function, A, B, out) == ""
+        assert judge(checker, function, A, B, out) == ""
         version = 0 if out.is_inference() else out._version
-        assert run(checker, lambda a, b, out: out, A, B, out) != ""
+        assert judge(checker, lambda a, b, out: out, A, B, out) != ""
         assert out.is_inference() or out._version == version
-        assert run(checker, function, A, B, out) == ""
+        assert judge(checker, function, A, B, out) == ""

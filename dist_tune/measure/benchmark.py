@@ -53,7 +53,7 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
 
     ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
     and dtypes, every element within ``atol + rtol * |expected|``; None checks nothing. Before a second run the memory of the first one's
-    result is spoiled, so that a run which writes nothing, or not all, is found. The last timed run is checked as well.
+    result is poisoned, so that a run which writes nothing, or not all, is found. The last timed run is checked as well.
 
     Raises:
         WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.

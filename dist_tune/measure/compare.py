@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+_Index = tuple[int, ...]
 _PIECE = 1 << 22
 """Elements compared at once: a few copies of so many are all the memory that a comparison needs."""
 _PACKED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.float4_e2m1fn_x2: torch.int8}
@@ -73,86 +75,62 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
     rtol = tolerance(got.dtype) if rtol is None else rtol
     n_dims = got.dim()
     got, expected = _plain(got), _plain(expected)
+    pieces = list(_pieces((0,) * got.dim(), got, expected))
     rms = torch.zeros((), dtype=torch.float64, device=got.device)
     if atol is None and rtol and got.is_floating_point():
-        for _, _, piece in _pieces(got, expected):
+        for _, _, piece in pieces:
             rms += piece.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum()
         rms = (rms / expected.numel()).sqrt().nan_to_num_(0.0, 0.0, 0.0)  # too large to square: each element counts for itself
     bound = rtol * rms if atol is None else rms + atol
-    counts = torch.zeros(2, dtype=torch.int64, device=got.device)
-    for _, mine, theirs in _pieces(got, expected):
-        is_wrong, is_nan, _ = _errors(mine, theirs, rtol, bound)
-        counts += torch.stack([is_wrong.sum(), is_nan.sum()])
-    n_wrong, n_nan = counts.tolist()
+    found = torch.stack([_errors(mine, theirs, rtol, bound) for _, mine, theirs in pieces]).tolist()
+    n_wrong, n_nan = (int(sum(counts)) for counts in list(zip(*found, strict=True))[:2])
     if not n_wrong:
         return ""
-    index, error = _worst(got, expected, rtol, bound)
+    (origin, piece, _), (*_, flat) = max(zip(pieces, found, strict=True), key=lambda each: each[1][2])
+    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(int(flat), piece.shape), strict=True))
     count = f"{got.numel()} elements{_at(where)}"
     place = list(index[:n_dims])
     if n_nan:
         return f"{n_nan} of {count} are NaN, the first at {place}: not written?"
-    values = f"got {got[index].item():.6g}, expected {expected[index].item():.6g}"
-    if not got.is_floating_point():
-        return f"wrong by {error:.2g} at {place} ({values}; {n_wrong} of {count} differ)"
-    limit = f"{rtol:.2g} * (|expected| + {rms.item():.2g})" if atol is None else f"{atol:.2g} + {rtol:.2g} * |expected|"
-    return f"wrong by {error:.2g} at {place} ({values}; {n_wrong} of {count} beyond {limit})"
+    mine, theirs = got[index].item(), expected[index].item()
+    error = math.inf if math.isnan(abs(mine - theirs)) else abs(mine - theirs)
+    limit = f"beyond {rtol:.2g} * (|expected| + {rms.item():.2g})" if atol is None else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
+    which = limit if got.is_floating_point() else "differ"
+    return f"wrong by {error:.2g} at {place} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {which})"
 
 
-def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, bound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which elements are wrong, which are NaN and should not be, and by how much they differ."""
+def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, bound: torch.Tensor) -> torch.Tensor:
+    """Numbers of wrong elements and of NaN that should be none; size and place of the worst error, on the device, as four doubles."""
     expected = expected.to(got.device)
-    if not got.is_floating_point():
-        is_wrong = got != expected
-        return is_wrong, torch.zeros_like(is_wrong), (got.double() - expected.double()).abs_()
-    dtype = torch.float64 if got.dtype == torch.float64 else torch.float32
-    got, expected = got.to(dtype), expected.to(dtype)
-    error = (got - expected).abs_()
-    # Where nothing finite is expected, nothing but the same will do.
-    allowed = expected.abs().nan_to_num_(0.0, 0.0, 0.0).mul_(rtol).add_(bound.to(dtype))
-    is_both_nan = expected.isnan().logical_and_(got.isnan())
-    is_right = (error <= allowed).logical_or_(got == expected).logical_or_(is_both_nan)
-    return is_right.logical_not_(), got.isnan().logical_and_(is_both_nan.logical_not_()), error
+    if got.is_floating_point():
+        dtype = torch.float64 if got.dtype == torch.float64 else torch.float32
+        got, expected = got.to(dtype), expected.to(dtype)
+        error = (got - expected).abs_()
+        # Where nothing finite is expected, nothing but the same will do.
+        allowed = expected.abs().nan_to_num_(0.0, 0.0, 0.0).mul_(rtol).add_(bound.to(dtype))
+        is_right = (error <= allowed).logical_or_(got == expected)
+        is_nan = got.isnan().logical_and_(expected.isnan().logical_not_())
+        is_right.logical_or_(got.isnan().logical_and_(is_nan.logical_not()))
+    else:
+        error, is_right = (got.double() - expected.double()).abs_(), got == expected
+        is_nan = torch.zeros_like(is_right)
+    largest = torch.finfo(error.dtype).max
+    # The first NaN counts as the worst, then infinite errors, then the largest one.
+    error = error.nan_to_num_(largest, largest).masked_fill_(is_right, -1.0).masked_fill_(is_nan, math.inf).flatten()
+    worst = error.argmax()
+    return torch.stack([is_right.logical_not_().sum().double(), is_nan.sum().double(), error[worst].double(), worst.double()])
 
 
-def _worst(got: torch.Tensor, expected: torch.Tensor, rtol: float, bound: torch.Tensor) -> tuple[tuple[int, ...], float]:
-    """Where the wrong element is that differs most, and by how much; the first NaN, if there is one."""
-    worst: tuple[tuple[int, ...], float] = ((), -1.0)
-    for origin, mine, theirs in _pieces(got, expected):
-        is_wrong, is_nan, error = _errors(mine, theirs, rtol, bound)
-        if is_nan.any():
-            found = int(is_nan.flatten().to(torch.int8).argmax())
-            return _place(found, is_nan.shape, origin), math.nan
-        error = torch.where(is_wrong, error.nan_to_num_(math.inf, math.inf), -1.0).flatten()
-        found = int(error.argmax())
-        if (size := error[found].item()) > worst[1]:
-            worst = _place(found, is_wrong.shape, origin), size
-    return worst
-
-
-def _place(flat: int, shape: torch.Size, origin: tuple[int, ...]) -> tuple[int, ...]:
-    inside: list[int] = []
-    for size in reversed(shape):
-        flat, last = divmod(flat, size)
-        inside.append(last)
-    return tuple(start + offset for start, offset in zip(origin, reversed(inside), strict=True))
-
-
-def _pieces(got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:
-    """Both in pieces of few elements, in order, with the index at which each begins."""
-
-    def split(
-        origin: tuple[int, ...], mine: torch.Tensor, theirs: torch.Tensor
-    ) -> Iterator[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]]:
-        if mine.numel() <= _PIECE:
-            yield origin, mine, theirs
-            return
-        dim = next(k for k, size in enumerate(mine.shape) if size > 1)
-        half = mine.shape[dim] // 2
-        for start, size in ((0, half), (half, mine.shape[dim] - half)):
-            begin = (*origin[:dim], origin[dim] + start, *origin[dim + 1 :])
-            yield from split(begin, mine.narrow(dim, start, size), theirs.narrow(dim, start, size))
-
-    yield from split((0,) * got.dim(), got, expected)
+def _pieces(origin: _Index, got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[_Index, torch.Tensor, torch.Tensor]]:
+    """Both tensors in pieces of few elements, in order, with the index at which each begins."""
+    if got.numel() <= _PIECE:
+        yield origin, got, expected
+        return
+    dim = next(k for k, size in enumerate(got.shape) if size > 1)
+    half = got.shape[dim] // 2
+    for start, size in ((0, half), (half, got.shape[dim] - half)):
+        begin = (*origin[:dim], origin[dim] + start, *origin[dim + 1 :])
+        yield from _pieces(begin, got.narrow(dim, start, size), expected.narrow(dim, start, size))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -162,30 +162,39 @@ class RunLaunch(FunctionLaunch):
 
     def checker(self) -> Any:
         """What judges results."""
-        return (_LoneChecker if self._is_alone else _GroupChecker)(self._scheduled_made, *self._tolerances)
+        return _RunChecker(self._scheduled_made, *self._tolerances, is_alone=self._is_alone)
 
-    def _scheduled_made(self) -> tuple[int, Made]:
+    def _scheduled_made(self) -> Made:
         assert self._scheduled is not None
-        return self._scheduled, self._runs.get(self._scheduled)
+        return self._runs.get(self._scheduled)
 
 
-class _LoneChecker:
-    """Judges the runs of a process that asks nobody, and so may repeat one as often as it needs."""
+class _RunChecker:
+    """The check of runs, each with its ground truth: repeated at will by a process that is alone, equally often by ranks together."""
 
-    n_runs = 1
-
-    def __init__(self, scheduled: Callable[[], tuple[int, Made]], atol: float, rtol: float) -> None:
+    def __init__(self, scheduled: Callable[[], Made], atol: float, rtol: float, *, is_alone: bool) -> None:
+        self.n_runs = 1 if is_alone else Checker.n_runs
         self._scheduled = scheduled
         self._tolerances = atol, rtol
+        # For the checker the run is an argument of one function that calls it.
+        self._checker = None if is_alone else Checker(Matches(lambda run: scheduled().ground_truth, rtol, atol), _call)
 
-    def begin(self, args: Any, kwargs: Any) -> None:
-        """Nothing to do before a run."""
+    def begin(self, args: Any, kwargs: Any, *, is_repeated: bool) -> None:
+        """Poison the memory that results may lie in, where the run is not repeated at will."""
+        try:
+            made = self._scheduled()
+        except Exception:  # noqa: BLE001  # of the factory: the run will raise it, too
+            return
+        if self._checker is not None and made.ground_truth is not None:
+            self._checker.begin((made.run,), {}, is_repeated=is_repeated)
 
     def verdict(self, result: Any, args: Any, kwargs: Any) -> str:
         """Why the scheduled run is wrong; empty if it is right."""
-        _, made = self._scheduled()
+        made = self._scheduled()
         if made.ground_truth is None:
             return ""
+        if self._checker is not None:
+            return self._checker.verdict(result, (made.run,), {})
         try:
             return wrong_output(made.run, made.ground_truth, *self._tolerances, result)
         except Exception as error:  # of a run that works once: this config is out, and the others go on
@@ -194,38 +203,10 @@ class _LoneChecker:
             return f"a repeated run raised {reason_of(error)}"
 
     def restore(self) -> None:
-        """Nothing was changed."""
+        """Put back what was poisoned."""
+        if self._checker is not None:
+            self._checker.restore()
 
 
-class _GroupChecker:
-    """Judges runs that ranks make together: each runs as often as on any other."""
-
-    n_runs = 2
-
-    def __init__(self, scheduled: Callable[[], tuple[int, Made]], atol: float, rtol: float) -> None:
-        self._scheduled = scheduled
-        self._tolerances = atol, rtol
-        self._at: tuple[int, Checker | None] | None = None
-
-    def begin(self, args: Any, kwargs: Any) -> None:
-        """Spoil the memory that results may lie in."""
-        try:
-            index, made = self._scheduled()
-        except Exception:  # noqa: BLE001  # of the factory: the run will raise it, too
-            self._at = None
-            return
-        if self._at is None or self._at[0] != index:
-            atol, rtol = self._tolerances
-            checks = made.ground_truth is not None
-            self._at = index, Checker(Matches(lambda: made.ground_truth, rtol, atol), made.run) if checks else None
-        if self._at[1] is not None:
-            self._at[1].begin(args, kwargs)
-
-    def verdict(self, result: Any, args: Any, kwargs: Any) -> str:
-        """Why the run is wrong; empty if it is right."""
-        return self._at[1].verdict(result, args, kwargs) if self._at is not None and self._at[1] is not None else ""
-
-    def restore(self) -> None:
-        """Put back what was spoiled."""
-        if self._at is not None and self._at[1] is not None:
-            self._at[1].restore()
+def _call(run: Run) -> Any:
+    return run()

@@ -55,6 +55,8 @@ class Trials:
         self._clock = clock
         self._log = log
         self._schedule: Replay = {}
+        self._repeated: set[str] = set()
+        """Sites that do the same as in the replay before."""
         self._times_launches = False
         self._replay = 0
         self._around: list[str] = []
@@ -74,6 +76,7 @@ class Trials:
 
     def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
         """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
+        self._repeated = {label for label, trial in schedule.items() if self._schedule.get(label) == trial}
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
         # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
         self.is_watching = not schedule
@@ -114,7 +117,7 @@ class Trials:
         trial = self._schedule.get(site.label, Trial(0 if site.stand_in is None else site.stand_in, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
-            site.checker.begin(*launch.arguments)
+            site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
             site.checker.restore()
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
@@ -141,7 +144,7 @@ class Trials:
         span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
         checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
         if checker is not None:
-            checker.begin(*launch.arguments)
+            checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = launch.n_collectives()  # the reference's among them
         try:
             with nullcontext() if site.is_compiled else self._running(site, index):

@@ -6,7 +6,6 @@ python -m pytest -m gpu tests/gpu/test_checks.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,9 @@ import triton.language as tl
 from dist_tune import pruning
 from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
-from dist_tune.measure.result_memory import _SPOILT
+from dist_tune.measure.output_check import wrong_output
+from dist_tune.measure.poison import NANS
+from tests.checked_runs import judge, run
 
 pytestmark = pytest.mark.gpu
 
@@ -38,11 +39,6 @@ def _double(x: torch.Tensor, out: torch.Tensor, n: int, *, does_add: bool = Fals
     return out
 
 
-def _run(checker: Checker, function: Callable[..., Any], *args: Any) -> str:
-    checker.begin(args, {})
-    return checker.verdict(function(*args), args, {})
-
-
 @pytest.mark.parametrize("n", [33, 1 << 18, 1 << 20, 100_000_003])
 @pytest.mark.parametrize("kind", ["reference", "check"])
 def test_the_allocator_saves_nobody(n: int, kind: str):
@@ -58,13 +54,27 @@ def test_the_allocator_saves_nobody(n: int, kind: str):
     del control
     checker = Checker((lambda x: x + x) if kind == "reference" else (lambda result, x: torch.equal(result, 2 * x)), writes(n))
     for _ in range(2):
-        assert _run(checker, writes(n), x) == ""
-        assert _run(checker, writes(0), x) != ""
-        assert _run(checker, writes(n - 1), x) != ""
-        assert _run(checker, writes(n), x) == ""
+        assert judge(checker, writes(n), x) == ""
+        assert judge(checker, writes(0), x) != ""
+        assert judge(checker, writes(n - 1), x) != ""
+        assert judge(checker, writes(n), x) == ""
 
 
-@pytest.mark.parametrize("dtype", _SPOILT, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
+def test_the_allocator_saves_no_run(dtype: torch.dtype):
+    """Of a tuning script, which may be repeated: neither one that writes nothing nor one that leaves an element out."""
+    x = torch.arange(1 << 16, device="cuda", dtype=dtype)
+
+    def run(count: int) -> torch.Tensor:
+        return _double(x, torch.empty_like(x), count)
+
+    for count, is_right in ((x.numel(), True), (0, False), (x.numel() - 1, False), (x.numel(), True)):
+        result = run(x.numel())
+        del result
+        assert (wrong_output(lambda count=count: run(count), 2 * x, 0.0, 0.0) == "") == is_right  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", NANS, ids=str)
 def test_what_was_not_written_is_seen_in_every_format(dtype: torch.dtype):
     """Its NaN goes through this device's copies unchanged."""
     source, out = (
@@ -72,30 +82,30 @@ def test_what_was_not_written_is_seen_in_every_format(dtype: torch.dtype):
         torch.zeros(1000, device="cuda").to(dtype),
     )
     checker = Checker(lambda source, out: source.clone(), lambda source, out: out)
-    assert _run(checker, lambda source, out: out.copy_(source), source, out) == ""
-    assert _run(checker, lambda source, out: out, source, out).startswith("1000 of 1000 elements are NaN")
-    assert _run(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert judge(checker, lambda source, out: out, source, out).startswith("1000 of 1000 elements are NaN")
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_what_is_added_to_is_put_back(dtype: torch.dtype):
-    """NaN that a kernel has added to is another NaN, so the zeros that it needs are left alone from then on."""
+    """NaN that a kernel has added to is another NaN, which is no verdict."""
     x, out = torch.randn(1000, device="cuda").to(dtype), torch.zeros(1000, device="cuda", dtype=dtype)
     checker = Checker(lambda x, out: x + x, _double)
     for k in range(4):
         out.zero_()
-        assert _run(checker, lambda x, out: _double(x, out, 1000, does_add=True), x, out) == ""
-        assert checker.wants_rerun == (k < 2)
+        assert run(checker, lambda x, out: _double(x, out, 1000, does_add=True), x, out, is_repeated=k % 2 > 0) == ""
+        assert not out.isnan().any()
     out.zero_()
-    assert _run(checker, lambda x, out: out, x, out) != ""
+    assert judge(checker, lambda x, out: out, x, out) != ""
 
 
 def test_a_reference_may_compute_on_the_host():
     """What it expects is compared on the device of the result."""
     x = torch.randn(1000, device="cuda")
     checker = Checker(lambda x: x.cpu() * 2, lambda x: x)
-    assert _run(checker, lambda x: x * 2, x) == ""
-    assert "at [7]" in _run(checker, lambda x: x * 2 + torch.nn.functional.one_hot(torch.tensor(7, device="cuda"), 1000), x)
+    assert judge(checker, lambda x: x * 2, x) == ""
+    assert "at [7]" in judge(checker, lambda x: x * 2 + torch.nn.functional.one_hot(torch.tensor(7, device="cuda"), 1000), x)
 
 
 def test_a_large_comparison_needs_little_memory():

@@ -118,7 +118,7 @@ def _writes_a_part(rank: int) -> Any:
 
 
 def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: RecordedLaunch):
-    """The rest would hold what the last config wrote, if that had not been spoiled."""
+    """The rest would hold what the last config wrote, if that had not been poisoned."""
     for y, (whole, part) in [each["_writes_a_part"] for each in pair]:
         assert y == [2.0] * 64
         assert whole is None

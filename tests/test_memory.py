@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure import tensor_memory
-from dist_tune.measure.tensor_memory import Region, is_one_of, leaves_of, tensors_in, tensors_in_objects
+from dist_tune.measure import memory
+from dist_tune.measure.memory import Region, held_by_objects, leaves_of, shares_memory, tensors_in
 
 pytestmark = pytest.mark.once
 
@@ -49,7 +49,7 @@ class Cyclic(torch.nn.Module):
 
 
 def held(*roots: Any) -> list[torch.Tensor]:
-    found = tensors_in_objects(roots)
+    found = held_by_objects(roots)
     assert found is not None
     return found
 
@@ -96,23 +96,23 @@ def test_functions_bring_along_what_they_are_made_around():
 
 def test_too_many_objects_are_not_looked_at():
     """Then nothing is known, and that is said."""
-    with mock.patch.object(tensor_memory, "_MAX_OBJECTS", 50):
-        assert tensors_in_objects(([SimpleNamespace(k=k) for k in range(100)],)) is None
-        assert tensors_in_objects(([SimpleNamespace(k=k) for k in range(10)],)) == []
+    with mock.patch.object(memory, "_MAX_OBJECTS", 50):
+        assert held_by_objects(([SimpleNamespace(k=k) for k in range(100)],)) is None
+        assert held_by_objects(([SimpleNamespace(k=k) for k in range(10)],)) == []
 
 
 def test_memory_is_shared_by_address():
     """By views, and by tensors that were made of the same memory in two ways."""
     array = np.zeros(8, dtype=np.float32)
     whole, end, other = torch.from_numpy(array), torch.from_numpy(array[4:]), torch.zeros(8)
-    assert is_one_of(whole, [other, end])
-    assert is_one_of(whole[:2], [whole[4:]])  # of one storage
-    assert not is_one_of(whole, [other])
-    assert not is_one_of(torch.empty(0), [torch.empty(0)])
+    assert shares_memory(whole, [other, end])
+    assert shares_memory(whole[:2], [whole[4:]])  # of one storage
+    assert not shares_memory(whole, [other])
+    assert not shares_memory(torch.empty(0), [torch.empty(0)])
     empty = torch.empty(0)
-    assert is_one_of(empty, [empty])
-    assert is_one_of(empty.view(0, 3), [empty])
-    assert not is_one_of(torch.eye(2).to_sparse(), [other])
+    assert shares_memory(empty, [empty])
+    assert shares_memory(empty.view(0, 3), [empty])
+    assert not shares_memory(torch.eye(2).to_sparse(), [other])
 
 
 def test_a_region_keeps_nothing_alive():

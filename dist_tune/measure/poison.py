@@ -1,0 +1,184 @@
+"""Poison: NaN in the memory of earlier results before a run, so that elements which the run does not write show.
+
+Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives a candidate that writes nothing the
+memory that still holds the last right answer, and so does a function that is given its output. Memory that only objects hold is left
+alone: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's own kernels could wait
+for one that spins until a peer answers, and overtake a write on another stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dist_tune.measure.memory import Path, Region, held_by_objects, shares_memory
+
+_SMALL_BYTES = 64 << 20
+"""Up to this size of the results, free memory for two more sets of them is poisoned, beyond it for one."""
+
+# Signalling NaNs where a format has them: what is computed from one is another NaN, so an element that still is this one was not written.
+NANS: dict[torch.dtype, tuple[torch.dtype, int]] = {
+    torch.float64: (torch.int64, 0x7FF5A5A5A5A5A5A5),
+    torch.float32: (torch.int32, 0x7FA5A5A5),
+    torch.float16: (torch.int16, 0x7D5A),
+    torch.bfloat16: (torch.int16, 0x7FA5),
+    torch.float8_e4m3fn: (torch.int8, 0x7F),
+    torch.float8_e5m2: (torch.int8, 0x7D),
+    torch.float8_e4m3fnuz: (torch.int8, -0x80),
+    torch.float8_e5m2fnuz: (torch.int8, -0x80),
+    torch.float8_e8m0fnu: (torch.int8, -1),
+}
+"""Format -> integer format, and the bits of its poison in that."""
+_FREE_INTEGERS = (torch.uint8, 0x55)
+"""Poison of free memory for integers. Integers that are held may be flags that kernels wait for."""
+
+
+@dataclass(eq=False)
+class _Place:
+    """Memory of an earlier result that is held."""
+
+    key: Path | StorageWeakRef | None
+    """The position of the argument that it is part of; its storage where it is no argument."""
+    memory: torch.Tensor
+    copy: torch.Tensor | None = None
+    """What it held before it was poisoned."""
+
+    @property
+    def n_left(self) -> int:
+        """Elements that are poison still."""
+        integer, bits = NANS[self.memory.dtype]
+        return int((self.memory.view(integer) == bits).sum())
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether it holds poison, or NaN that was computed from it."""
+        return bool((self.memory.float() if self.memory.dtype.itemsize == 1 else self.memory).isnan().any())
+
+
+class ResultMemory:
+    """Memory of the results of one function; one per tuning and rank."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[Path, set[tuple[Region, Region]]] = {}
+        """Positions of arguments that results are part of, the same on all ranks; how argument and result lie in one storage."""
+        self._regions: dict[Region, None] = {}
+        """Results of runs of the same call that are no arguments, the latest last."""
+        self._latest: list[Region] = []
+        """Those of the last run of any call."""
+        self._is_read: dict[Path | StorageWeakRef | None, bool] = {}
+        """Whether the function needs what it finds at a place, where that is known."""
+        self._has_mixed = False
+        """Whether several unknown places were poisoned at once, and one of them is read: from then on it is one at a time."""
+        self._poisoned: list[_Place] = []
+
+    def remember(self, results: list[torch.Tensor], arguments: Mapping[Path, torch.Tensor]) -> None:
+        """Learn where the results of a run lie. Those of the last few runs stay known: functions take turns with two or three buffers."""
+        self._latest.clear()
+        for result in results:
+            region = Region.of(result)
+            path = next((path for path, argument in arguments.items() if shares_memory(result, [argument])), None)
+            if path is not None:
+                whole = Region.of(arguments[path])
+                pairs = self.outputs.setdefault(path, set())
+                if whole is not None and region is not None and whole.storage == region.storage:
+                    pairs.add((whole._replace(storage=None), region._replace(storage=None)))
+            elif region is not None:
+                self._latest.append(region)
+                self._regions.pop(region, None)
+                self._regions[region] = None
+        for region in list(self._regions)[: -max(8, 3 * len(self._latest))]:
+            del self._regions[region]
+
+    def forget(self, *, is_similar: bool) -> None:
+        """Prepare for another call: earlier results may be its inputs. One that is not similar may read what this one did not."""
+        self._regions.clear()
+        self._is_read = {key: is_read for key, is_read in self._is_read.items() if isinstance(key, tuple) and (is_read or is_similar)}
+
+    def poison_held(self, arguments: Mapping[Path, torch.Tensor], roots: tuple[Any, ...], *, only: Path | None = None) -> None:
+        """Poison memory of earlier results that is held, unless the function reads it, or objects reachable from ``roots`` hold it.
+
+        ``only`` that of one argument.
+        """
+        places = [_Place(path, memory) for path in self.outputs if path in arguments for memory in self._parts(path, arguments[path])]
+        hidden = [_Place(region.storage, memory) for region in self._regions if (memory := region.tensor()) is not None]
+        contexts = held_by_objects(roots) if hidden else None
+        places += [place for place in hidden if contexts is not None and not shares_memory(place.memory, contexts)]
+        places = [place for place in places if place.memory.dtype in NANS and not self._is_read.get(place.key, False)]
+        unknown = [place.key for place in places if place.key not in self._is_read]
+        left_out = set(unknown[1:]) - set(unknown[:1]) if self._has_mixed else set()
+        with suppress(torch.OutOfMemoryError):  # what there is no copy of is left alone
+            for place in places:
+                if place.key is only or (only is None and place.key not in left_out):
+                    place.copy = place.memory.clone()
+                    self._poisoned.append(place)
+        for place in self._poisoned:
+            integer, bits = NANS[place.memory.dtype]
+            place.memory.view(integer).fill_(bits)
+
+    def _parts(self, path: Path, argument: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of an argument that were results when one lay in its storage like this one."""
+        region = Region.of(argument)
+        if region is None:
+            return []
+        parts = [part for whole, part in self.outputs[path] if whole == region._replace(storage=None)]
+        return [memory for part in parts if (memory := part._replace(storage=region.storage).tensor()) is not None]
+
+    def poison_free(self, expected: list[torch.Tensor]) -> None:
+        """Poison free memory that an allocator would give to the next result: one like the last, or like what is expected."""
+        regions = self._latest or ([] if self.outputs else [each for each in map(Region.of, expected) if each is not None])
+        n_sets = 2 if sum(region.n_bytes for region in regions) < _SMALL_BYTES else 1
+        with suppress(torch.OutOfMemoryError):
+            # All of them before the first is freed, so that they are different blocks.
+            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]
+            for block, dtype in blocks:
+                integer, bits = NANS.get(dtype.to_real() if dtype.is_complex else dtype, _FREE_INTEGERS)
+                if dtype != torch.bool:
+                    block[: block.numel() // integer.itemsize * integer.itemsize].view(integer).fill_(bits)
+
+    def settle(self, results: list[torch.Tensor], wrong: str, *, is_independent: bool) -> str:
+        """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
+
+        ``is_independent``: what is expected does not depend on what the arguments held.
+        """
+        mine = [place for place in self._poisoned if shares_memory(place.memory, results)]
+        unknown = [place for place in mine if place.key not in self._is_read]
+        has_nan = {place.key for place in unknown if place.has_nan}
+        if wrong and (not unknown or _is_missing(mine, unknown, is_independent=is_independent)):
+            self.restore()
+            return wrong
+        if not wrong or has_nan:  # what was computed from poison has explained what is wrong
+            self._is_read |= {place.key: False for place in unknown if not wrong or place.key not in has_nan}
+        if wrong and len(has_nan) == 1:
+            self._is_read |= dict.fromkeys(has_nan, True)
+        self._has_mixed |= bool(wrong) and len(has_nan) > 1
+        self.restore(keeps=not wrong)
+        return ""
+
+    def leave(self, path: Path) -> None:
+        """Never poison an argument again: the function reads it."""
+        self._is_read[path] = True
+
+    def restore(self, *, keeps: bool = False) -> None:
+        """Put back what was poisoned; ``keeps`` what has been written there instead."""
+        for place in reversed(self._poisoned):
+            if place.copy is not None and not (keeps and not place.has_nan):
+                place.memory.copy_(place.copy)
+        self._poisoned.clear()
+
+
+def _is_missing(places: list[_Place], unknown: list[_Place], *, is_independent: bool) -> bool:
+    """Whether a run is wrong for more than having read poison: some is left where it was to write, or there is no NaN at all.
+
+    An argument may be handed through as it is, unless what is expected ``is_independent`` of it. Of other memory a part may be kept from
+    run to run.
+    """
+    for place in places:
+        is_argument, n_left = isinstance(place.key, tuple), place.n_left
+        if n_left and (place not in unknown or (is_independent if is_argument else n_left == place.memory.numel())):
+            return True
+    return is_independent and isinstance(unknown[0].key, tuple) and not any(place.has_nan for place in places)
