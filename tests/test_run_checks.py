@@ -25,9 +25,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
         return writes[config["way"]], None if config["way"] == "unchecked" else right
 
     configs = [{"way": way, "n": n} for n in (1, 2) for way in ("right", "nothing", "wrong", "raises", "unchecked")]
-    launch = RunLaunch(
-        "f", Runs(make, configs, None), [str(each) for each in configs], range(10), 0.1, 0.1, is_alone=False, is_watched=False
-    )
+    launch = RunLaunch("f", Runs(make, configs, None), range(10), (0.1, 0.1), is_alone=False, is_watched=False)
     checker = launch.checker()
     found: dict[int, list[str]] = {}
     for i, config in enumerate(launch.candidates()):
