@@ -210,7 +210,7 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
     def make_for_size(size: int) -> Any:
         return sleeping(lambda config: ms[size][config["i"]])
 
-    saved = tune_and_save_configs([64, 128, 512], make_for_size, SPACE[:3], "k.json", tmp_path / "configs", num_iters=2)
+    saved = tune_and_save_configs([64, 128, 512], make_for_size, SPACE[:3], "k.json", tmp_path / "configs", num_iters=5)
     assert saved == {"small": {"i": 2}, "medium": {"i": 2}}
     assert load_config(tmp_path / "configs" / "k.json", 100) == {"i": 2}
     # Classes that are there stay, and another layout goes into a file of its own.
@@ -261,7 +261,7 @@ def test_a_class_that_no_config_serves_is_an_error_that_names_it(tmp_path: Path)
 def test_problems_come_back_in_order_with_what_was_measured():
     problems = [Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n))) for n in (4, 1)]  # type: ignore[misc]
     problems.append(Problem("bad", SPACE, sleeping(lambda config: 0, lambda config: torch.zeros(4))))
-    first, second, bad = tune_problems(problems, num_iters=2)
+    first, second, bad = tune_problems(problems, num_iters=5)
     assert isinstance(first, Outcome)
     assert isinstance(second, Outcome)
     assert isinstance(bad, Failed)
@@ -287,7 +287,7 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
 
         return run, torch.ones(4)
 
-    (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=1)
+    (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=3)
     assert isinstance(outcome, Outcome)
     assert (outcome.failures, outcome.winner) == ({}, 0)
 

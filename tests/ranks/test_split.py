@@ -19,10 +19,12 @@ from tests.ranks.world import same_error
 
 pytestmark = pytest.mark.once
 
-QUICK: Any = {"num_iters": 2}
+QUICK: Any = {"num_iters": 3}
+SOON = {"DIST_TUNE_DEADLINE_S": "2"}
+"""A rank that died is given up after this time, and its task begins anew after as much again."""
 
 
-def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1, step_s: float = 0.0005) -> Problem:
+def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1, step_s: float = 0.002) -> Problem:
     """Fastest with ``delay=best``; writes down who has run what. Rank ``rank`` is killed by its run with ``dies_at``."""
 
     def make(config: dict[str, Any]) -> Any:
@@ -65,7 +67,7 @@ def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
 
 def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
     """Rank 1 is killed in its first problem; that one is finished elsewhere, the others are not begun twice."""
-    outcomes = on_ranks(3, _own_share, str(tmp_path), 1)
+    outcomes = on_ranks(3, _own_share, str(tmp_path), 1, env=SOON)
     assert outcomes[1].error == "Died"
     got = values([outcomes[0], outcomes[2]])
     assert got[0] == got[1] == [(f"p{i}", i % 4, 4) for i in range(6)]
@@ -76,7 +78,7 @@ def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
 
 def test_the_first_rank_may_die_too(tmp_path: Path):
     """Nobody needs rank 0 itself, as long as the store is hosted elsewhere: here it is a file."""
-    outcomes = on_ranks(2, _own_share, str(tmp_path), 0)
+    outcomes = on_ranks(2, _own_share, str(tmp_path), 0, env=SOON)
     assert outcomes[0].error == "Died"
     assert values([outcomes[1]]) == [[(f"p{i}", i % 4, 4) for i in range(6)]]
 
