@@ -1,6 +1,6 @@
 """What a steady call of a tuned closure costs more than a bare ``triton.autotune`` launch, on the host.
 
-No GPU needed: the fake H200 driver of the tests compiles for real and launches nothing, so that only Python is timed.
+No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing, so that only Python is timed.
 Target: at most 1 us more.
 
     .venv/bin/python benchmarks/bench_steady.py
