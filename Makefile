@@ -20,8 +20,11 @@ test: test-installed test-newer  ## the tests, with the installed triton and wit
 test-fast: .venv/test.stamp  ## the tests that start no processes, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes"
 
+# Tests of ranks wait much and compute little: they run beside the others, and their output comes last.
 test-installed: .venv/test.stamp  ## the tests with the installed triton
-	$(python) -m pytest
+	@log=$$(mktemp); $(python) -m pytest tests/ranks >$$log 2>&1 & ranks=$$!; \
+	$(python) -m pytest --ignore=tests/ranks; others_code=$$?; \
+	wait $$ranks; ranks_code=$$?; cat $$log; rm -f $$log; exit $$((others_code | ranks_code))
 
 test-newer: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests that Triton matters to, with triton 3.9.0
 	PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not once"
