@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[1]
 N_PROCESSES = 16
-RACE_S = float(os.environ.get("CACHE_RACE_S", "2.5"))
+RACE_S = float(os.environ.get("CACHE_RACE_S", "4"))
 N_KILLED = 20
 SITES = [(name, key, triton) for name in ("gemm", "a/b", "reduce") for key in ("[64]", "[128]") for triton in ("3.6.0", "3.9.0")]
 Score = tuple[int, float]
