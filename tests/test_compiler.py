@@ -233,7 +233,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
     child = os.fork()
     if child == 0:
         os.close(2)  # nanobind complains about what a stuck thread holds
-        dist_tune.compiler.pool._EXIT_WAIT_S = 1.0 if is_stuck else 20.0
+        dist_tune.compiler.pool._EXIT_WAIT_S = 1.0 if is_stuck else 60.0
         compiler = Compiler(2, 60)
         stuck: list[int] = []
         if is_stuck:
@@ -242,7 +242,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
         args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
         compiler.begin("site", Launch(autotuned(_dot_kernel), args, {"grid": (1,), "warmup": False}), candidates, range(6))
         time.sleep(0.1)
-        while is_stuck and len(stuck) < 2 and time.monotonic() - began < 15:  # until no thread is in the compiler's C++
+        while is_stuck and len(stuck) < 2 and time.monotonic() - began < 60:  # until no thread is in the compiler's C++
             time.sleep(0.01)
         ctypes.pythonapi.Py_Exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic() - began
@@ -254,4 +254,4 @@ def test_a_process_can_end_while_threads_compile(is_stuck: bool):
     """Threads in the compiler's C++ when Python ends would abort the process; one that never ends must not keep it."""
     ((code, seconds),) = values(on_ranks(1, _exits, is_stuck, mode="fake", is_dist=False))
     assert code == 3
-    assert seconds < 20
+    assert seconds < 80  # the stuck thread sleeps for days; a busy machine takes 35 s to assemble what the others are at
