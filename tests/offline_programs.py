@@ -30,7 +30,7 @@ def main(folder: str, dies_at: int, n_deaths: int) -> None:
             noted(folder, f"run-{i}")
             if i == dies_at % 100 and noted(folder, "died") <= n_deaths:
                 os.kill(os.getpid(), signal.SIGKILL if dies_at < 100 else signal.SIGTERM)
-            time.sleep(0.002 * (1 + abs(i - 7)))
+            time.sleep(0.005 * (1 + abs(i - 7)))
             return torch.ones(2)
 
         noted(folder, f"made-{i}")

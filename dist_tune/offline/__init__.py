@@ -1,6 +1,6 @@
 """Tuning scripts: the best config of a kernel at given sizes, found ahead of time and shipped as JSON.
 
-Problems are tuned in rounds, kept in a journal, and shared out over ranks.
+Problems are tuned in rounds, with a journal to go on from, and shared out over ranks.
 All names that scripts use are exported here.
 """
 

@@ -98,7 +98,7 @@ class Job:
             try:
                 if self._ranks.is_first:
                     save()
-            except BaseException as error:
+            except BaseException as error:  # ends the call on all ranks, which wait for the file
                 self._ranks.abort(error)
                 raise
             self._ranks.reduce("saved", "", _first)

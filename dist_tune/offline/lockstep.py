@@ -1,4 +1,4 @@
-"""What ranks that tune one problem together agree on between rounds, so that all make the same ones. Collective throughout."""
+"""Agreement between the rounds of ranks that tune one problem together, so that all make the same rounds. Collective throughout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Runs of a tuning script: for each config a function without arguments, made by the script's factory, and its expected result.
 
-``RunLaunch`` is a ``Tunable`` whose launch is one run. Knows the script's factory and callback; nothing of search, files or ranks. Runs
-hold their inputs, so only as many are kept as memory allows; a factory that makes inputs and reference once, outside, makes that free.
+Runs hold their inputs, so only as many are kept as memory allows. Knows the factory and its callback; nothing of search, files or ranks.
 """
 
 from __future__ import annotations

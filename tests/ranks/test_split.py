@@ -24,7 +24,7 @@ SOON = {"DIST_TUNE_DEADLINE_S": "2"}
 """A rank that died is given up after this time, and its task begins anew after as much again."""
 
 
-def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1, step_s: float = 0.002) -> Problem:
+def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1, step_s: float = 0.01) -> Problem:
     """Fastest with ``delay=best``; writes down who has run what. Rank ``rank`` is killed by its run with ``dies_at``."""
 
     def make(config: dict[str, Any]) -> Any:
@@ -87,7 +87,7 @@ def _all_reduce(rank: int, folder: str, mode: str) -> Any:
     def make(config: dict[str, Any]) -> Any:
         def run() -> torch.Tensor:
             total = torch.ones(4)
-            time.sleep(config["ms"] * 4e-3 * (1 + 3 * (rank == config["slow"])))
+            time.sleep(config["ms"] * 5e-3 * (1 + 3 * (rank == config["slow"])))
             dist.all_reduce(total)
             return total
 
@@ -132,7 +132,7 @@ def _alone_together(rank: int) -> Any:
         ms = [[2, 3, 6, 1], [6, 3, 2, 1]][rank][config["i"]]
 
         def run() -> torch.Tensor:
-            time.sleep(ms * 4e-3)
+            time.sleep(ms * 5e-3)
             return torch.ones(2) * (2 if config["i"] == 4 and rank == 1 else 1)
 
         return run, torch.ones(2)
