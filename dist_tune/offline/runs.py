@@ -160,7 +160,7 @@ class RunLaunch(FunctionLaunch):
         return 0 if self._is_alone else n_collectives()
 
     def checker(self) -> Any:
-        """What judges results."""
+        """The check of runs against their ground truth."""
         return _RunChecker(self._scheduled_made, *self._tolerances, is_alone=self._is_alone)
 
     def _scheduled_made(self) -> Made:
@@ -188,7 +188,7 @@ class _RunChecker:
             self._checker.begin((made.run,), {}, is_repeated=is_repeated)
 
     def verdict(self, result: Any, args: Any, kwargs: Any) -> str:
-        """Why the scheduled run is wrong; empty if it is right."""
+        """Reason why the scheduled run is wrong; empty if it is right."""
         made = self._scheduled()
         if made.ground_truth is None:
             return ""
@@ -196,8 +196,8 @@ class _RunChecker:
             return self._checker.verdict(result, (made.run,), {})
         try:
             return wrong_output(made.run, made.ground_truth, *self._tolerances, result)
-        except Exception as error:  # of a run that works once: this config is out, and the others go on
-            if is_fatal(error):  # they could not: it is no verdict on them
+        except Exception as error:  # of a run that works once: a vote against this config
+            if is_fatal(error):  # the device is lost, also to the other configs
                 raise
             return f"a repeated run raised {reason_of(error)}"
 
