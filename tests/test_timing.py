@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.measure.clocks import Span, WallClock, device_clock, is_capturing, median, spread, without_outliers
+from dist_tune.measure.clocks import Span, WallClock, device_clock, is_capturing
+from dist_tune.measure.statistics import median, spread, without_outliers
 
 pytestmark = pytest.mark.once
 
@@ -82,7 +83,7 @@ def test_a_wall_clock_prepares_nothing():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 def test_without_a_gpu_the_clock_is_the_wall_and_nothing_captures():
     """No CUDA call fails or initialises anything."""
-    clock = device_clock(is_interpreted=False)
+    clock = device_clock()
     span: Span = clock.span()
     assert isinstance(clock, WallClock)
     assert span.is_done()

@@ -1,4 +1,4 @@
-"""How long a run takes, and whether its result is right.
+"""The time of a run, and the check of its result.
 
 Clocks, statistics, generator state, comparison with a reference.
 Knows devices and tensors; nothing of candidates, ranks or search.
@@ -6,11 +6,12 @@ Knows devices and tensors; nothing of candidates, ranks or search.
 
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.checks import Checker
-from dist_tune.measure.clocks import Clock, Span, device_clock, is_capturing, is_interpreted, median, spread, without_outliers
+from dist_tune.measure.clocks import Clock, Span, device_clock, is_capturing, is_interpreted
 from dist_tune.measure.memory import tensors_in
 from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.reference import Matches, matches
 from dist_tune.measure.rng import RngState
+from dist_tune.measure.statistics import median, spread, without_outliers
 
 __all__ = [
     "Checker", "Clock", "Latency", "Matches", "RngState", "Span", "benchmark_config", "device_clock", "is_capturing", "is_interpreted",

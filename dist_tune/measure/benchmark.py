@@ -1,4 +1,4 @@
-"""How long one run takes, measured as it should be: warm, cold caches, outliers out, and only if its result is right.
+"""The time of one run, measured as it should be: warm, cold caches, outliers out, and only if its result is right.
 
 Knows clocks and checks, and nothing of candidates, search or ranks.
 """
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_tune.errors import WrongResultError
-from dist_tune.measure.clocks import device_clock, is_interpreted, wait_for_device, without_outliers
+from dist_tune.measure.clocks import device_clock, wait_for_device
 from dist_tune.measure.compare import difference
 from dist_tune.measure.output_check import wrong_output
+from dist_tune.measure.statistics import without_outliers
 
 _N_WARMUP = 5
 _MAX_OUTLIERS = 0.1
@@ -42,7 +43,7 @@ def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 
 
     Raises:
         ValueError: less than one timed run, or a negative number of others.
-        Exception: whatever ``run`` raises.
+        Exception: errors of ``run``.
     """
     latency, _ = _measure(run, n_warmup, num_iters, is_cold=is_cold)
     return latency
@@ -57,7 +58,7 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
 
     Raises:
         WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.
-        Exception: whatever ``run`` raises, as ``triton.OutOfResources``.
+        Exception: errors of ``run``, as ``triton.OutOfResources``.
     """
     if ground_truth is not None and (wrong := wrong_output(run, ground_truth, atol, rtol)):
         raise WrongResultError(wrong)
@@ -70,7 +71,7 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
 def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: bool) -> tuple[Latency, Any]:
     if num_iters < 1 or n_warmup < 0:
         raise ValueError(f"need num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}")
-    clock = device_clock(is_interpreted())
+    clock = device_clock()
     host_ms, result = 1.0, None
     for k in range(n_warmup):
         if k == n_warmup - 1:

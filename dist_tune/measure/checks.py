@@ -43,7 +43,7 @@ class Checker:
         self._reference: Matches | None = None
         """The check, if it is a reference."""
         self._expected: list[Any] = []
-        """What the reference returned for this call; empty before."""
+        """Result that the reference returned for this call; empty before."""
         self._call: _Call | None = None
         """The latest call, as it was left."""
         self._memory = ResultMemory()
@@ -57,7 +57,7 @@ class Checker:
 
         Raises:
             TypeError: ``check`` takes neither the result and the arguments nor the arguments.
-            Exception: whatever the reference raises.
+            Exception: errors of the reference.
         """
         with self._judging(args, kwargs):
             self.restore()
@@ -81,7 +81,7 @@ class Checker:
 
         Raises:
             TypeError: the check returned something that is neither None nor true or false.
-            Exception: whatever the check raises, other than AssertionError.
+            Exception: errors of the check other than AssertionError.
         """
         with self._judging(args, kwargs):
             results = list(tensors_in(result).values())
@@ -135,10 +135,10 @@ class Checker:
 
 
 class _Call(NamedTuple):
-    """What a call was given, without keeping tensors alive."""
+    """The arguments of a call, without keeping tensors alive."""
 
     form: list[Any]
-    """What decides on what is done: the tensors may be others, and objects others of their kind."""
+    """Path, type and plain value of each argument, which decide on the work: tensors may be others of their kind."""
     leaves: list[Any]
     versions: list[int | None]
 
@@ -152,6 +152,6 @@ class _Call(NamedTuple):
         return cls(form, kept, [version_of(tensor) for tensor in tensors])
 
     def repeats(self, other: _Call) -> bool:
-        """Whether both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
+        """True if both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
         is_same = all(mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False))
         return is_same and self.form == other.form and self.versions == other.versions

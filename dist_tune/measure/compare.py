@@ -1,4 +1,4 @@
-"""How far a result is from what was expected: nested tuples, lists and dicts of tensors and numbers.
+"""Differences between a result and an expected one: nested tuples, lists and dicts of tensors and numbers.
 
 Knows tensors as values and nothing of where they come from. Works through large tensors piece by piece, on their device,
 and waits for that device once a tensor, if nothing is wrong.
@@ -143,7 +143,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(value: Any) -> dict[Any, Any] | None:
-    """What is in a container, by name or index; None for anything else."""
+    """The items of a container, by name or index; None for anything else."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
@@ -160,7 +160,7 @@ def _is_number(value: object) -> bool:
 def _is_equal(got: Any, expected: Any) -> bool:
     try:
         return got is expected or bool(got == expected)
-    except Exception as error:  # whatever the user's objects raise when they are compared
+    except Exception as error:  # comparing the user's objects may raise anything
         raise TypeError(f"cannot compare a {type(got).__name__} with a {type(expected).__name__}: return tensors and numbers") from error
 
 

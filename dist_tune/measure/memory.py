@@ -67,7 +67,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
-    """Whether a tensor is one of the others, or lies in memory of one."""
+    """True if a tensor is one of the others, or lies in memory of one."""
     mine = _storage(tensor)
     for other in others:
         theirs = _storage(other)

@@ -22,11 +22,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def wrong_output(run: Callable[[], Any], ground_truth: Any, atol: float, rtol: float, result: Any = _NOT_RUN) -> str:
     """Why what ``run()`` returns is not ``ground_truth``, on one line; empty if it is. Runs it once more for each tensor returned.
 
-    A tensor in which ``run`` leaves elements as they were is wrong there, whatever stood there before. One that ``run`` reads before it
+    A tensor in which ``run`` leaves elements as they were is wrong there, right values included. One that ``run`` reads before it
     writes (``x.relu_()``) is left as it was found. ``result``: of a run that has been made; hold no other reference to it.
 
     Raises:
-        Exception: whatever ``run`` raises.
+        Exception: errors of ``run``.
         TypeError: ``run`` returns the memory of ``ground_truth`` itself.
     """
     random = RngState()
@@ -80,7 +80,7 @@ def _overwritten(run: Callable[[], Any], memory: torch.Tensor, before: torch.Ten
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:
-    """Whether values can be put there: not where elements share memory, nor, outside inference mode, where they were made in it."""
+    """True if values can be put there: not where elements share memory, nor, outside inference mode, where they were made in it."""
     try:
         tensor.copy_(tensor.clone())
     except (RuntimeError, NotImplementedError):

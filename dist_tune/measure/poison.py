@@ -46,7 +46,7 @@ class _Place:
     """The position of the argument that it is part of; its storage where it is no argument."""
     memory: torch.Tensor
     copy: torch.Tensor | None = None
-    """What it held before it was poisoned."""
+    """Its values before it was poisoned."""
 
     @property
     def n_left(self) -> int:
@@ -56,7 +56,7 @@ class _Place:
 
     @property
     def has_nan(self) -> bool:
-        """Whether it holds poison, or NaN that was computed from it."""
+        """True if it holds poison, or NaN that was computed from it."""
         return bool((self.memory.float() if self.memory.dtype.itemsize == 1 else self.memory).isnan().any())
 
 
@@ -71,9 +71,9 @@ class ResultMemory:
         self._latest: list[Region] = []
         """Those of the last run of any call."""
         self._is_read: dict[Path | StorageWeakRef | None, bool] = {}
-        """Whether the function needs what it finds at a place, where that is known."""
+        """True if the function reads the values at a place, where that is known."""
         self._has_mixed = False
-        """Whether several unknown places were poisoned at once, and one of them is read: from then on it is one at a time."""
+        """True if several unknown places were poisoned at once, and one of them is read: from then on it is one at a time."""
         self._poisoned: list[_Place] = []
 
     def remember(self, results: list[torch.Tensor], arguments: Mapping[Path, torch.Tensor]) -> None:
@@ -172,7 +172,7 @@ class ResultMemory:
 
 
 def _is_missing(places: list[_Place], unknown: list[_Place], *, is_independent: bool) -> bool:
-    """Whether a run is wrong for more than having read poison: some is left where it was to write, or there is no NaN at all.
+    """True if a run is wrong for more than having read poison: some is left where it was to write, or there is no NaN at all.
 
     An argument may be handed through as it is, unless what is expected ``is_independent`` of it. Of other memory a part may be kept from
     run to run.

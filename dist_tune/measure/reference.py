@@ -56,7 +56,7 @@ def matches(reference: Callable[..., Any], *, rtol: float | None = None, atol: f
 
 
 def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a reference returns, in memory that no argument shares; what torch has written to arguments meanwhile is undone.
+    """The result of a reference, in memory that no argument shares; what torch has written to arguments meanwhile is undone.
 
     With ``out=`` it writes the right answer there, where a candidate that then writes nothing would find it. Needs memory for a copy of the
     arguments while it runs; those that do not fit are left as the reference leaves them.
@@ -105,7 +105,7 @@ def as_reference(check: Callable[..., Any], function: Callable[..., Any], args: 
 
 
 def told(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What a check of the user's says: why the result is wrong; empty if it is right."""
+    """Reason of a user's check why the result is wrong; empty if it is right."""
     try:
         answer = check(result, *args, **kwargs)
     except AssertionError as error:

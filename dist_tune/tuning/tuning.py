@@ -15,7 +15,7 @@ from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_thr
 from dist_tune.distributed import Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.log import tuning_log
-from dist_tune.measure import RngState, device_clock, is_interpreted
+from dist_tune.measure import RngState, device_clock
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -48,7 +48,7 @@ class Tuning:
         self._exit.callback(compiler.close)
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
-        clock = device_clock(is_interpreted())
+        clock = device_clock()
         sites = Sites(log, compiler, placement, lookup)
         replays = Replayer(ranks, Trials(name, ranks, sites, clock, log), clock, options.reset, settings.deadline_s)
         self._trials = replays.trials
