@@ -144,10 +144,10 @@ class _Rank:
         return ms * exp(self._dice.gauss(0.0, self._world.noise)) if ms else 0.0
 
 
-def play(world: World, plan: Plan | None = None, policy: RacingOptions | None = None, seed: int = 0) -> Played:
+def play(world: World, plan: Plan | None = None, options: RacingOptions | None = None, seed: int = 0) -> Played:
     """Tune the closure as a session does, between the vote on what was compiled and the winners."""
     plan = plan or Plan()
-    search = Race(plan, policy)
+    search = Race(plan, options)
     for site, kernel in world.sites.items():
         search.add(site, len(kernel.ms), kernel.failures)
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
@@ -192,9 +192,9 @@ def kernel_of(table: Table, n_ranks: int = 4) -> Kernel:
 # -- policies --------------------------------------------------------------------------------------------------------
 
 
-def summary(world: World, plan: Plan | None = None, policy: RacingOptions | None = None, n_runs: int = 200) -> str:
+def summary(world: World, plan: Plan | None = None, options: RacingOptions | None = None, n_runs: int = 200) -> str:
     """Share of runs with one winner, worst and mean regret, replays against an exhaustive search's."""
-    runs = [play(world, plan, policy, seed) for seed in range(n_runs)]
+    runs = [play(world, plan, options, seed) for seed in range(n_runs)]
     same = statistics.multimode(tuple(run.winners.values()) for run in runs)[0]
     own_share = sum(tuple(run.winners.values()) == same for run in runs) / n_runs
     regrets = [run.regret for run in runs]
@@ -211,7 +211,7 @@ def summary(world: World, plan: Plan | None = None, policy: RacingOptions | None
 
 @dataclass(frozen=True, slots=True)
 class Quota(RacingOptions):
-    """A policy that keeps another share of the candidates after the first rung; half of that after each later one."""
+    """Options that keep another share of the candidates after the first rung; half of that after each later one."""
 
     first: int = 4
     """One of so many stays."""
@@ -221,7 +221,7 @@ class Quota(RacingOptions):
         return max(self.max_finalists, n_candidates // (self.first << rung))
 
 
-POLICIES: dict[str, RacingOptions] = {
+OPTIONS: dict[str, RacingOptions] = {
     "default": RacingOptions(),
     "margins 0.3 0.15 0.1 0.05": RacingOptions(margins=(0.3, 0.15, 0.1, 0.05)),
     "margins 1 0.5 0.3 0.2": RacingOptions(margins=(1.0, 0.5, 0.3, 0.2)),
@@ -262,8 +262,8 @@ def main(n_runs: int = 200) -> None:
     worlds["20 random sites of 8 candidates"] = many(20, 8)
     for name, world in worlds.items():
         print(f"\n{name}, {n_runs} runs, noise {world.noise:.1%}, hiccups {world.hiccups:.1%}")
-        for label, policy in POLICIES.items():
-            print(f"  {label:26} {summary(world, policy=policy, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}")
+        for label, options in OPTIONS.items():
+            print(f"  {label:26} {summary(world, options=options, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}")
     world, texts = step_of_148()
     played = play(world)
     step_ms = world.closure_ms(played.winners)

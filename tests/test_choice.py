@@ -1,4 +1,4 @@
-"""Who stays in a race and who wins, from agreed numbers."""
+"""Who stays in a race and who wins, from reduced times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, judge, kept
+from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, kept, select
 
 pytestmark = pytest.mark.once
 
@@ -22,10 +22,10 @@ def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: floa
 
 
 ms = st.sampled_from([0.5, 1.0, 1.001, 1.1, 1.4, 2.0, 9.0])  # a handful, so that ties happen
-agreed = st.builds(
+times = st.builds(
     ReducedTimes, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3)
 )
-tables = st.dictionaries(st.integers(0, 30), agreed, min_size=1, max_size=12)
+tables = st.dictionaries(st.integers(0, 30), times, min_size=1, max_size=12)
 objectives: Any = st.sampled_from(["closure", "kernel"])
 
 
@@ -67,35 +67,35 @@ def test_the_fastest_kernel_always_stays(table: dict[int, ReducedTimes], quota: 
 
 def test_a_tie_goes_to_the_lower_index():
     """Half a percent is a tie; the one behind it may still be the faster kernel by more than that, and then it wins."""
-    assert judge(of((1.004, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 0
-    assert judge(of((1.006, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 1
-    assert judge(of((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), "closure", TIE).winner == 0
+    assert select(of((1.004, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 0
+    assert select(of((1.006, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 1
+    assert select(of((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), "closure", TIE).winner == 0
 
 
 def test_noise_goes_to_the_faster_kernel():
     """The closure says 1 % and its repeats differ by 10 %: it is not believed."""
     noisy = of((1.0, 3.01), (1.02, 3.0), rest_spread_ms=0.3)
-    assert (judge(noisy, "closure", TIE).winner, judge(noisy, "closure", TIE).closure_weight) == (0, 0.0)
+    assert (select(noisy, "closure", TIE).winner, select(noisy, "closure", TIE).closure_weight) == (0, 0.0)
 
 
 def test_the_closure_decides_where_it_is_clear():
     """A kernel that is 2 % slower and saves 5 % beside it wins by the closure, and not by the kernel."""
     times = of((1.0, 3.0), (1.02, 2.85), (1.3, 3.3), spread_ms=0.001, rest_spread_ms=0.002)
-    verdict = judge(times, "closure", TIE)
-    assert (verdict.winner, verdict.worse, verdict.is_clear) == (1, frozenset({2}), False)
-    assert verdict.closure_weight > 0.95
-    assert judge(times, "kernel", TIE).winner == 0
-    assert judge(times, "kernel", TIE).closure_weight == 0.0
+    selection = select(times, "closure", TIE)
+    assert (selection.winner, selection.worse, selection.is_clear) == (1, frozenset({2}), False)
+    assert selection.closure_weight > 0.95
+    assert select(times, "kernel", TIE).winner == 0
+    assert select(times, "kernel", TIE).closure_weight == 0.0
 
 
 def test_one_replay_each_tells_nothing_of_noise():
     """So the closure is not believed before a repeat."""
-    assert judge(of((1.0, 3.0), (1.02, 2.0), n=1), "closure", TIE).winner == 0
+    assert select(of((1.0, 3.0), (1.02, 2.0), n=1), "closure", TIE).winner == 0
 
 
 def test_more_noise_leaves_it_open():
     """The same difference is clear, or asks for more replays, or is nobody's loss."""
-    clear, near = (judge(of((1.0, 2.0), (1.03, 2.03), spread_ms=spread), "kernel", TIE) for spread in (0.001, 0.02))
+    clear, near = (select(of((1.0, 2.0), (1.03, 2.03), spread_ms=spread), "kernel", TIE) for spread in (0.001, 0.02))
     assert (clear.winner, clear.worse, clear.is_clear) == (0, frozenset({1}), True)
     assert (near.winner, near.worse, near.is_clear) == (0, frozenset(), False)
 
@@ -103,28 +103,28 @@ def test_more_noise_leaves_it_open():
 @given(tables, objectives)
 def test_a_verdict_is_the_same_in_any_order(table: dict[int, ReducedTimes], objective: Objective):
     """The winner is a contender, not among the worse, and no slower by both clocks than another beyond tie and noise."""
-    verdict = judge(table, objective, TIE)
-    assert verdict == judge(dict(reversed(table.items())), objective, TIE)
-    assert verdict.winner in table
-    assert verdict.winner not in verdict.worse
-    assert 0.0 <= verdict.closure_weight <= 1.0
+    selection = select(table, objective, TIE)
+    assert selection == select(dict(reversed(table.items())), objective, TIE)
+    assert selection.winner in table
+    assert selection.winner not in selection.worse
+    assert 0.0 <= selection.closure_weight <= 1.0
 
 
 @given(st.lists(ms, min_size=1, max_size=8), objectives)
 def test_without_noise_the_best_is_within_a_tie(kernels: list[float], objective: Objective):
     """And is the first of those within it of the fastest."""
-    verdict = judge(of(*[(t, t + 1.0) for t in kernels]), objective, TIE)
-    assert verdict.winner == next(i for i, t in enumerate(kernels) if t <= min(kernels) * (1 + TIE))
+    selection = select(of(*[(t, t + 1.0) for t in kernels]), objective, TIE)
+    assert selection.winner == next(i for i, t in enumerate(kernels) if t <= min(kernels) * (1 + TIE))
 
 
 @pytest.mark.parametrize("n_candidates", [1, 8, 76, 148, 1000])
 def test_a_quota_halves_with_each_rung(n_candidates: int):
     """But never below the finalists."""
-    policy = RacingOptions()
-    quotas = [policy.quota(n_candidates, rung) for rung in range(12)]
-    assert quotas[0] <= max(n_candidates / 2, policy.max_finalists)
-    assert all(later == max(policy.max_finalists, earlier // 2) for earlier, later in pairwise(quotas))
-    assert quotas[-1] == policy.max_finalists
+    options = RacingOptions()
+    quotas = [options.quota(n_candidates, rung) for rung in range(12)]
+    assert quotas[0] <= max(n_candidates / 2, options.max_finalists)
+    assert all(later == max(options.max_finalists, earlier // 2) for earlier, later in pairwise(quotas))
+    assert quotas[-1] == options.max_finalists
 
 
 def test_the_last_margin_goes_on():

@@ -52,7 +52,7 @@ def test_where_nobody_is_new_the_choice_stands():
     """A list that has only lost some, or changed its order: no replay at all, and all keep their times."""
     world = race([3.0, 2.0, 4.0], found({0: 3.0, 1: 2.0, 2: 4.0}, winner=0))
     assert (world.replays, world.search.best("s")) == ([], 0)
-    assert [each.agreed.n_replays for each in world.search.results("s") if each.agreed] == [10] * 3
+    assert [each.times.n_replays for each in world.search.results("s") if each.times] == [10] * 3
 
 
 def test_new_ones_have_the_old_winner_to_beat():
@@ -63,7 +63,7 @@ def test_new_ones_have_the_old_winner_to_beat():
     assert (world.search.best("s"), set(runs(world))) == (2, {0, 2})
     results = world.search.results("s")
     assert [each.left for each in results if each.left] == ["not raced: slower in an earlier tuning"] * 5
-    assert [each.agreed.n_replays for i, each in enumerate(results) if each.agreed and i not in runs(world)] == [10] * 5
+    assert [each.times.n_replays for i, each in enumerate(results) if each.times and i not in runs(world)] == [10] * 5
 
 
 def test_a_new_one_that_is_better_wins():
@@ -89,8 +89,8 @@ def test_a_winner_with_a_slow_kernel_is_not_hopeless():
     seen: Counter[int] = Counter()
     while batch := search.batch():
         seen.update(replay["s"].candidate for replay in batch)
-        agreed = {i: ReducedTimes(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
-        search.tell(len(batch), ReducedReport({"s": agreed}))
+        times = {i: ReducedTimes(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
+        search.tell(len(batch), ReducedReport({"s": times}))
     assert search.best("s") == 1
     assert seen[2] > 5
 
@@ -212,14 +212,14 @@ def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Ta
     """Known times that have nothing to do with the real ones, failures at every point, replays in which nobody meets the site."""
     n = draw(st.integers(1, 30))
     indices = st.integers(0, n - 1)
-    agreed = {i: ReducedTimes(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
+    times = {i: ReducedTimes(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
     failures = dict.fromkeys(draw(st.sets(indices, max_size=3)), "rank 0: no")
     pool = draw(st.lists(st.one_of(sizes_ms, sizes_ms, st.just("broke"), st.none()), min_size=1, max_size=30))
 
     def take(rank: int, site: str, i: int, replay: int) -> Any:
         return pool[(rank * 7 + i * 3 + replay) % len(pool)]
 
-    return n, PriorTimes(agreed, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
+    return n, PriorTimes(times, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
 
 
 @settings(max_examples=80, deadline=None)
@@ -227,7 +227,7 @@ def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Ta
 def test_whatever_is_known_a_race_ends(world: tuple[int, PriorTimes, dict[int, str], Plan, Take], dice: Any):
     """Within its overtime, equally whatever the order of what it was told, with a winner that has failed nowhere."""
     n, known, failures, plan, take = world
-    other = PriorTimes(dict(dice.sample(list(known.agreed.items()), len(known.agreed))), known.winner)
+    other = PriorTimes(dict(dice.sample(list(known.times.items()), len(known.times))), known.winner)
     searches = [searching(n, each, plan, failures) for each in (known, other)]
     ends = [World(search, 2, take).finish(at_most=MAX_OVERTIME * n * 8 + 100) for search in searches]
     assert ends[0].replays == ends[1].replays

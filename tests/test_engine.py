@@ -88,7 +88,7 @@ def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mappi
 
 
 def latencies_ms(search: Race, site: str = "s") -> list[float | None]:
-    return [each.agreed.kernel_ms if each.agreed else None for each in search.results(site)]
+    return [each.times.kernel_ms if each.times else None for each in search.results(site)]
 
 
 def told(times: list[list[float]]) -> Race:
@@ -137,11 +137,11 @@ def test_slowest_rank_decides():
     search = told([[1.0, 4.0], [6.0, 4.0]])
     assert search.best("s") == 1
     assert latencies_ms(search) == [6.0, 4.0]
-    assert search.results("s")[0].agreed == ReducedTimes(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
+    assert search.results("s")[0].times == ReducedTimes(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
 
 
 def test_a_tie_goes_to_the_lower_index():
-    """Three equal agreed times, made of different ranks' medians."""
+    """Three equal reduced times, made of different ranks' medians."""
     assert told([[9.0, 2.0, 1.0, 2.0], [9.0, 1.0, 2.0, 2.0]]).best("s") == 1
 
 
@@ -159,7 +159,7 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
     world.finish()
     assert world.search.best("s") == 1
     standing = world.search.results("s")[0]
-    assert (standing.failure, standing.agreed) == ("rank 1: broke", None)
+    assert (standing.failure, standing.times) == ("rank 1: broke", None)
     assert all(trial is not None and trial.candidate == 1 for trial in world.trials("s")[6:])
 
 
@@ -268,8 +268,8 @@ def expected(n: int, failed: set[int], ranks: Mapping[int, Mapping[int, list[flo
     failed |= {i for each in ranks.values() for i, ms in each.items() if not (math.isfinite(median(ms)) and median(ms) > 0)}
     alive = [i for i in range(n) if i not in failed]
     owners = list(ranks.values())
-    agreed = [(max(median(each[i]) for each in owners), i) for i in alive if owners and all(i in each for each in owners)]
-    return min(agreed)[1] if agreed else min(alive, default=None)
+    reduced = [(max(median(each[i]) for each in owners), i) for i in alive if owners and all(i in each for each in owners)]
+    return min(reduced)[1] if reduced else min(alive, default=None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -67,7 +67,7 @@ def test_one_hiccup_of_many_samples_is_left_out():
 
 
 def test_what_other_sites_ran_is_taken_off_a_replay():
-    """By the agreed times of their candidates above the fastest of theirs, so that the slow ones do not count against this site."""
+    """By the reduced times of their candidates above the fastest of theirs, so that the slow ones do not count against this site."""
     ran: dict[int, Replay] = {1: {"a": Trial(0, True), "b": Trial(3, False)}, 2: {"a": Trial(1, True), "b": Trial(4, True)}}
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 1, 2, 1.0), replays={1: 13.0, 2: 10.0}, ran=ran)
     known = {"a": {0: 1.0, 1: 7.0}, "b": {3: 5.0, 4: 2.0}}

@@ -30,14 +30,14 @@ reports = st.builds(
 )
 
 
-def agreed(*rows: dict[int, LocalTimes]) -> dict[int, ReducedTimes]:
-    """What is agreed of one site: ``rows[rank]``."""
+def reduced(*rows: dict[int, LocalTimes]) -> dict[int, ReducedTimes]:
+    """The reduced times of one site: ``rows[rank]``."""
     return reduce_reports({rank: BatchReport({"s": row}) for rank, row in enumerate(rows)}).times["s"]
 
 
 def test_slowest_rank_decides():
     """Kernel and closure are each the MAX, whichever rank that is; spreads are those of that rank, repeats the fewest."""
-    told = agreed({0: LocalTimes(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: LocalTimes(2.0, 3.0, 0.1, 0.3, 5, 2)})
+    told = reduced({0: LocalTimes(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: LocalTimes(2.0, 3.0, 0.1, 0.3, 5, 2)})
     assert told == {0: ReducedTimes(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
     assert told[0].launches_ms == 4.0
 
@@ -53,7 +53,7 @@ def test_a_rank_without_the_site_is_neutral():
 @pytest.mark.parametrize("row", [{}, {1: LocalTimes(1.0, 1.0)}])
 def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, LocalTimes]):
     """A rank that has the site and has not measured the candidate may be the slowest."""
-    assert 0 not in agreed({0: LocalTimes(1.0, 1.0), 1: LocalTimes(1.0, 1.0)}, row)
+    assert 0 not in reduced({0: LocalTimes(1.0, 1.0), 1: LocalTimes(1.0, 1.0)}, row)
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, -math.inf, 0.0, -1.0])
@@ -90,7 +90,7 @@ def test_a_disturbed_replay_is_disturbed_for_all():
 def test_an_account_does_not_grow_with_the_group(n_ranks: int):
     """All ranks of a small group are listed, of a larger one the slowest and the fastest."""
     rows = [{0: LocalTimes(2.0 + math.sin(rank), 1.0)} for rank in range(n_ranks)]
-    listed = agreed(*rows)[0].rank_latencies_ms
+    listed = reduced(*rows)[0].rank_latencies_ms
     everyone = [row[0].kernel_ms for row in rows]
     assert {min(everyone), max(everyone)} <= set(listed.values())
     assert len(listed) == (n_ranks if n_ranks <= MAX_RANKS_LISTED else 2)

@@ -77,7 +77,7 @@ def test_a_candidate_that_breaks_on_one_rank_never_wins():
     asked = [k for k, replay in enumerate(run.schedule) if replay["s"].candidate == best and replay["s"].is_timed]
     assert len(asked) == 1
     disturbed = run.schedule[asked[0]]["t"].candidate
-    standing = run.search.results("t")[disturbed].agreed
+    standing = run.search.results("t")[disturbed].times
     n_timed = sum(replay["t"].candidate == disturbed and replay["t"].is_timed for k, replay in enumerate(run.schedule) if k not in asked)
     assert isinstance(standing, ReducedTimes)
     assert standing.n_replays <= n_timed

@@ -110,7 +110,7 @@ class CacheLookup:
         if self._cache is None or label not in self._keys or self._settings.always_tune:
             return PriorTimes()
         found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
-        return max(found, key=lambda known: len(known.agreed), default=PriorTimes())
+        return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
 
     def keep(self, record: TuningRecord) -> None:
         """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
@@ -123,11 +123,11 @@ class CacheLookup:
 def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
     """The record's times of these candidates, and its winner if it is one of them."""
     by_text = {each.config: each for each in record.candidates}
-    agreed = {
+    times = {
         i: ReducedTimes(
             each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
         )
         for i, each in enumerate(map(by_text.get, texts))
         if each is not None and each.latency_ms and each.closure_ms is not None
     }
-    return PriorTimes(agreed, texts.index(record.best.config) if record.best.config in texts else None)
+    return PriorTimes(times, texts.index(record.best.config) if record.best.config in texts else None)

@@ -1,7 +1,7 @@
-"""Which candidate runs next, and which one wins.
+"""The search: the next candidate of each site, and the winner.
 
-Pure: fed with numbers that all ranks have agreed on, it answers the same on every rank.
-Knows neither Triton nor torch.distributed nor clocks nor disk.
+Pure: fed with numbers that are equal on all ranks, it answers the same on every rank. Knows neither Triton nor torch.distributed nor
+clocks nor disk.
 """
 
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial

@@ -1,7 +1,4 @@
-"""What a search is asked for, what it asks for, and what it is told: plain values between the engine and its callers.
-
-Knows nothing of how candidates are chosen.
-"""
+"""Plain values between the race and its callers: the plan, scheduled replays, prior times and results."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ SearchName = Literal["racing", "exhaustive"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured, and what counts."""
+    """Numbers of replays, and the time to be minimized."""
 
     n_warmup: int = 3
     """Untimed replays before a race; of each candidate in an exhaustive search."""
@@ -24,11 +21,11 @@ class Plan:
     """Timed replays of a candidate in an exhaustive search and of a finalist in a round of finals; rungs of a race at most."""
     search: SearchName = "racing"
     objective: Objective = "closure"
-    """Whether the whole closure's time decides, or the kernel's alone."""
+    """Decide by the time of the whole closure, or of the kernel alone."""
     max_replays: int | None = None
     """Replays of the search at most; None: those of an exhaustive search, or of a race and one round of finals."""
     is_cold: bool = False
-    """Whether the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
+    """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
 
     def __post_init__(self) -> None:
         bounds = (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1), ("max_replays", self.max_replays, 1))
@@ -46,12 +43,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one site does in one replay."""
+    """The part of one site in one replay."""
 
     candidate: int
     is_timed: bool
     is_checked: bool = False
-    """Whether what it returns is compared with what it should, where that is known."""
+    """True if the result is compared with the reference, if there is one."""
 
 
 Replay = Mapping[str, Trial]
@@ -60,21 +57,21 @@ Replay = Mapping[str, Trial]
 
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
-    """What earlier tunings of a site found, with other lists of candidates in the same environment. Equal on all ranks."""
+    """Results of a site's earlier tunings with other candidate lists in the same environment. Equal on all ranks."""
 
-    agreed: dict[int, ReducedTimes] = field(default_factory=dict)
-    """Of those that are candidates now as well."""
+    times: dict[int, ReducedTimes] = field(default_factory=dict)
+    """Only of configs that are candidates now."""
     winner: int | None = None
-    """Of the latest one; None if it is no candidate now."""
+    """Of the latest tuning; None if it is no candidate now."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """What came of a candidate. Equal on all ranks."""
+    """The result of one candidate. Equal on all ranks."""
 
-    agreed: ReducedTimes | None
+    times: ReducedTimes | None
     """None if it was not measured on all ranks."""
     failure: str | None
     """"rank r: reason" of the first rank on which it failed."""
     left: str | None
-    """When it left the race; None for finalists and failures."""
+    """The rung or round after which it left; None for finalists and failures."""

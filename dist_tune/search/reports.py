@@ -1,7 +1,4 @@
-"""What a rank reports of a batch of replays, and what all agree on from the reports of all.
-
-Pure. The reduction is one function of all reports, so whoever computes it first computes it for everybody.
-"""
+"""One rank's report of a batch of replays, and the reduction of all reports to numbers that are equal on all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from dist_tune.measure import median
 from dist_tune.search.selection import ReducedTimes
 
 MAX_RANKS_LISTED = 16
-"""In larger groups only the slowest and the fastest rank of a candidate are told apart, so that messages do not grow with the group."""
+"""Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not grow with the group."""
 
 
 class LocalTimes(NamedTuple):
-    """What one rank measured of one candidate, over all its timed and undisturbed replays so far. Milliseconds. A JSON array."""
+    """One rank's times of one candidate, over all its timed and undisturbed replays so far. Milliseconds. A JSON array."""
 
     kernel_ms: float
     """Median of the launches."""
     closure_ms: float
-    """Median of the replays, less what other sites' candidates added to them."""
+    """Median of the replays, less the time that other sites' candidates added to them."""
     spread_ms: float = 0.0
-    """Median distance of the launches from their median."""
+    """MAD of the launches."""
     rest_spread_ms: float = 0.0
-    """The same of the replays less this site's launches."""
+    """MAD of the replays less this site's launches."""
     n_replays: int = 1
     n_launches: int = 1
     """Launches a replay."""
@@ -38,21 +35,21 @@ class LocalTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one rank says of a batch of replays."""
+    """One rank's report of a batch of replays."""
 
     measured: dict[str, dict[int, LocalTimes]] = field(default_factory=dict)
     """Site -> candidates of the batch -> times. A rank that does not own a site leaves it out: the neutral element."""
     failures: Failures = field(default_factory=dict)
-    """On this rank; only what was not told before."""
+    """On this rank; each is reported once."""
     disturbed: list[int] = field(default_factory=list)
     """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
     has_new_sites: bool = False
-    """Whether this rank met sites that the others have not heard of."""
+    """True if this rank met sites that it has not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedReport:
-    """What follows from the reports of all ranks. Equal on all of them."""
+    """The reports of all ranks, reduced. Equal on all of them."""
 
     times: dict[str, dict[int, ReducedTimes]] = field(default_factory=dict)
     """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
@@ -63,7 +60,7 @@ class ReducedReport:
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
-    """Reduce the reports of all ranks: rank -> report."""
+    """Reduce the reports of all ranks: rank -> report. One function of all reports, so that all ranks can use one rank's result."""
     failures = first_failures({rank: report.failures for rank, report in reports.items()})
     by_site: dict[str, dict[int, dict[int, LocalTimes]]] = {}
     for rank, report in reports.items():
@@ -73,13 +70,13 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
                 if not (isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)):
                     failure = CandidateFailure(FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms")
                     failures.setdefault(site, {}).setdefault(candidate, failure)
-    agreed = {
+    times = {
         # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
-        site: {i: _agree({r: measured[i] for r, measured in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
+        site: {i: _reduce({r: measured[i] for r, measured in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
         for site, ranks in by_site.items()
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
-    return ReducedReport(agreed, failures, disturbed, any(report.has_new_sites for report in reports.values()))
+    return ReducedReport(times, failures, disturbed, any(report.has_new_sites for report in reports.values()))
 
 
 def first_failures(by_rank: Mapping[int, Failures]) -> Failures:
@@ -92,13 +89,10 @@ def first_failures(by_rank: Mapping[int, Failures]) -> Failures:
     return failures
 
 
-def _agree(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:
+def _reduce(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:
     latencies_ms = {rank: each.kernel_ms for rank, each in by_rank.items()}
-    slowest = max(latencies_ms, key=latencies_ms.__getitem__)
-    if len(latencies_ms) > MAX_RANKS_LISTED:
-        latencies_ms = {rank: latencies_ms[rank] for rank in {slowest, min(latencies_ms, key=latencies_ms.__getitem__)}}
+    slowest, fastest = max(latencies_ms, key=latencies_ms.__getitem__), min(latencies_ms, key=latencies_ms.__getitem__)
     last = max(by_rank.values(), key=lambda each: each.closure_ms)
-    typical_ms = median([each.kernel_ms for each in by_rank.values()])
     return ReducedTimes(
         kernel_ms=by_rank[slowest].kernel_ms,
         closure_ms=last.closure_ms,
@@ -108,6 +102,6 @@ def _agree(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:
         n_launches=by_rank[slowest].n_launches,
         n_timed=min(each.n_timed for each in by_rank.values()),
         n_owners=len(by_rank),
-        typical_ms=typical_ms,
-        rank_latencies_ms=latencies_ms,
+        typical_ms=median(list(latencies_ms.values())),
+        rank_latencies_ms={r: ms for r, ms in latencies_ms.items() if len(by_rank) <= MAX_RANKS_LISTED or r in (slowest, fastest)},
     )

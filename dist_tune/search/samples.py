@@ -1,13 +1,13 @@
-"""What this rank measured: samples by site, candidate and replay, and what it reports of them.
+"""This rank's samples by site, candidate and replay, and its report of them. Pure; times are milliseconds.
 
-Pure: is told times in milliseconds. Samples are kept by replay, so that a replay in which some rank ran a stand-in can be
-struck out on all ranks, and so that what other sites did in a replay can be taken off its time.
+Samples are kept by replay, so that a replay in which some rank ran a stand-in can be struck out on all ranks, and so that the time
+that other sites' candidates added to a replay can be subtracted.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
 from dist_tune.errors import CandidateFailure, FailureKind
@@ -34,32 +34,32 @@ class Samples:
         self._disturbed: set[int] = set()
 
     def add_run(self, site: str, candidate: int, replay: int) -> None:
-        """A replay in which a site ran the candidate that it was to be timed with."""
+        """Note a replay in which a site ran the candidate that was to be timed."""
         self._runs[site][candidate].add(replay)
 
     def nest(self, function: str, site: str) -> None:
-        """Launches of a site are a part of a function's."""
+        """Note that launches of a site are a part of a function's."""
         self._inner[function].add(site)
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
-        """One timed launch; a site may be launched several times in a replay."""
+        """Add one timed launch; a site may be launched several times in a replay."""
         self._launches[site][candidate][replay].append(ms)
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
-        """One whole replay, and what each site ran in it."""
+        """Add the time of a whole replay, and its schedule."""
         self._closures[replay] = ms
         self._schedules[replay] = schedule
 
     def restart(self) -> None:
-        """Forget the replays: those to come are timed under other conditions, and one median of both would be of neither."""
+        """Forget the replays, because the next ones are timed under other conditions and one median cannot hold both."""
         self._runs.clear()
 
     def disturb(self, replay: int) -> None:
-        """A stand-in ran in this replay on this rank."""
+        """Note that a stand-in ran in this replay on this rank."""
         self._disturbed.add(replay)
 
     def strike(self, replays: Iterable[int]) -> None:
-        """Forget what was measured in these replays."""
+        """Forget the samples of these replays."""
         for replay in replays:
             for site in self._runs:
                 for candidate, timed in self._runs[site].items():
@@ -67,16 +67,19 @@ class Samples:
                     self._launches[site][candidate].pop(replay, None)
 
     def report(
-        self, failures: Mapping[str, Mapping[int, CandidateFailure]], batch: Iterable[Replay], agreed_ms: Times, has_new_sites: bool = False
+        self,
+        failures: Mapping[str, Mapping[int, CandidateFailure]],
+        batch: Sequence[Replay],
+        reduced_ms: Times,
+        has_new_sites: bool = False,
     ) -> BatchReport:
-        """What was measured so far of the candidates of ``batch``, the failures this rank knows, the replays it disturbed.
+        """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.
 
-        ``agreed_ms`` is what all ranks agree on so far: by that much, other sites' candidates are taken off a replay's time.
+        ``reduced_ms``: reduced times so far, from which follows the time that other sites' candidates added to a replay.
         """
         measured: dict[str, dict[int, LocalTimes]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
-        batch = list(batch)
-        for site in self._launches:  # also those not met of late: this rank still owns them
+        for site in self._launches:  # also those not met recently: this rank still owns them
             candidates = self._runs[site]
             asked = {replay[site].candidate for replay in batch if site in replay and replay[site].is_timed}
             measured[site] = {}
@@ -88,16 +91,16 @@ class Samples:
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif launches:
-                    measured[site][candidate] = self._measured(site, candidate, agreed_ms)
+                    measured[site][candidate] = self._measured(site, candidate, reduced_ms)
         return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites)
 
-    def _measured(self, site: str, candidate: int, agreed_ms: Times) -> LocalTimes:
+    def _measured(self, site: str, candidate: int, reduced_ms: Times) -> LocalTimes:
         launched = self._launches[site][candidate]
-        by_replay = {replay: self._own_ms(site, replay, each, agreed_ms) for replay, each in launched.items() if each}
+        by_replay = {replay: self._own_ms(site, replay, each, reduced_ms) for replay, each in launched.items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
         replays = sorted(self._runs[site][candidate])
-        closures = [self._closures[replay] - self._others_ms(site, replay, agreed_ms) for replay in replays]
-        # Less its own launches, where they were timed in the same replay: what varies with them is no noise of the rest.
+        closures = [self._closures[replay] - self._others_ms(site, replay, reduced_ms) for replay in replays]
+        # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
         rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
         return LocalTimes(
             kernel_ms=_to_ns(median(launches)),
@@ -109,23 +112,23 @@ class Samples:
             n_timed=len(by_replay),
         )
 
-    def _own_ms(self, site: str, replay: int, launches_ms: list[float], agreed_ms: Times) -> list[float]:
-        """Launches of one replay, less what candidates of sites inside them added: by this rank's times until there are agreed ones."""
+    def _own_ms(self, site: str, replay: int, launches_ms: list[float], reduced_ms: Times) -> list[float]:
+        """Launches of one replay, less the time that sites inside them added: by this rank's times until there are reduced ones."""
         inner = self._inner.get(site)
         if not inner:
             return launches_ms
-        known_ms = {each: agreed_ms.get(each) or self._launched_ms(each) for each in inner}
+        known_ms = {each: reduced_ms.get(each) or self._launched_ms(each) for each in inner}
         added_ms = self._others_ms(site, replay, known_ms) / len(launches_ms)
-        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # never nothing: times are positive
+        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # times are positive
 
     def _launched_ms(self, site: str) -> dict[int, float]:
-        """Candidate -> its launches in a replay on this rank."""
+        """Candidate -> milliseconds of its launches in a replay on this rank."""
         launched = self._launches.get(site, {}).items()
         by_candidate = {candidate: [sum(each) for each in replays.values() if each] for candidate, replays in launched}
         return {candidate: median(each) for candidate, each in by_candidate.items() if each}
 
     def _others_ms(self, site: str, replay: int, known_ms: Times) -> float:
-        """Milliseconds that other sites' candidates added to a replay: known time less that of the fastest known candidate of the site."""
+        """Milliseconds that other sites' candidates added to a replay, beyond the fastest known candidate of each site."""
         added_ms = 0.0
         for other, trial in self._schedules[replay].items():
             times_ms = known_ms.get(other, {})
@@ -135,5 +138,5 @@ class Samples:
 
 
 def _to_ns(ms: float) -> float:
-    """No clock is finer, and messages are shorter."""
+    """Round to the resolution of the clocks, which keeps messages short."""
     return round(ms, 6)

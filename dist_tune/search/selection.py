@@ -1,8 +1,7 @@
-"""How agreed times become choices: who stays in the race, and who wins.
+"""From reduced times to choices: the candidates of a site that stay in the race, and the winner. Pure.
 
-Pure. Is told what all ranks agree on of each candidate of one site and answers with indices; equal numbers give equal
-answers on every rank. Two clocks are read: the kernel's, which is precise and sees nothing else, and the closure's, which
-is what the user pays for and holds the noise of everything else in it.
+Two times are compared: the kernel's, which is precise and sees nothing else, and the closure's, which the user pays for and which
+holds the noise of everything else in it.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ _SE_OF_MEDIAN = 1.4826 * 1.2533
 
 @dataclass(frozen=True, slots=True)
 class RacingOptions:
-    """The constants of racing and finals. Chosen on the tables under benchmarks/tables, and on random ones (benchmarks/simulator.py)."""
+    """Constants of racing and finals, chosen on the tables under benchmarks/tables and on random ones (benchmarks/simulator.py)."""
 
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
-    """After the n-th rung a candidate is hopeless that is slower than the best by more than this share of the kernel's time."""
+    """A candidate is hopeless if it is slower than the best by more than this share of the kernel's time after the n-th rung."""
     max_finalists: int = 4
     min_rungs: int = 4
-    """Before the finals every finalist has run in so many rungs, also where there are few candidates: finals may have to fall back on
-    the kernel's time, and one sample of that is none."""
+    """Rungs of every finalist before the finals: these may fall back on the kernel's time, and one sample of it is too noisy to decide."""
     n_final_rounds: int = 3
-    """Between two rounds those leave that are clearly slower."""
+    """Finalists that are clearly slower leave after each round."""
     tie: float = 0.0075
     """Share of the kernel's time below which two candidates are as good as each other."""
 
@@ -39,21 +37,21 @@ class RacingOptions:
         return self.margins[min(rung, len(self.margins) - 1)]
 
     def quota(self, n_candidates: int, rung: int) -> int:
-        """How many may stay after this rung: an eighth, a sixteenth, ..., but all finalists."""
+        """Candidates that may stay after this rung: an eighth, a sixteenth, ..., but all finalists."""
         return max(self.max_finalists, n_candidates >> (rung + 3))
 
 
 class ReducedTimes(NamedTuple):
-    """What all ranks agree on of one candidate: MAX over ranks of each rank's median. Milliseconds. Travels as a JSON array."""
+    """Times of one candidate: MAX over ranks of each rank's median. Milliseconds. A JSON array."""
 
     kernel_ms: float
     """One launch."""
     closure_ms: float
-    """One replay, less what other sites' candidates added to it."""
+    """One replay, less the time that other sites' candidates added to it."""
     spread_ms: float = 0.0
-    """Median distance of the launches from their median, on the slowest rank."""
+    """MAD of the launches, on the slowest rank."""
     rest_spread_ms: float = 0.0
-    """The same of the closure less this site's launches."""
+    """MAD of the closure less this site's launches."""
     n_replays: int = 1
     """Replays of the whole closure that count, on the rank with the fewest."""
     n_launches: int = 1
@@ -63,8 +61,8 @@ class ReducedTimes(NamedTuple):
     n_owners: int = 1
     """Ranks that measured it."""
     typical_ms: float | None = None
-    """One launch on the middle rank; None where that is not told."""
-    rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and nobody writes to it
+    """One launch on the middle rank; None if it is not known."""
+    rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and never written to
     """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
 
     @property
@@ -75,78 +73,73 @@ class ReducedTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the numbers say of the contenders of a site."""
+    """The choice among the contenders of a site."""
 
     winner: int
     worse: frozenset[int]
-    """Slower than the winner beyond a tie and noise, and no faster by the kernel's clock."""
+    """Slower than the winner beyond a tie and noise, and no faster by the kernel's time."""
     is_clear: bool
-    """Whether more replays would change nothing: each other contender is as good or worse, beyond noise."""
+    """True if more replays would change nothing: each other contender is as good or worse, beyond noise."""
     closure_weight: float
-    """How far the closure's time was believed where it differs from the kernel's, from 0 (noise) to 1."""
+    """Weight of the closure's time where it differs from the kernel's, from 0 (noise) to 1."""
 
 
 def kept(
-    agreed: Mapping[int, ReducedTimes], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
+    times: Mapping[int, ReducedTimes], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
 ) -> list[int]:
-    """Who stays: not hopeless by both clocks, and among the ``quota`` best by one or the other; ``n_least`` even if hopeless.
+    """Candidates that stay: not hopeless by both times, and among the ``quota`` best by one of them; ``n_least`` even if hopeless.
 
-    ``by_typical``: by the middle rank's kernel. Of one sample the slowest rank's is as likely as not a hiccup.
+    ``by_typical``: by the middle rank's kernel, because with one sample a rank the slowest is often a hiccup.
     """
-    if not agreed:
+    if not times:
         return []
-    launches_ms = {i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches for i, each in agreed.items()}
-    # With one clock both orders are the same, and so are both tests; but for the slowest rank's kernel beside the middle one's.
-    closure_ms = {i: each.closure_ms if objective == "closure" else each.launches_ms for i, each in agreed.items()}
+    launches_ms = {i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches for i, each in times.items()}
+    # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside the middle one's.
+    closure_ms = {i: each.closure_ms if objective == "closure" else each.launches_ms for i, each in times.items()}
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
-    hopeful = {i for i in agreed if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
-    by_kernel, by_closure = (sorted(agreed, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
+    hopeful = {i for i in times if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
+    by_kernel, by_closure = (sorted(times, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
     in_turn = list(dict.fromkeys(i for pair in zip(by_kernel, by_closure, strict=True) for i in pair))
     return sorted([i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota])
 
 
-def judge(agreed: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
+def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
 
-    There are two estimates of what a candidate costs: its launches, which are precise but blind to all else, and the closure, which
-    holds the noise of all else. They are averaged with the weights of a best linear estimate. How far the launches are off is seen
-    from how much the rest of the closure differs between candidates, beyond noise: where by nothing, they alone decide. Where nothing
-    was repeated, the closure is taken at its word if the site ``is_alone`` in it.
+    A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise
+    of all else. They are averaged with the weights of a best linear estimate. The bias of the launches is the difference of the rest of
+    the closure between candidates, beyond noise: with none, launches alone decide. Without repeats, the closure alone decides if the
+    site ``is_alone`` in it.
     """
-    rest_ms = {i: each.closure_ms - each.launches_ms for i, each in agreed.items()}
+    rest_ms = {i: each.closure_ms - each.launches_ms for i, each in times.items()}
     middle_ms = statistics.median(rest_ms.values())
-    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in agreed.values()]) or 0.0
-    rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in agreed.values()])
+    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]) or 0.0
+    rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in times.values()])
     weight = 0.0
     if objective == "closure" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
-    elif objective == "closure" and rest_error_ms is not None and len(agreed) > 1:
+    elif objective == "closure" and rest_error_ms is not None and len(times) > 1:
         # Twice the error: the variance of a handful of contenders is itself a rough estimate.
         bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
-    cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in agreed.items()}
+    cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in times.items()}
     error_ms = sqrt(2) * hypot((1 - weight) * launch_error_ms, weight * (rest_error_ms or 0.0))
 
     leader = min(cost_ms, key=lambda i: (cost_ms[i], i))
-    tie_ms = tie * agreed[leader].launches_ms
+    tie_ms = tie * times[leader].launches_ms
     behind_ms = {i: ms - cost_ms[leader] for i, ms in cost_ms.items() if i != leader}
     tied = [leader, *(i for i, ms in behind_ms.items() if ms <= max(tie_ms, error_ms))]
-    fastest_ms = min(agreed[i].launches_ms for i in tied)
-    winner = min(i for i in tied if agreed[i].launches_ms <= fastest_ms + tie_ms)
-    # By both clocks: where they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
-    worse = frozenset(
-        i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and agreed[i].launches_ms >= agreed[leader].launches_ms
-    )
+    fastest_ms = min(times[i].launches_ms for i in tied)
+    winner = min(i for i in tied if times[i].launches_ms <= fastest_ms + tie_ms)
+    # By both times: if they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
+    worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and times[i].launches_ms >= times[leader].launches_ms)
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
     return Selection(winner, worse - {winner}, is_clear, weight)
 
 
 def _error_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
-    """Standard error of a candidate's median, from (spread, number of samples) of each; None where nothing was repeated.
-
-    Pooled, because a spread of a few samples says little.
-    """
+    """Standard error of a median from (MAD, samples) of each, pooled because a MAD of few samples is rough; None without repeats."""
     repeated = [(ms, n) for ms, n in spreads_ms if n > 1]
     if not repeated:
         return None

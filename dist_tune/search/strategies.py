@@ -1,8 +1,7 @@
-"""In which order the configs of a large space are tried, and how many of them.
+"""The order and number of the configs that are tried in a large space.
 
-Pure, but for the model behind ``guided``: scikit-learn's, an optional dependency that is imported when it is asked for. A strategy proposes
-indices of candidates and is told what came of them. Fed with the same numbers it proposes the same, so ranks that run in lockstep need
-no word about it.
+Pure, but for the model of ``guided``: scikit-learn's, an optional dependency that is imported on use. From the same times a strategy
+proposes the same candidates, so ranks that run in lockstep need no exchange about it.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
-"""What a user asks for. The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
+"""The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
 STRATEGIES = get_args(SearchStrategy)
 GUIDED_SHARE = 0.05
-"""Of a space, which a search tries that is not told how many."""
+"""Share of a space that random and guided search try by default, but at least ``GUIDED_LEAST`` configs."""
 GUIDED_LEAST = 48
 # Chosen on the recorded tables of a full space: logs/guided-search has these and what was tried beside them.
 _BATCH = 8
-"""Configs between two looks at the model, at most."""
+"""Configs between two fits of the model, at most."""
 _FIRST_SHARE = 0.25
-"""Of the configs to try, drawn at random before the model is asked."""
+"""Share of the configs to try that are drawn at random before the first fit."""
 _N_LEADERS = 3
-"""The best so far, of whose neighbours half of each batch is taken: they differ in one field, to any value."""
+"""The best so far; half of each batch are their neighbours, which differ in the value of one field."""
 _MAX_LEARNT = 400
-"""Configs that the model learns from, at most: its time grows with their third power."""
+"""Configs to fit the model to, at most: its time grows with their third power."""
 
 
 class Strategy(Protocol):
-    """Which candidates to try next."""
+    """The order in which candidates are tried."""
 
     n_planned: int
-    """Candidates it will propose in all."""
+    """Candidates that it proposes in all."""
 
     def propose(self, n: int) -> list[int]:
-        """Up to ``n`` candidates that were neither proposed nor told before; none at the end of the search."""
+        """Up to ``n`` candidates that are neither proposed nor known yet; none at the end of the search."""
 
     def tell(self, latencies_ms: Mapping[int, float], failures: Iterable[int]) -> None:
-        """What came of candidates, proposed or known from before."""
+        """Take in times and failures of candidates, proposed or known from before."""
 
 
 class Sweep:
@@ -58,16 +57,15 @@ class Sweep:
         return taken
 
     def tell(self, latencies_ms: Mapping[int, float], failures: Iterable[int]) -> None:
-        """Those known from before are not tried again."""
-        known = {*latencies_ms, *failures}
-        self._left = [i for i in self._left if i not in known]
+        """Leave out those known from before."""
+        self._left = [i for i in self._left if i not in {*latencies_ms, *failures}]
 
 
 class Guided:
-    """Tries what a model of the times so far holds to be fast, or knows too little of, and neighbours of the best.
+    """Candidates that a model of the times so far predicts to be fast, or cannot predict well, and neighbours of the best.
 
-    The model is a Gaussian process (scikit-learn's) over the config's fields; a candidate is worth its predicted log time less one standard
-    deviation. One of each batch is drawn at random: where the model is wrong it learns nothing by itself.
+    The model is a Gaussian process over the config's fields; candidates are ranked by predicted log time less one standard deviation.
+    One of each batch is drawn at random, because the model does not correct its own errors.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], n_planned: int, seed: int = 0) -> None:
@@ -77,10 +75,10 @@ class Guided:
         self._latencies_ms: dict[int, float] = {}
         self._failures: set[int] = set()
         self._proposed: set[int] = set()
-        _gaussian_process(1)  # an absent library is to be known at once
+        _gaussian_process(1)  # an absent library is an error at once
 
     def propose(self, n: int) -> list[int]:
-        """The most promising, or random ones while too little is known."""
+        """The most promising, or random ones until the first fit."""
         known = self._proposed | self._latencies_ms.keys() | self._failures
         open_ = [i for i in range(len(self._features)) if i not in known]
         n = min(n, self.n_planned - len(known), len(open_))
@@ -95,7 +93,7 @@ class Guided:
         return taken
 
     def tell(self, latencies_ms: Mapping[int, float], failures: Iterable[int]) -> None:
-        """Learn."""
+        """Keep for the next fit."""
         self._latencies_ms |= latencies_ms
         self._failures |= set(failures)
 
@@ -110,14 +108,14 @@ class Guided:
 
     def _worth(self, candidates: Sequence[int]) -> np.ndarray[Any, Any]:
         times = {i: math.log(ms) for i, ms in self._latencies_ms.items()}
-        # What does not run is like what is slow: to be kept away from.
+        # Failures count as the slowest time, so that the search avoids their neighbours.
         times |= dict.fromkeys(self._failures - times.keys(), max(times.values()))
         learnt = sorted(times, key=lambda i: (times[i], i))
         if len(learnt) > _MAX_LEARNT:
             half = _MAX_LEARNT // 2
             learnt = learnt[:half] + self._dice.sample(learnt[half:], half)
         model = _gaussian_process(self._features.shape[1])
-        with warnings.catch_warnings():  # a field without influence has no scale; that is no reason for concern
+        with warnings.catch_warnings():  # a field without influence has no scale
             warnings.simplefilter("ignore")
             model.fit(self._features[learnt], [times[i] for i in learnt])
             mean, deviation = model.predict(self._features[list(candidates)], return_std=True)
@@ -126,10 +124,7 @@ class Guided:
 
 
 def features(configs: Sequence[Mapping[str, Any]]) -> np.ndarray[Any, Any]:
-    """Candidate -> numbers from 0 to 1, one for each field that varies.
-
-    Of positive numbers by their logarithm, of anything else by its place among the values of the field.
-    """
+    """Candidate -> numbers from 0 to 1 for the fields that vary: logarithms of positive numbers, ranks of other values."""
     columns = []
     for name in dict.fromkeys(name for config in configs for name in config):
         values = [config.get(name) for config in configs]
@@ -142,7 +137,7 @@ def features(configs: Sequence[Mapping[str, Any]]) -> np.ndarray[Any, Any]:
 
 
 def grouped_order(configs: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
-    """All candidates, shuffled, but those together that Triton's front end makes the same of: they differ in warps and stages alone."""
+    """All candidates, shuffled in groups that share Triton's front end: they differ in warps and stages alone."""
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
         groups.setdefault(repr({name: value for name, value in config.items() if name not in ("num_warps", "num_stages")}), []).append(i)
@@ -156,7 +151,7 @@ def make_strategy(
 ) -> Strategy:
     """The strategy of a name. ``max_configs``: tried at most; None: all of them, or ``GUIDED_SHARE`` of them for random and guided.
 
-    ``start``: where in the circle of all to begin, from 0 to 1. Ranks that begin elsewhere find what others have compiled meanwhile.
+    ``start``: first place in the circle of all, from 0 to 1. Ranks that start apart find what others have compiled meanwhile.
     """
     n_few = min(len(configs), max(GUIDED_LEAST, math.ceil(GUIDED_SHARE * len(configs)))) if max_configs is None else max_configs
     if search == "guided":

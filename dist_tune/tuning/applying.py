@@ -20,7 +20,7 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     race, replays = context.race, context.replays
     winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
     for label, winner in winners.items():
-        times = {i: each.agreed.kernel_ms for i, each in enumerate(race.results(label)) if each.agreed is not None}
+        times = {i: each.times.kernel_ms for i, each in enumerate(race.results(label)) if each.times is not None}
         context.sites.apply(label, context.entries[label].texts[winner], times)
     context.sites.reset_once(set(winners))
     replays.restart()

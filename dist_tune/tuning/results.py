@@ -38,7 +38,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
 
 def _candidate(index: int, text: str, result: CandidateResult, site: Site | None) -> CandidateRecord:
     resources = site.resources.get(index) if site is not None else None
-    times = result.agreed
+    times = result.times
     return CandidateRecord(
         index=index,
         config=text,

@@ -1,0 +1,61 @@
+"""The candidates of one site: their times, their failures, and those that have left the race. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dist_tune.search.plan import CandidateResult, PriorTimes
+from dist_tune.search.selection import ReducedTimes
+
+
+class Standings:
+    """Candidates by index; times are totals since the beginning of the tuning."""
+
+    def __init__(self, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes) -> None:
+        self.n_candidates = n_candidates
+        self.failures = dict(failures)
+        self.times: dict[int, ReducedTimes] = {}
+        self.left: dict[int, str] = {}
+        """Candidate -> rung or round after which it left the race."""
+        self.prior_times = {i: each for i, each in prior.times.items() if i not in self.failures}
+        self.prior_winner = prior.winner if prior.winner in self.prior_times else None
+
+    def alive(self) -> list[int]:
+        """Candidates that run everywhere and have not left the race."""
+        return [i for i in self._runnable() if i not in self.left]
+
+    def measured(self, candidates: Iterable[int]) -> dict[int, ReducedTimes]:
+        """Those of the candidates that have times."""
+        return {i: self.times[i] for i in candidates if i in self.times}
+
+    def fastest(self) -> int | None:
+        """By the kernel's time; if nothing was measured, the choice of an earlier tuning, or the first that runs."""
+        runnable = self._runnable()
+        if measured := self.measured(runnable):
+            return min(measured, key=lambda i: (measured[i].kernel_ms, i))
+        prior = [i for i in runnable if i in self.prior_times]
+        first = next(iter(runnable), None)
+        return min(prior, key=lambda i: (i != self.prior_winner, self.prior_times[i].kernel_ms, i), default=first)
+
+    def fail(self, failures: Mapping[int, str]) -> None:
+        """Take candidates out that do not run on some rank; the first reason stays."""
+        self.failures = {**failures, **self.failures}
+
+    def update(self, times: Mapping[int, ReducedTimes]) -> None:
+        """Replace older times of these candidates."""
+        self.times.update(times)
+        # A rank that met the site late may be the slowest, so times without it do not count.
+        n_owners = max((each.n_owners for each in self.times.values()), default=0)
+        self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
+
+    def results(self) -> list[CandidateResult]:
+        """The result of each candidate, with the time of an earlier tuning where there is no new one."""
+        return [
+            CandidateResult(
+                None if i in self.failures else self.times.get(i) or self.prior_times.get(i), self.failures.get(i), self.left.get(i)
+            )
+            for i in range(self.n_candidates)
+        ]
+
+    def _runnable(self) -> list[int]:
+        return [i for i in range(self.n_candidates) if i not in self.failures]
