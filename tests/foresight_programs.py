@@ -1,4 +1,4 @@
-"""Kernels and recorded launches for the tests of what other configs of a function will launch."""
+"""Kernels and recorded launches, for the tests that predict the launches of other configs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs, distinct
-from dist_tune.runtime.precompile import LaunchRecorder
+from dist_tune.runtime.recording import LaunchRecorder
 from dist_tune.tuning.site import Site
 
 

@@ -103,7 +103,7 @@ def terminal_of(call: Callable[[], Any]) -> tuple[Any, str]:
 def _asked(rank: int) -> Any:
     launch = launch_of()
     names = compiled()
-    tensors = [weakref.ref(each) for each in launch._args if isinstance(each, torch.Tensor)]
+    tensors = [weakref.ref(each) for each in launch.arguments[0] if isinstance(each, torch.Tensor)]
     candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
     del launch
     alive = [each() for each in tensors if each() is not None]
@@ -233,7 +233,7 @@ def test_a_compilation_runs_once_and_ends_once():
 def _launched_meanwhile(rank: int) -> Any:
     launch = launch_of()
     candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
-    add_kernel[(4,)](*launch._args, BLOCK=16)  # by the user's own hand
+    add_kernel[(4,)](*launch.arguments[0], BLOCK=16)  # by the user's own hand
     candidate.compilation.run(None)
     return candidate.load(), FakeH200.launches
 
@@ -246,7 +246,7 @@ def test_a_kernel_that_the_user_launches_while_it_is_compiled():
 def _heuristics(rank: int) -> Any:
     sized = triton.heuristics({"BLOCK": lambda args: 32})(add_kernel)
     kernel = triton.autotune(configs=[triton.Config({}, num_warps=1), triton.Config({}, num_warps=2)], key=["n"])(sized)
-    launch = Launch(kernel, launch_of()._args, {"grid": (1,), "warmup": False})
+    launch = Launch(kernel, launch_of().arguments[0], {"grid": (1,), "warmup": False})
     candidate = Candidate(launch, kernel.configs[0])
     candidate.compilation.run(None)
     return type(candidate.load()), "32" in str(next(iter(add_kernel.device_caches[0][0])))

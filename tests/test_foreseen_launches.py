@@ -1,4 +1,4 @@
-"""What is written down of launches, and what a tuning makes of those it foresees: compiled ahead, or dropped on all ranks."""
+"""Launches that are recorded, and those that are predicted from them: compiled ahead, or dropped on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune
 from dist_tune.compiler.patches import replaced
-from dist_tune.runtime.precompile import ForeseenError, ForeseenFailure, LaunchRecorder, RecordedLaunch, precompiles
+from dist_tune.runtime.precompile import precompiles
+from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, PredictedFailureError, RecordedLaunch
 from dist_tune.testing import FakeH200, on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 
@@ -43,11 +44,11 @@ def _limits() -> Any:
 
     x = torch.zeros(256)
     site, recorder = record(many, tiles(16, 32), 0, x)
-    kernels = [each.kernel.fn.__name__ for each in recorder.seen]
+    kernels = [each.kernel.fn.__name__ for each in recorder.launches]
     alive = weakref.ref(x)
     del x
     gc.collect()
-    return kernels, [each.label for each in precompiles(site.label, site.configs, recorder.seen)], alive() is None
+    return kernels, [each.label for each in precompiles(site.label, site.configs, recorder.launches)], alive() is None
 
 
 def _restored() -> Any:
@@ -66,22 +67,23 @@ def _restored() -> Any:
                 thread.start()
                 thread.join()
                 copy_kernel.warmup(x, y, 256, BLOCK=16, grid=(1,))
-                heard.append(len(recorder.seen))
+                heard.append(len(recorder.launches))
                 launch()
                 raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
     launch()
-    return heard, len(recorder.seen), vars(JITFunction)["run"] is own
+    return heard, len(recorder.launches), vars(JITFunction)["run"] is own
 
 
 def _in_place_of_a_launch() -> Any:
-    """Which launches end as foreseen, though they are not the one that was recorded."""
+    """The launches that end as predicted, though they are not the one that was recorded."""
     x, y = x_and_y()
     site, recorder = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    (told,) = precompiles(site.label, site.configs, recorder.seen)
-    recorder.foreseen = {("f[]", 1): [ForeseenFailure(told.launch, told.configs[1], "rank 1: OutOfResources: out of resource: x")]}
+    (ahead,) = precompiles(site.label, site.configs, recorder.launches)
+    failure = PredictedFailure(copy_kernel, ahead.configs[1].given, "rank 1: OutOfResources: out of resource: x")
+    recorder.failures = {("f[]", 1): [failure]}
     ended: dict[str, str] = {}
 
     def attempt(name: str, candidate: int, launch: Any) -> None:
@@ -93,7 +95,7 @@ def _in_place_of_a_launch() -> Any:
             try:
                 launch()
                 ended[name] = ""
-            except ForeseenError as error:
+            except PredictedFailureError as error:
                 ended[name] = f"{isinstance(error, triton.OutOfResources)} {error}"
 
     attempt("the same", 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32))
@@ -141,36 +143,36 @@ def _scenarios(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     """One process with the fake driver for all."""
     (value,) = values(on_ranks(1, _scenarios, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "30"}))
     return dict(value)
 
 
-def test_a_kernel_that_is_launched_often_hides_no_other(told: dict[str, Any]):
-    """Two launches of each kernel count; and no tensor is kept alive by what is written down."""
-    kernels, labels, is_free = told["_limits"]
+def test_a_kernel_that_is_launched_often_hides_no_other(answers: dict[str, Any]):
+    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches."""
+    kernels, labels, is_free = answers["_limits"]
     assert kernels == ["copy_kernel", "copy_kernel", "dot_kernel"]
     assert labels == ["f[] > 0.copy_kernel", "f[] > 1.copy_kernel", "f[] > 2.dot_kernel"]
     assert is_free
 
 
-def test_triton_is_restored(told: dict[str, Any]):
+def test_triton_is_restored(answers: dict[str, Any]):
     """Also after an exception. Launches outside the function, on other threads, and warm-ups are not heard."""
-    heard, n_seen, is_own = told["_restored"]
-    assert (heard, n_seen, is_own) == ([0], 1, True)
+    heard, n_launches, is_own = answers["_restored"]
+    assert (heard, n_launches, is_own) == ([0], 1, True)
 
 
-def test_only_the_launch_that_was_foreseen_ends_as_foreseen(told: dict[str, Any]):
+def test_only_the_launch_that_was_predicted_ends_as_predicted(answers: dict[str, Any]):
     """Whatever its sizes; not one with other constants, options, dtypes, of another candidate or kernel."""
-    ended = told["_in_place_of_a_launch"]
+    ended = answers["_in_place_of_a_launch"]
     reason = "True rank 1: OutOfResources: out of resource: x"
     assert {name: text for name, text in ended.items() if text} == {"the same": reason, "another size": reason}
 
 
-def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_forecasts(told: dict[str, Any]):
+def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(answers: dict[str, Any]):
     """One launch waits for a compilation; what does not fit is dropped; a config that the function tames, or does not use, is not."""
-    (n_waited, failures, shared_bytes), clamped, unrelated = told["_tuned"]
+    (n_waited, failures, shared_bytes), clamped, unrelated = answers["_tuned"]
     assert n_waited == 1
     assert failures[:2] == [None, None]
     assert "OutOfResources: out of resource: shared memory" in failures[2]
@@ -193,10 +195,10 @@ def _interpreted(rank: int) -> Any:
     with recorder.recording(), recorder.running(site.label, 0):
         x = torch.zeros(64)
         copy_kernel[(1,)](x, x, 64, BLOCK=16)
-    return type(copy_kernel).__name__, recorder.seen
+    return type(copy_kernel).__name__, recorder.launches
 
 
-def test_under_the_interpreter_there_is_nothing_to_foresee():
+def test_under_the_interpreter_there_is_nothing_to_predict():
     """Its kernels are of another class."""
     assert values(on_ranks(1, _interpreted, is_dist=False)) == [("InterpretedFunction", [])]
 
@@ -219,7 +221,7 @@ def _out_of_resources(rank: int) -> Any:
 
 
 def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all():
-    """It is foreseen, so that no rank launches what another one cannot, though there are collectives before and behind."""
+    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind."""
     got = values(on_ranks(2, _out_of_resources, mode="fake", env={"DIST_TUNE_DEADLINE_S": "20"}))
     assert got[0][:2] == got[1][:2]
     config, failures, _ = got[0]

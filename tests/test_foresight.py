@@ -1,4 +1,4 @@
-"""What other configs of a function will launch, told from one of its launches: real sm_90 compile keys, on the fake H200."""
+"""Launches of a function's other configs, predicted from one that was recorded: real sm_90 compile keys, on the fake H200."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune.compiler.candidate import Candidate
-from dist_tune.runtime.precompile import PrecompileConfig, PrecompileLaunch, precompiles
+from dist_tune.runtime.precompile import LaunchConfig, RecordedKernel, precompiles
 from dist_tune.testing import on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 
@@ -28,21 +28,21 @@ def descriptor_kernel(x_desc, y_desc, BLOCK: tl.constexpr):
     y_desc.store([0, 0], x_desc.load([0, 0]))
 
 
-def key(launch: PrecompileLaunch, config: PrecompileConfig) -> str:
-    """Of what Triton would compile."""
-    return Candidate(launch, config).compilation.key
+def key(config: LaunchConfig) -> str:
+    """Of the kernel that Triton would compile."""
+    return Candidate(RecordedKernel(), config).compilation.key
 
 
-def told_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
-    """For each launch that is forecast: the keys that are foreseen for all candidates, and those of the launches that follow."""
+def predicted_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
+    """For each predicted launch: the keys that are predicted for all candidates, and those of the launches that follow."""
     site, recorder = record(function, space, 0, *args)
-    found = precompiles(site.label, site.configs, recorder.seen)
-    true = [record(function, space, i, *args)[1].seen for i in range(len(site.configs))]
-    positions = [recorder.seen.index(each.launch._seen) for each in found]
+    found = precompiles(site.label, site.configs, recorder.launches)
+    true = [record(function, space, i, *args)[1].launches for i in range(len(site.configs))]
+    positions = [recorder.launches.index(each.configs[0].launch) for each in found]
     return [
         (
-            [key(each.launch, config) for config in each.configs],
-            [key(PrecompileLaunch(seen[position]), PrecompileConfig({}, None)) for seen in true],
+            [key(config) for config in each.configs],
+            [key(LaunchConfig(launches[position], {})) for launches in true],
         )
         for each, position in zip(found, positions, strict=True)
     ]
@@ -76,7 +76,7 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
 
 
 def _followed() -> Any:
-    return {name: told_and_true(function, space, *x_and_y()) for name, (function, space) in FOLLOWED.items()}
+    return {name: predicted_and_true(function, space, *x_and_y()) for name, (function, space) in FOLLOWED.items()}
 
 
 def _described(hook: bool) -> Any:
@@ -91,17 +91,17 @@ def _described(hook: bool) -> Any:
         mine.append(descriptors)
         descriptor_kernel[(1,)](*descriptors, **config.kwargs)
 
-    told = told_and_true(function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64))
-    return told, [each.block_shape for each in mine[0]]
+    compared = predicted_and_true(function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64))
+    return compared, [each.block_shape for each in mine[0]]
 
 
 def _not_followed() -> Any:
     x, y = x_and_y()
     derived = record(lambda x, y, block: copy_kernel[(1,)](x, y, 256, BLOCK=2 * block), [{"block": 16}, {"block": 32}], 0, x, y)
     nothing = record(lambda x, y, block: None, [{"block": 16}], 0, x, y)
-    other = precompiles("g[]", tiles(16), derived[1].seen)
-    of_kernel = precompiles("k[]", [triton.Config({})], derived[1].seen)
-    return [*[precompiles(site.label, site.configs, recorder.seen) for site, recorder in (derived, nothing)], other, of_kernel]
+    other = precompiles("g[]", tiles(16), derived[1].launches)
+    of_kernel = precompiles("k[]", [triton.Config({})], derived[1].launches)
+    return [*[precompiles(site.label, site.configs, recorder.launches) for site, recorder in (derived, nothing)], other, of_kernel]
 
 
 def _scenarios(rank: int) -> dict[str, Any]:
@@ -110,32 +110,32 @@ def _scenarios(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     """One process with the fake driver for all."""
     (value,) = values(on_ranks(1, _scenarios, mode="fake", is_dist=False))
     return dict(value)
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_a_forecast_is_what_will_be_compiled(told: dict[str, Any], name: str):
+def test_a_prediction_is_what_will_be_compiled(answers: dict[str, Any], name: str):
     """To the key of Triton's disk cache, for every candidate and every launch that a config reaches."""
-    launches = told["_followed"][name]
+    launches = answers["_followed"][name]
     assert len(launches) == (2 if name == "to several launches" else 1)
-    for foreseen, true in launches:
-        assert foreseen == true
-        assert all(foreseen)
-        assert len(set(foreseen)) > 1
+    for predicted, true in launches:
+        assert predicted == true
+        assert all(predicted)
+        assert len(set(predicted)) > 1
 
 
-def test_descriptors_are_foreseen_where_a_hook_sets_their_blocks(told: dict[str, Any]):
-    """Those of the function stay as they are. Without a hook nobody knows what the blocks of other configs are."""
-    ((foreseen, true),), blocks = told["_described"][True]
-    assert foreseen == true
-    assert len(set(foreseen)) == 2
+def test_descriptors_are_predicted_where_a_hook_sets_their_blocks(answers: dict[str, Any]):
+    """Those of the function stay as they are. Without a hook the blocks of other configs are unknown."""
+    ((predicted, true),), blocks = answers["_described"][True]
+    assert predicted == true
+    assert len(set(predicted)) == 2
     assert blocks == [[16, 16], [16, 16]]
-    assert told["_described"][False][0] == []
+    assert answers["_described"][False][0] == []
 
 
-def test_what_does_not_follow_is_not_foreseen(told: dict[str, Any]):
+def test_what_does_not_follow_is_not_predicted(answers: dict[str, Any]):
     """A value made of a config's, a function that launches nothing, other sites, kernels with configs of their own."""
-    assert told["_not_followed"] == [[]] * 4
+    assert answers["_not_followed"] == [[]] * 4

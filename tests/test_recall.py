@@ -100,7 +100,7 @@ def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
     assert (one, told) == (None, LookupResult(ticket.key, is_open=False))
     mine = lookup(tmp_path, always_tune=True)
     mine.look_up(SITE, LAUNCH, TEXTS[:2])
-    assert mine.known(SITE, TEXTS[:2]).times == {}
+    assert mine.prior_times(SITE, TEXTS[:2]).times == {}
 
 
 def test_without_a_cache_nothing_is_touched(tmp_path: Path):
@@ -108,7 +108,7 @@ def test_without_a_cache_nothing_is_touched(tmp_path: Path):
     mine = lookup(tmp_path / "cache", is_used=False)
     assert asked(mine) == (None, LookupResult("", is_open=False))
     mine.keep(found())
-    assert (mine.folder, mine.source(SITE), mine.known(SITE, TEXTS).times) == ("", "", {})
+    assert (mine.folder, mine.source(SITE), mine.prior_times(SITE, TEXTS).times) == ("", "", {})
     assert not (tmp_path / "cache").exists()
 
 
@@ -150,7 +150,7 @@ def known(folder: Path, texts: list[str], *records: TuningRecord) -> tuple[dict[
     """What it knows of these candidates: index -> reduced time, and the winner."""
     mine = lookup(kept(folder, *records))
     mine.look_up(SITE, LAUNCH, texts)
-    each = mine.known(SITE, texts)
+    each = mine.prior_times(SITE, texts)
     return {i: times.kernel_ms for i, times in each.times.items()}, each.winner
 
 
@@ -160,7 +160,7 @@ def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Pat
     assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
     mine = lookup(tmp_path)
     mine.look_up(SITE, LAUNCH, texts)
-    times, original = mine.known(SITE, texts).times[2], found().candidates[1]
+    times, original = mine.prior_times(SITE, texts).times[2], found().candidates[1]
     assert (times.closure_ms, times.spread_ms, times.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
     assert times.rank_latencies_ms == original.rank_latencies_ms
 
@@ -197,7 +197,7 @@ def test_nothing_is_known_from_another_environment(tmp_path: Path, changes: dict
     kept(tmp_path, found(environment=HERE.model_copy(update=changes)))
     mine = lookup(tmp_path, version_check=version_check)
     mine.look_up(SITE, LAUNCH, TEXTS[:2])
-    assert mine.known(SITE, TEXTS[:2]).times == {}
+    assert mine.prior_times(SITE, TEXTS[:2]).times == {}
 
 
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):

@@ -102,7 +102,7 @@ class CacheLookup:
             return LookupResult(name, record.best.config, is_open=runs)
         return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
 
-    def known(self, label: str, texts: list[str]) -> PriorTimes:
+    def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
 
         Of several records the one that measured the most of these candidates, and of equals the newest.

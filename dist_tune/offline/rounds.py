@@ -18,7 +18,7 @@ from dist_tune.measure import is_interpreted, measure
 from dist_tune.offline.journal import Progress
 from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import RunLaunch, Runs
-from dist_tune.runtime import DryRun, TalkedError, compile_ahead, dry_run
+from dist_tune.runtime import RecordedLaunch, TalkedError, compile_ahead, dry_run
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
 from dist_tune.tuning import Tuning, TuningOptions
@@ -116,23 +116,23 @@ class Rounds:
 
     def _compile(self, indices: list[int]) -> dict[int, str]:
         """Compile what runs of these candidates will launch; returns those that cannot be launched, with the reason."""
-        planned: list[tuple[int, DryRun]] = []
+        launches: list[RecordedLaunch] = []
         for i in indices:
             try:
-                dry = dry_run(self._runs.get(i).run, is_watched=self._context.refuses_talk)
+                found = dry_run(self._runs.get(i).run, i, is_watched=self._context.refuses_talk)
+            except TalkedError as error:
+                raise self._refusal(str(error)) from error
             except Exception as error:  # noqa: BLE001  # no vote: without results a run may fail; where it fails with them, that is one
                 self._context.log.debug(f"problem={self._name} candidate={i} is not compiled ahead: {type(error).__name__}: {error}")
                 continue
-            if dry.talks:
-                raise self._refusal(dry.talks)
-            if not dry.launches and self._has_kernels is None:
+            if not found and self._has_kernels is None:
                 self._has_kernels = False  # nothing to compile, and a dry run takes as long as a run
                 return {}
             self._has_kernels = True
-            planned.append((i, dry))
+            launches += found
         compiler = Compiler(n_compile_threads(1), self._context.settings.deadline_s)
         try:
-            return {i: failure.reason for i, failure in compile_ahead(planned, compiler)}
+            return {i: failure.reason for i, failure in compile_ahead(launches, compiler)}
         finally:
             compiler.close()
 

@@ -14,7 +14,6 @@ import torch
 
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe
-from dist_tune.distributed import n_collectives
 from dist_tune.measure import Checker, Matches, Span, wrong_output
 from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, Watch
 from dist_tune.tuning import is_fatal
@@ -117,9 +116,9 @@ class RunLaunch(FunctionLaunch):
         candidates = [runs.candidates[i] for i in indices]
         texts = [each.text for each in candidates]
         function = TunableFunction(runs.get, [*candidates], texts, key_fn=None, prune_fn=None, check=None, bucket=None)
-        super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
+        super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=not is_alone)
         self.name = name
-        self.is_foreseen = is_alone
+        self.is_recorded = not is_alone
         """Runs of a process alone were compiled before; ranks that run together share the compilation out."""
         self._runs = runs
         self._tolerances = tolerances
@@ -154,10 +153,6 @@ class RunLaunch(FunctionLaunch):
         result = run()
         span.end()
         return result
-
-    def n_collectives(self) -> int:
-        """Collectives that this process has issued so far."""
-        return 0 if self._is_alone else n_collectives()
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""

@@ -1,25 +1,21 @@
-"""One call of a function that has configs, with the arguments of that call: what a kernel's launch is to a kernel.
-
-Knows the function's configs, key and prune rule, and how it is called; knows nothing of ranks that decide, times or search.
-"""
+"""One call of a function that has configs, with its arguments. Knows nothing of ranks that decide, times or search."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from dist_tune.cache import fingerprint
 from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
-from dist_tune.distributed import n_collectives
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
-from dist_tune.runtime.tunable import Undo
+from dist_tune.runtime.tunable import Slot, Undo
 
 
 @dataclass(eq=False)
@@ -37,11 +33,10 @@ class TunableFunction:
     bucket: Callable[[int], Hashable] | None
     winners: dict[Hashable, FunctionConfig] = field(default_factory=dict)
     """Key -> config in use."""
-    _source: str = ""
 
     def __post_init__(self) -> None:
         self.names = frozenset(name for config in self.configs for name in config)
-        """Keyword arguments that configs give a value."""
+        """Keyword arguments that come from configs."""
         self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
         self._sources: dict[type | None, str] = {}
 
@@ -54,19 +49,17 @@ class TunableFunction:
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
         return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
 
-    @property
+    @cached_property
     def source(self) -> str:
-        """Digest of its code and of all it calls, with the functions in its configs, and of its check's. Made once.
+        """Digest of the code of the function, the functions in its configs and its check, and of all they call.
 
-        What was chosen without the check is not to be trusted with it.
+        With the check, because a winner that was chosen without one may be wrong.
         """
-        if not self._source:
-            check = [] if self.check is None else [self.check]
-            self._source = digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
-        return self._source
+        check = [] if self.check is None else [self.check]
+        return digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
 
     def source_for(self, args: tuple[Any, ...]) -> str:
-        """The digest for a call: of a method with its class, whose other methods it may call through ``self``."""
+        """Digest for a call; of a method with its class, because it may call other methods through ``self``."""
         cls = type(args[0]) if args else None
         if cls not in self._sources:
             member = inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None) if cls is not None else None
@@ -80,17 +73,17 @@ class TunableFunction:
         return key if self.bucket is None else bucketed(key, self.bucket)
 
     def key_of_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The tuning key of a call that gives some arguments in place of the configs."""
+        """The tuning key of a call that passes some of the configs' arguments itself."""
         own, fixed = self.split(kwargs)
         return self.key(*args, **own), describe(fixed)
 
     def split(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], FunctionConfig]:
-        """Keyword arguments of a call: the function's own, and those in place of the configs'."""
+        """Keyword arguments of a call: the function's own, and those that replace the configs'."""
         own = {name: value for name, value in kwargs.items() if name not in self.names}
         return own, {name: value for name, value in kwargs.items() if name in self.names}
 
     def check_key(self, key: Hashable) -> None:
-        """Refuse a key under which nothing would be found again.
+        """Refuse a key that cannot be looked up.
 
         Raises:
             TypeError: it cannot be hashed, or holds a tensor.
@@ -104,7 +97,7 @@ class TunableFunction:
 
 
 class FunctionSlot:
-    """Where a function's config for one key is kept."""
+    """A function's config for one key. A ``Slot``."""
 
     def __init__(self, winners: dict[Hashable, FunctionConfig], key: Hashable) -> None:
         self._winners = winners
@@ -123,7 +116,7 @@ class FunctionLaunch:
     """One call. A ``Tunable`` whose kernel is the whole function."""
 
     is_compiled = False
-    is_foreseen = False
+    is_recorded = True
     prepare: Callable[[Any], None] | None = None
 
     def __init__(
@@ -131,7 +124,7 @@ class FunctionLaunch:
     ) -> None:
         self.is_whole = is_whole
         self.owner = tunable
-        self.slot = FunctionSlot(tunable.winners, slot_key)
+        self.slot: Slot = FunctionSlot(tunable.winners, slot_key)
         self._key = key
         self._slot_key = slot_key
         self._configs, self._text_of = tunable.configs, tunable.text_of
@@ -148,17 +141,17 @@ class FunctionLaunch:
 
     @property
     def key_text(self) -> str:
-        """The key, the same on all ranks for equal keys."""
+        """The tuning key, the same on all ranks for equal keys."""
         text = key_text(self._key)
         return text if text.startswith("[") else f"[{text}]"
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Its code, and what that has captured."""
+        """Digest of its code, with captured values."""
         return (self.owner.source,)
 
     def source(self) -> str:
-        """Digest of the function's code, and of all it calls."""
+        """Digest of the code, and of all it calls."""
         return self.owner.source_for(self.arguments[0])
 
     def all_configs_digest(self) -> str:
@@ -170,7 +163,7 @@ class FunctionLaunch:
         return self.owner.winners.get(self._slot_key)
 
     def candidates(self) -> list[FunctionConfig]:
-        """The configs that the user's rule keeps.
+        """The configs that ``prune_fn`` keeps.
 
         Raises:
             NoValidConfigError: it keeps none.
@@ -191,27 +184,27 @@ class FunctionLaunch:
         return self._text_of[id(config)]
 
     def run(self, config: FunctionConfig, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
-        """Call the function. Raises whatever it raises."""
+        """Call the function.
+
+        Raises:
+            Exception: from the function.
+        """
         args, kwargs = self.arguments
-        if span is None:
-            return self.owner.function(*args, **{**config, **kwargs})
-        span.begin()
+        if span is not None:
+            span.begin()
         result = self.owner.function(*args, **{**config, **kwargs})
-        span.end()
+        if span is not None:
+            span.end()
         return result
 
     def compile(self, config: FunctionConfig) -> None:
-        """Nothing: what a function compiles is seen when it runs."""
+        """Nothing: the kernels of a function are unknown before it runs."""
 
     def reset_only(self, config: FunctionConfig) -> None:
-        """Nothing of ours: ``reset`` has been called."""
-
-    def n_collectives(self) -> int:
-        """Collectives that this process has issued so far."""
-        return n_collectives()
+        """Nothing: ``reset`` has been called."""
 
     def checker(self) -> Checker | None:
-        """What judges results, if the user gave a check."""
+        """The user's check, if there is one."""
         return Checker(self.owner.check, self.owner.function) if self.owner.check is not None else None
 
 

@@ -1,16 +1,12 @@
-"""A kernel of ``triton.autotune`` without a config for its key becomes a ``Launch``, handed to whoever listens.
+"""The patch of Triton: a miss of a ``triton.autotune`` kernel becomes a ``Launch``, passed to the thread's listener.
 
-The only one that changes Triton; knows nothing of ranks, times or search. Triton is patched only while a
-listener is in place, and in one function: ``Autotuner.run`` calls ``self.prune_configs`` on a miss and only then, so it
-runs its own source with that call replaced by one that may leave for the listener. Before it stands a look-up by the same
-key that is cheaper than Triton's (which searches a list for every argument) by about what all the rest costs. Misses
-on other threads, single-config kernels, hooks and printing stay Triton's own code in Triton's own frame.
+Only while a listener is in place, ``Autotuner.run`` runs its own source with one change: ``self.prune_configs``, which it calls on a
+miss and only then, may leave for the listener. A look-up by the same key goes first, because Triton's own searches a list for every
+argument; that saves about the cost of the patch. All else stays Triton's own code in Triton's own frame. The function's code is
+exchanged and not the attribute of the class, because every assignment to a class drops Python's caches of it.
 
-What is exchanged is the function's code and not the attribute of the class: every assignment to a class throws away what
-Python has cached about it, and the next launch has to look all of it up again.
-
-A listener hears the thread that put it there, and autograd's threads while it is the only one. Other threads are left
-to Triton.
+A listener gets the launches of the thread that put it there, and of autograd's threads while it is the only one. Knows nothing of
+ranks, times or search.
 """
 
 from __future__ import annotations
@@ -34,29 +30,29 @@ from dist_tune.runtime.tunable import Tunable
 
 
 class Listener(Protocol):
-    """Who hears of launches."""
+    """The receiver of a thread's launches."""
 
     @property
     def is_watching(self) -> bool:
-        """Whether to call ``launching``; reading the key of every launch costs some microseconds."""
+        """True to call ``launching``; reading the key of every launch costs some microseconds."""
 
     @property
     def members(self) -> frozenset[int]:
-        """Global ranks that decide together; empty for a process that asks nobody."""
+        """Global ranks that decide together; empty for a process that decides alone."""
 
     def launching(self, launch: Tunable) -> None:
-        """Before any launch of an autotuned kernel or function, hit or miss."""
+        """Called before any launch of an autotuned kernel or function, hit or miss."""
 
     def missed(self, launch: Tunable) -> Any:
-        """Instead of the launch, when there is no config for its key. Returns what the launch returns."""
+        """Called in place of a launch without a config for its key. Returns the result of the launch."""
 
 
 class _Miss(BaseException):
-    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way keeps it."""
+    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way catches it."""
 
 
 class _Patch:
-    """What the patched ``Autotuner.run`` finds in place of the text "patch" in its code."""
+    """The object that replaces the text "patch" in the code of the patched ``Autotuner.run``."""
 
     miss = _Miss
 
@@ -67,24 +63,24 @@ class _Patch:
         self.is_watched = False
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a launch, while somebody watches all of them."""
+        """Called before a launch while a listener watches all of them."""
         listener = listener_here()
         if listener is not None and listener.is_watching:
             listener.launching(Launch(kernel, args, kwargs))
 
     def known_config(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The config Triton would find, found faster; None where more is to be done than to launch it."""
+        """The config that Triton would find, found faster; None if it has a hook."""
         config = kernel.cache.get(tuning_key(kernel, args, kwargs))
         return config if config is None or config.pre_hook is None else None
 
     def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
-        """On a miss: leave, if this thread is heard."""
+        """Called on a miss: leave if this thread has a listener."""
         if kwargs.get("warmup") is False and listener_here() is not None:
             raise _Miss
         return kernel.prune_configs(kwargs)
 
     def deliver(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """After leaving, when no exception is being handled: a user's traceback shall not begin with a miss."""
+        """Called after leaving, outside the handler, so that a user's traceback does not begin with a miss."""
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
@@ -146,15 +142,15 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
 
 
 listeners: dict[int, Listener] = {}
-"""Thread -> who hears its launches."""
+"""Thread -> its listener."""
 
 
 @cache
 def triton_patch() -> _Patch:
-    """The one patch, made where it is first needed.
+    """The one patch, made on first use.
 
     Raises:
-        DistTuneError: ``Autotuner.run`` is not Triton's, or not of a Triton that is understood.
+        DistTuneError: ``Autotuner.run`` is not Triton's, or of an unknown version.
     """
     return _Patch(inspect.unwrap(Autotuner.run))  # another package may have put a wrapper around it, which calls it
 
@@ -170,7 +166,7 @@ def push(listener: Listener) -> None:
 
 
 def pop() -> Listener:
-    """Take this thread's listener away, and leave Triton as it was found if it was the last."""
+    """Take this thread's listener away, and restore Triton if it was the last."""
     patch = triton_patch()
     listener = listeners.pop(get_ident())
     # One expression and one assignment: Python changes threads between calls, and there is none here.
@@ -182,7 +178,7 @@ def pop() -> Listener:
 
 
 def replace(old: Listener, new: Listener) -> None:
-    """Let ``new`` hear, and be popped, in the place of ``old``; called from within a miss."""
+    """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss."""
     for ident, listener in list(listeners.items()):
         if listener is old:
             listeners[ident] = new
@@ -190,12 +186,12 @@ def replace(old: Listener, new: Listener) -> None:
 
 
 def is_listening() -> bool:
-    """Whether the calling thread's launches are heard."""
+    """True if the calling thread has a listener."""
     return listener_here() is not None
 
 
 def listener_here() -> Listener | None:
-    """Who hears the launches of the calling thread."""
+    """The listener of the calling thread."""
     listener = listeners.get(get_ident())
     if listener is None and len(listeners) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
         # A thread that Python did not start: autograd's, running a backward pass of the closure.

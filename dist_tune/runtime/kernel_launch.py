@@ -1,7 +1,7 @@
-"""One launch of an autotuned kernel, with the arguments of that call and in the hands of whoever asked for it.
+"""One launch of an autotuned kernel, with its arguments.
 
-Knows what Triton's ``Autotuner`` keeps on a kernel: its configs, key, cache, hooks, and the tensors it zeroes and restores.
-Knows nothing of ranks, times or search, and does not patch anything.
+Knows the attributes of Triton's ``Autotuner``: configs, key, cache, hooks, and the tensors to zero and restore. Knows nothing of
+ranks, times or search, and does not patch anything.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import triton
 from dist_tune.cache import fingerprint
 from dist_tune.configs import describe, digest, stable_repr, unique
 from dist_tune.measure import Span
-from dist_tune.runtime.tunable import Undo, put_back
+from dist_tune.runtime.tunable import Slot, Undo, put_back
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class KernelSlot:
-    """Where Triton keeps the config of a kernel for a key."""
+    """Triton's config of a kernel for one key. A ``Slot``."""
 
     def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
         self._kernel = kernel
         self._key = key
 
     def fill(self, config: triton.Config, timings_ms: Sequence[tuple[triton.Config, float]]) -> None:
-        """Make ``config`` what Triton launches, and leave on the kernel what vanilla tuning would."""
+        """Make Triton launch with ``config``, and set the attributes that vanilla tuning would set on the kernel."""
         self._kernel.cache[self._key] = config
         self._kernel.best_config = config
         self._kernel.configs_timings = {each: [ms, ms, ms] for each, ms in timings_ms}
@@ -40,30 +40,30 @@ class KernelSlot:
 
 
 class Launch:
-    """One call of an autotuned kernel, with the arguments of this call. A ``Tunable``."""
+    """One call of an autotuned kernel. A ``Tunable``."""
 
     is_compiled = True
     is_whole = False
-    is_foreseen = True
+    is_recorded = False
     prepare = None
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.kernel = kernel
+        self.owner = self.kernel = kernel
         self.key = tuning_key(kernel, args, kwargs)
-        self._args = args
-        self._kwargs = kwargs
+        self.arguments = args, kwargs
+        self.slot: Slot = KernelSlot(kernel, self.key)
 
     @property
     def name(self) -> str:
-        """The kernel function's name with its module, the same on all ranks."""
+        """Name of the kernel function with its module, the same on all ranks."""
         function = self.kernel.base_fn
         return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What makes two launches launches of one kernel, also where the decorated object is made anew.
+        """Equal for launches of one kernel, even if the decorated object is made anew.
 
-        Its code, what that has captured, its heuristics, and what is zeroed and restored.
+        The code with captured values, the heuristics, and the tensors to zero and restore.
         """
         function = self.kernel.base_fn
         captured = tuple(stable_repr(cell.cell_contents) for cell in function.__closure__ or ())
@@ -74,53 +74,34 @@ class Launch:
             layer = layer.fn
         return function.__code__, captured, tuple(heuristics), tuple(self.kernel.reset_to_zero), tuple(self.kernel.restore_value)
 
-    @property
-    def owner(self) -> Any:
-        """The decorated kernel."""
-        return self.kernel
-
-    @property
-    def slot(self) -> KernelSlot:
-        """The kernel's cache, at this key."""
-        return KernelSlot(self.kernel, self.key)
-
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """As the kernel is called, with the grid."""
-        return self._args, self._kwargs
-
     def source(self) -> str:
-        """Digest of the kernel's code, and of all it calls; made once for each kernel object."""
+        """Digest of the code, and of all it calls; made once for each kernel object."""
         if self.kernel not in _sources:
             _sources[self.kernel] = fingerprint(self.kernel)
         return _sources[self.kernel]
 
-    def n_collectives(self) -> int:
-        """None in a kernel."""
-        return 0
-
     def checker(self) -> None:
-        """A kernel's result is not known here."""
+        """None: the result of a kernel is unknown here."""
 
     @property
     def key_text(self) -> str:
-        """The key, the same on all ranks for equal keys."""
+        """The tuning key, the same on all ranks for equal keys."""
         return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in self.key) + "]"
 
     def all_configs_digest(self) -> str:
-        """Identity of the kernel's configs before pruning."""
+        """Identity of the configs before pruning."""
         return digest([describe(config) for config in self.kernel.configs])
 
     def known_config(self) -> triton.Config | None:
-        """The config that Triton would launch; None for a miss and for kernels with nothing to choose."""
+        """The config that Triton would launch; None for a miss and for kernels with one config."""
         config: triton.Config | None = self.kernel.cache.get(self.key) if len(self.kernel.configs) > 1 else None
         return config
 
     def candidates(self) -> list[triton.Config]:
-        """The kernel's configs after its own pruning, without repeats."""
+        """The configs after the kernel's own pruning, without repeats."""
         self.kernel.nargs = self._named()
         try:
-            return unique(self.kernel.prune_configs(self._kwargs))
+            return unique(self.kernel.prune_configs(self.arguments[1]))
         finally:
             self.kernel.nargs = None
 
@@ -129,15 +110,14 @@ class Launch:
         return describe(config)
 
     def run(self, config: triton.Config, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
-        """Launch with ``config``. Hooks, zeroing and copies are outside the span; if the launch fails, nothing it wrote stays.
+        """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
 
-        Without ``is_trial`` as Triton does where it has a config: no zeroing, none of the kernel's own hooks.
+        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks.
 
         Raises:
-            Exception: whatever a hook or the launch raises.
+            Exception: from a hook or the launch.
         """
-        full = self._full(config)
-        kernel = self.kernel
+        full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
         if config.pre_hook is not None:
             config.pre_hook(full)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -152,10 +132,10 @@ class Launch:
         try:
             if span is not None:
                 span.begin()
-            result = kernel.fn.run(*self._args, **self._kwargs, **config.all_kwargs())
+            result = kernel.fn.run(*args, **kwargs, **config.all_kwargs())
             if span is not None:
                 span.end()
-        except Exception as error:
+        except Exception as error:  # undone, and raised again: the caller turns it into a vote
             put_back(copies)
             if kernel.user_defined_post_hook and is_trial:
                 kernel.post_hook(full, exception=error)
@@ -167,12 +147,13 @@ class Launch:
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
         if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
-            # The hooks of tensor-descriptor kernels set the block shape, and that is part of what is compiled.
+            # The hooks of tensor-descriptor kernels set the block shape, which is compiled in.
             config.pre_hook(self._full(config))
-        return self.kernel.fn.run(*self._args, **{**self._kwargs, "warmup": True}, **config.all_kwargs())
+        args, kwargs = self.arguments
+        return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
 
     def reset_only(self, config: triton.Config) -> None:
-        """What vanilla Triton does once after tuning, before the launch that counts: zero ``reset_to_zero``."""
+        """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""
         full = self._full(config)
         if self.kernel.user_defined_pre_hook:
             self.kernel.pre_hook(full, reset_only=True)
@@ -180,10 +161,10 @@ class Launch:
             self._zero(full)
 
     def _named(self) -> dict[str, Any]:
-        return dict(zip(self.kernel.arg_names, self._args, strict=False))
+        return dict(zip(self.kernel.arg_names, self.arguments[0], strict=False))
 
     def _full(self, config: triton.Config) -> dict[str, Any]:
-        return {**self._named(), **self._kwargs, **config.all_kwargs()}
+        return {**self._named(), **self.arguments[1], **config.all_kwargs()}
 
     def _zero(self, full: dict[str, Any]) -> None:
         with torch.no_grad():
@@ -193,7 +174,7 @@ class Launch:
 
 
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The key under which ``Autotuner.run`` looks in ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty if it does not look."""
+    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config."""
     if len(kernel.configs) < 2:
         return ()
     names = kernel.arg_names
@@ -206,7 +187,7 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 class _DtypeTexts(dict[Any, str]):
-    """``str(dtype)``, each made once: it is asked for each tensor of each launch."""
+    """``str(dtype)``, each made once, because each launch needs it for each tensor."""
 
     def __missing__(self, dtype: Any) -> str:
         self[dtype] = text = str(dtype)

@@ -1,158 +1,55 @@
-"""What a function's other configs will launch, told from what one of them has launched.
+"""Recorded launches, compiled ahead: as they were, or as other configs of a function will make them.
 
-A function cannot be asked what it compiles without running it. But most hand the fields of their config on to a Triton
-kernel, under the same names; so one recorded launch, with those fields exchanged, says what every other config will compile.
-Knows Triton's launches and nothing of ranks. A forecast can be wrong where other arguments follow from the config. So it
-compiles ahead, and drops nothing: what did not compile or load fails where it is launched after all, on all ranks alike.
+The launches of a function are unknown before it runs. But most functions pass the fields of their config on to a Triton kernel, under
+the same names; so one recorded launch, with those fields exchanged, predicts what every other config will compile. The prediction can
+be wrong where other arguments follow from the config, so it drops no config: a launch that does not compile or load fails when it is
+made after all, on all ranks alike.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
-import torch
 import triton
-from triton.runtime.jit import JITFunction
 
-from dist_tune.compiler import replaced
+from dist_tune.compiler import Compiler, Failure
 from dist_tune.configs import FunctionConfig
+from dist_tune.runtime.recording import RecordedLaunch, is_same
 
 _MAX_LAUNCHES = 8
 """Of one function; each costs about 0.1 ms a candidate to ask for."""
-_MAX_OF_KERNEL = 2
-"""Of them: what is launched in a loop shall not hide the others."""
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
-class Pointer:
-    """A tensor as far as Triton's compiler knows it, without its memory."""
+class LaunchConfig(triton.Config):  # type: ignore[misc]  # untyped
+    """A recorded launch with other values of some arguments."""
 
-    __slots__ = ("_address", "dtype")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._address = tensor.data_ptr()
-
-    def data_ptr(self) -> int:
-        """Where the tensor was: how far it is aligned is compiled in."""
-        return self._address
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedLaunch:
-    """A kernel's launch inside a function."""
-
-    label: str
-    """The function's site."""
-    candidate: int
-    kernel: Any
-    args: tuple[Any, ...]
-    """With pointers in place of tensors."""
-    kwargs: dict[str, Any]
+    def __init__(self, launch: RecordedLaunch, changed: dict[str, Any], hook: Any = None) -> None:
+        self.launch = launch
+        self.kernel = launch.kernel
+        self.changed = changed
+        """Kernel's argument or option -> value. No others: a default that is spelled out makes another key in Triton's memory."""
+        options = {name: value for name, value in changed.items() if name in _OPTIONS}
+        super().__init__({name: value for name, value in changed.items() if name not in _OPTIONS}, pre_hook=hook, **options)
 
     @property
     def given(self) -> dict[str, Any]:
         """All arguments and options by name."""
-        return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
+        return {**self.launch.given, **self.changed}
 
 
-class ForeseenError(triton.OutOfResources):  # type: ignore[misc]  # untyped
-    """Raised in place of a launch that some rank could not make."""
+class RecordedKernel:
+    """The kernels of recorded launches. A ``Compilable``."""
 
-    def __init__(self, reason: str) -> None:
-        Exception.__init__(self, reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        """Which rank, and why."""
-        return self.reason
-
-
-class LaunchRecorder:
-    """Writes down launches of kernels while a function runs on this thread, and ends those that are foreseen to fail."""
-
-    def __init__(self) -> None:
-        self.seen: list[RecordedLaunch] = []
-        self.foreseen: dict[tuple[str, int], list[ForeseenFailure]] = {}
-        """(site, candidate) -> launches that fail."""
-        self._n_seen: Counter[tuple[str, int]] = Counter()
-        """(site, kernel) -> launches so far."""
-        self._at: tuple[str, int] | None = None
-        self._ident = get_ident()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Listen to all launches meanwhile."""
-        with replaced(JITFunction, "run", self._wrap):
-            yield
-
-    @contextmanager
-    def running(self, label: str, candidate: int) -> Iterator[None]:
-        """The function of a site runs with one of its configs."""
-        before, self._at = self._at, (label, candidate)
-        try:
-            yield
-        finally:
-            self._at = before
-
-    def _wrap(self, run: Callable[..., object]) -> Callable[..., object]:
-        def recorded(kernel: Any, *args: Any, **kwargs: Any) -> object:
-            if self._at is not None and get_ident() == self._ident and not kwargs.get("warmup"):
-                given = {name: light(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
-                self._note(RecordedLaunch(*self._at, kernel, tuple(map(light, args)), given))
-            return run(kernel, *args, **kwargs)
-
-        return recorded
-
-    def _note(self, launched: RecordedLaunch) -> None:
-        for each in self.foreseen.get((launched.label, launched.candidate), ()):
-            if each.launch.is_like(launched, each.config):
-                raise ForeseenError(each.reason)
-        self._n_seen[launched.label, id(launched.kernel)] += 1
-        if self._n_seen[launched.label, id(launched.kernel)] <= _MAX_OF_KERNEL:
-            self.seen.append(launched)
-
-
-class PrecompileLaunch:
-    """A recorded launch with other configs. A ``Compilable``."""
-
-    def __init__(self, seen: RecordedLaunch) -> None:
-        self._seen = seen
-
-    def compile(self, config: PrecompileConfig) -> Any:
-        """What Triton compiles for it, not launched."""
-        seen = self._seen
-        given = {**seen.given, **config.given}
-        if config.pre_hook is not None and _has_descriptor(seen):
+    def compile(self, config: LaunchConfig) -> Any:
+        """Triton's compiled kernel for the launch, not launched."""
+        launch, given = config.launch, config.given
+        if config.pre_hook is not None and _has_descriptor(launch):
             config.pre_hook(given)
-        args = [given.pop(name) for name in seen.kernel.arg_names[: len(seen.args)]]
-        return seen.kernel.run(*args, **{**given, "warmup": True})
-
-    def is_like(self, launched: RecordedLaunch, config: PrecompileConfig) -> bool:
-        """Whether a launch asks for what this one does with ``config``: the same constants and options, and arguments of the same kinds."""
-        if launched.kernel is not self._seen.kernel:
-            return False
-        mine, theirs = {**self._seen.given, **config.given}, launched.given
-        values = {each.name for each in launched.kernel.params if not each.is_constexpr}
-        return mine.keys() == theirs.keys() and all(
-            _kind(mine[name]) == _kind(theirs[name]) if name in values else _is_same(mine[name], theirs[name]) for name in mine
-        )
-
-
-class PrecompileConfig(triton.Config):  # type: ignore[misc]  # untyped
-    """What a candidate changes of a launch."""
-
-    def __init__(self, given: dict[str, Any], hook: Any) -> None:
-        self.given = given
-        """Kernel's argument or option -> value. No others: a default that is spelled out makes another key in Triton's memory."""
-        options = {name: value for name, value in given.items() if name in OPTIONS}
-        super().__init__({name: value for name, value in given.items() if name not in OPTIONS}, pre_hook=hook, **options)
+        args = [given.pop(name) for name in config.kernel.arg_names[: len(launch.args)]]
+        return config.kernel.run(*args, **{**given, "warmup": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,50 +59,54 @@ class Precompile:
     label: str
     """The function's site and the kernel, in place of a site's label."""
     kernel: str
-    configs: list[PrecompileConfig]
-    """What each candidate of the function changes, in the same order."""
-    launch: PrecompileLaunch
+    configs: list[LaunchConfig]
+    """The launch for each candidate of the function, in the same order."""
     function: str
     """The function's site."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeseenFailure:
-    """A launch that some rank cannot make."""
-
-    launch: PrecompileLaunch
-    config: PrecompileConfig
-    reason: str
-    """On which rank, and why."""
-
-
-def precompiles(function: str, candidates: Sequence[FunctionConfig], seen: Sequence[RecordedLaunch]) -> list[Precompile]:
-    """What the candidates of a function's site will launch, as far as it can be told."""
+def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]) -> list[Precompile]:
+    """The launches of all candidates of a function's site, as far as recorded ones predict them."""
     found: list[Precompile] = []
-    seen = [each for each in seen if each.label == function][:_MAX_LAUNCHES]
-    if not seen:
+    launches = [each for each in launches if each.label == function][:_MAX_LAUNCHES]
+    if not launches:
         return []
     fields = [_fields(config) for config in candidates]
     hooks = [_hook(config) for config in candidates]
-    for each in seen:
-        names = {name.lower(): name for name in fields[each.candidate]}
-        given = each.given
+    for each in launches:
+        mine, given = fields[each.candidate], each.given
+        names = {name.lower(): name for name in mine}
         # Kernel's argument -> field of the config.
-        followed = {
-            name: names[name.lower()]
-            for name, value in given.items()
-            if name.lower() in names and _is_same(value, fields[each.candidate][names[name.lower()]])
-        }
+        followed = {name: field for name, value in given.items() if (field := names.get(name.lower())) and is_same(value, mine[field])}
         if not followed or (_has_descriptor(each) and None in hooks):
             continue
         configs = [
-            PrecompileConfig({name: one.get(field, given[name]) for name, field in followed.items()}, hook)
+            LaunchConfig(each, {name: one.get(field, given[name]) for name, field in followed.items()}, hook)
             for one, hook in zip(fields, hooks, strict=True)
         ]
         kernel = each.kernel.fn.__qualname__.rpartition("<locals>.")[2]
-        label = f"{function} > {len(found)}.{kernel}"
-        found.append(Precompile(label, kernel, configs, PrecompileLaunch(each), function))
+        found.append(Precompile(f"{function} > {len(found)}.{kernel}", kernel, configs, function))
     return found
+
+
+def compile_ahead(launches: Sequence[RecordedLaunch], compiler: Compiler) -> Iterator[tuple[int, Failure]]:
+    """Compile and load the launches of dry runs; yields the first failure of each candidate.
+
+    It sends no heartbeats while it waits for the compiler, so a caller that has to send them does so in a thread of its own.
+    """
+    if not launches:
+        return
+    # Constants that are given again change nothing but the estimate of the compile cost.
+    configs = [LaunchConfig(each, {name: value for name, value in each.kwargs.items() if type(value) is int}) for each in launches]
+    compiler.begin("dry", RecordedKernel(), configs, range(len(launches)))
+    for _ in compiler.wait("dry", range(len(launches))):
+        pass
+    failed: set[int] = set()
+    for k, each in enumerate(launches):
+        if each.candidate not in failed and isinstance(loaded := compiler.load("dry", k), Failure):
+            failed.add(each.candidate)
+            yield each.candidate, loaded
+    compiler.close()
 
 
 def _fields(config: FunctionConfig) -> dict[str, Any]:
@@ -220,23 +121,5 @@ def _hook(config: FunctionConfig) -> Any:
     return next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None)
 
 
-def light(value: Any) -> Any:
-    """What the compiler needs of an argument, without the memory behind it."""
-    if isinstance(value, torch.Tensor):
-        return Pointer(value)
-    if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
-        value = copy.copy(value)  # a hook may write to it, too
-        value.base = Pointer(value.base)
-    return value
-
-
-def _kind(value: object) -> object:
-    return value.dtype if isinstance(value, Pointer) else type(value)
-
-
-def _is_same(value: object, field: object) -> bool:
-    return value is field or (type(value) is type(field) and isinstance(value, bool | int | float | str) and value == field)
-
-
-def _has_descriptor(seen: RecordedLaunch) -> bool:
-    return any(hasattr(value, "block_shape") for value in (*seen.args, *seen.kwargs.values()))
+def _has_descriptor(launch: RecordedLaunch) -> bool:
+    return any(hasattr(value, "block_shape") for value in (*launch.args, *launch.kwargs.values()))

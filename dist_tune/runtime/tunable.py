@@ -1,8 +1,4 @@
-"""What can be tuned: one launch of something that has configs, with the arguments of that call.
-
-Kernels of ``triton.autotune`` and functions with a config are launched alike; what tunes them knows these protocols and
-nothing of the two.
-"""
+"""The protocols of a launch that can be tuned, of a ``triton.autotune`` kernel or of a function with configs."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ from dist_tune.measure import Checker, Span
 
 
 class Slot(Protocol):
-    """Where the config for one key is kept, for calls to come."""
+    """The place of the config for one key, for later calls."""
 
     def fill(self, config: Any, timings_ms: Sequence[tuple[Any, float]]) -> None:
-        """Use ``config`` from now on. ``timings_ms``: the candidates with their agreed times, inf where there is none."""
+        """Use ``config`` from now on. ``timings_ms``: the candidates with their reduced times, inf for those without."""
 
     def clear(self) -> None:
         """Make the next launch a miss."""
@@ -28,15 +24,21 @@ class Tunable(Protocol):
     """One launch, with the arguments of one call."""
 
     is_compiled: bool
-    """Whether candidates are compiled ahead of their first launch."""
+    """True if candidates are compiled ahead of their first launch."""
     is_whole: bool
-    """Whether the launch is all there is of the closure, so that nobody needs what it returns."""
-    is_foreseen: bool
-    """Whether what is not compiled ahead here has been compiled by the caller, for each candidate."""
+    """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
+    is_recorded: bool
+    """True if launches inside it are recorded in the warm-up, and compiled ahead with the other candidates."""
+    owner: Any
+    """The decorated object, one for all its launches."""
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    """Positional and keyword arguments, without those of the config."""
+    slot: Slot
+    """The place of the winner."""
 
     @property
     def prepare(self) -> Callable[[Any], None] | None:
-        """Called with the config of the coming replay before that replay begins, where there is something to make ready."""
+        """Called before a replay with its config, if there is something to prepare."""
 
     @property
     def name(self) -> str:
@@ -47,20 +49,8 @@ class Tunable(Protocol):
         """The tuning key, the same on all ranks for equal keys."""
 
     @property
-    def owner(self) -> Any:
-        """The decorated object, one for all its launches."""
-
-    @property
     def identity(self) -> tuple[Any, ...]:
-        """What makes two launches launches of one thing, also where the decorated object is made anew."""
-
-    @property
-    def slot(self) -> Slot:
-        """Where the winner goes."""
-
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, without those of the config."""
+        """Equal for launches of one kernel or function, even if the decorated object is made anew."""
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""
@@ -69,7 +59,7 @@ class Tunable(Protocol):
         """Identity of the configs before pruning."""
 
     def known_config(self) -> Any:
-        """The config that is in use; None for a miss and where there is nothing to choose."""
+        """The config in use; None for a miss, and if there is nothing to choose."""
 
     def candidates(self) -> list[Any]:
         """The configs after pruning, without repeats."""
@@ -78,35 +68,30 @@ class Tunable(Protocol):
         """A candidate on one line, the same on every rank; no two read alike."""
 
     def run(self, config: Any, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
-        """Launch with ``config``; only the launch is inside the span. Raises whatever it raises.
+        """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
-        ``is_trial``: whether more is done around it than where the config has long been known: zeroing, hooks of tuning.
+        Raises:
+            Exception: from a hook or the launch.
         """
 
     def compile(self, config: Any) -> Any:
         """As of a ``Compilable``, where ``is_compiled``."""
 
     def reset_only(self, config: Any) -> None:
-        """What is to be done once after tuning, before the launch that counts."""
-
-    def n_collectives(self) -> int:
-        """Collectives that this process has issued so far; only differences mean something."""
+        """Zero as vanilla Triton does once after tuning, before the launch that counts."""
 
     def checker(self) -> Checker | None:
-        """What judges results in this tuning, if anything does."""
+        """The check of results in this tuning, if there is one."""
 
 
 class Undo:
-    """Tensors to put back as they were: Triton's ``restore_value``, at the end of a replay and not of a launch.
-
-    Kernels later in the closure must read what the launch wrote, so values go back when the closure is through.
-    """
+    """Tensors to restore: Triton's ``restore_value``, but at the end of a replay, because later kernels read what the launch wrote."""
 
     def __init__(self) -> None:
         self._saved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def keep(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """Remember what ``tensor`` held; the first copy of a replay is the one that counts."""
+        """Keep the copy of a tensor's values; the first of a replay counts."""
         self._saved.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()), (tensor, copy))
 
     def restore(self) -> None:

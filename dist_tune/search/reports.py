@@ -54,14 +54,18 @@ class ReducedReport:
     times: dict[str, dict[int, ReducedTimes]] = field(default_factory=dict)
     """Site -> candidate -> times since the beginning, for candidates of the batch that all its ranks have measured."""
     failures: Failures = field(default_factory=dict)
-    """With the rank in the reason."""
+    """Each of the first rank on which the candidate failed, with the rank in the reason."""
     disturbed: list[int] = field(default_factory=list)
     has_new_sites: bool = False
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
     """Reduce the reports of all ranks: rank -> report. One function of all reports, so that all ranks can use one rank's result."""
-    failures = first_failures({rank: report.failures for rank, report in reports.items()})
+    failures: Failures = {}
+    for rank, report in reports.items():
+        for site, candidates in report.failures.items():
+            for candidate, (kind, reason) in candidates.items():
+                failures.setdefault(site, {}).setdefault(candidate, CandidateFailure(kind, f"rank {rank}: {reason}"))
     by_site: dict[str, dict[int, dict[int, LocalTimes]]] = {}
     for rank, report in reports.items():
         for site, measured in report.measured.items():
@@ -77,16 +81,6 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
     return ReducedReport(times, failures, disturbed, any(report.has_new_sites for report in reports.values()))
-
-
-def first_failures(by_rank: Mapping[int, Failures]) -> Failures:
-    """The failure of each candidate on the first rank on which it failed, with that rank in its reason."""
-    failures: Failures = {}
-    for rank, sites in by_rank.items():
-        for site, candidates in sites.items():
-            for candidate, (kind, reason) in candidates.items():
-                failures.setdefault(site, {}).setdefault(candidate, CandidateFailure(kind, f"rank {rank}: {reason}"))
-    return failures
 
 
 def _reduce(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
-from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import Replay
 from dist_tune.search.reports import BatchReport, LocalTimes
@@ -66,13 +66,7 @@ class Samples:
                     timed.discard(replay)
                     self._launches[site][candidate].pop(replay, None)
 
-    def report(
-        self,
-        failures: Mapping[str, Mapping[int, CandidateFailure]],
-        batch: Sequence[Replay],
-        reduced_ms: Times,
-        has_new_sites: bool = False,
-    ) -> BatchReport:
+    def report(self, failures: Failures, batch: Sequence[Replay], reduced_ms: Times, has_new_sites: bool = False) -> BatchReport:
         """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.
 
         ``reduced_ms``: reduced times so far, from which follows the time that other sites' candidates added to a replay.

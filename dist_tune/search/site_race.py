@@ -98,10 +98,7 @@ class SiteRace:
         self._wanted = {}  # more repeats are optional here
 
     def round_length(self, n_left: int) -> int:
-        """Replays of a round of finals, however many finalists are left: fewer run more often.
-
-        So finals do not grow with the number of sites, of which one or the other would always ask for more.
-        """
+        """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
         n_replays = min(self._n_finalists * self._plan.n_repeat, self._n_allowed(n_left))
         return n_replays if n_replays >= 2 * len(self.standings.alive()) else 0  # the noise is known from repeats only
 

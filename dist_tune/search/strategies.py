@@ -58,7 +58,8 @@ class Sweep:
 
     def tell(self, latencies_ms: Mapping[int, float], failures: Iterable[int]) -> None:
         """Leave out those known from before."""
-        self._left = [i for i in self._left if i not in {*latencies_ms, *failures}]
+        known = {*latencies_ms, *failures}
+        self._left = [i for i in self._left if i not in known]
 
 
 class Guided:

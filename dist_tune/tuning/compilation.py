@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs
 from dist_tune.errors import CandidateFailure, Failures
-from dist_tune.runtime import ForeseenFailure, LaunchRecorder, Precompile, precompiles
+from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.discover import MANIFESTS
 from dist_tune.tuning.manifest import RankManifest
@@ -32,10 +32,10 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
     A launch that some rank cannot make will fail on all ranks that come to it.
     """
     met, compiler = context.sites.met, context.compiler
-    found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.seen)}
+    found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.launches)}
     known: set[str] = set()
     for label, each in list(found.items()):
-        compiler.begin(label, each.launch, each.configs, [])
+        compiler.begin(label, RecordedKernel(), each.configs, [])
         if compiler.keys(label) in known:  # the same kernel once more, as in the next layer
             del found[label]
         else:
@@ -47,8 +47,9 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
     for label, each in found.items():
         _note_resources(met[each.function], kernels[label])
         for index, failure in failed.get(label, {}).items():
-            foreseen = ForeseenFailure(each.launch, each.configs[index], failure.reason)
-            recorder.foreseen.setdefault((each.function, index), []).append(foreseen)
+            launch = each.configs[index]
+            predicted = PredictedFailure(launch.kernel, launch.given, failure.reason)
+            recorder.failures.setdefault((each.function, index), []).append(predicted)
 
 
 def _load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:

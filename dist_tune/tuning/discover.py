@@ -125,6 +125,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             label: lookup.ticket(label, site.record, runs=site.record is None or site.record.winner not in site.failures)
             for label, site in sites.items()
         },
-        prior={label: lookup.known(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
+        prior={label: lookup.prior_times(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
     )

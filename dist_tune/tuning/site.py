@@ -40,8 +40,8 @@ class Site:
     """Digest of the code; empty where no cache is asked."""
     is_compiled: bool = True
     """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
-    is_foreseen: bool = False
-    """True if the launches inside such a function are compiled already."""
+    is_recorded: bool = True
+    """True if the launches inside such a function are recorded, to compile those of other candidates ahead."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay, with its config."""
     checker: Checker | None = None

@@ -131,7 +131,7 @@ class Sites:
         texts = [launch.describe(config) for config in configs]
         site = Site(
             label, launch.name, launch.key_text, configs, texts,
-            is_compiled=launch.is_compiled, is_foreseen=launch.is_foreseen, prepare=launch.prepare,
+            is_compiled=launch.is_compiled, is_recorded=launch.is_recorded, prepare=launch.prepare,
         )  # fmt: skip
         if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
             site.winner, site.is_new = configs[texts.index(self._winners[label])], False

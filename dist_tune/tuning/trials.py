@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import reason_of
-from dist_tune.distributed import Ranks, is_secondary
+from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, NoValidConfigError, reasons
 from dist_tune.measure import Clock, Span
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo
@@ -35,7 +35,7 @@ class _Failed:
     """A launch that raised."""
 
     n_collectives: int
-    """Collectives that it had issued before."""
+    """Collectives that it had issued before, if it is the whole closure."""
 
 
 class Trials:
@@ -131,7 +131,7 @@ class Trials:
             if isinstance(launched, _Returned):
                 return launched.value
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
-            if launch.is_whole and launched.n_collectives > 0:
+            if launched.n_collectives > 0:
                 self.samples.disturb(self._replay)
                 self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
                 return None
@@ -145,7 +145,7 @@ class Trials:
         checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
-        n_before = launch.n_collectives()  # the reference's among them
+        n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
         try:
             with nullcontext() if site.is_compiled else self._running(site, index):
                 value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None)
@@ -159,7 +159,7 @@ class Trials:
                 raise
             self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
             site.last_error = error
-            return _Failed(launch.n_collectives() - n_before)
+            return _Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and (wrong := checker.verdict(value, *launch.arguments)):
             self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
             return _Returned(value)

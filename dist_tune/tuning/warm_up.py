@@ -21,7 +21,7 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int])
     the caller has compiled them all.
     """
     met, replays, trials = context.sites.met, context.replays, context.replays.trials
-    if not all(met[label].is_foreseen for label in n_runs if label in met):
+    if any(met[label].is_recorded for label in n_runs if label in met):
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
             replays.run_batch(closure, context.race.warm_up(n_runs)[:1], WARM_UP)

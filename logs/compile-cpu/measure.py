@@ -97,7 +97,7 @@ def on_rank(rank: int, does_share: bool) -> tuple[float, list[Any]]:
     if not does_share:
         os.environ["TRITON_CACHE_DIR"] += f"/{rank}"
     each = launch()
-    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda: each.kernel.run(*each._args, **each._kwargs))
+    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda: each.kernel.run(*each.arguments[0], **each.arguments[1]))
     step()
     spent = step.records[0].spent
     return spent.discover + spent.compile, [candidate.failure for candidate in step.records[0].candidates]

@@ -1,0 +1,217 @@
+"""Launches of Triton's kernels, recorded while they are made or in place of them.
+
+Knows Triton's launches and torch's operators; nothing of search or files. All but the launches of a dry run is done, with outputs of
+any content, so a dry run is for code that does not wait for the results of kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from dist_tune.compiler import replaced
+from dist_tune.distributed import is_symmetric
+from dist_tune.errors import DistTuneError
+from dist_tune.measure import RngState, tensors_in
+
+_MAX_OF_KERNEL = 2
+"""Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""
+_MAX_OF_DRY_RUN = 64
+"""Launches of a dry run, which ends there: a loop that waits for a kernel's result has no other end."""
+_COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+"""Namespaces of torch's operators that other ranks take part in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A tensor as far as Triton's compiler knows it, without its memory."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """Address of the tensor, whose alignment is compiled in."""
+        return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLaunch:
+    """A kernel's launch inside a function."""
+
+    label: str
+    """The function's site; empty in a dry run."""
+    candidate: int
+    kernel: Any
+    args: tuple[Any, ...]
+    """With pointers in place of tensors."""
+    kwargs: dict[str, Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All arguments and options by name."""
+        return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedFailure:
+    """A launch that some rank cannot make."""
+
+    kernel: Any
+    given: dict[str, Any]
+    """Arguments and options by name."""
+    reason: str
+    """With the rank."""
+
+    def is_of(self, launch: RecordedLaunch) -> bool:
+        """True for a launch with the same constants and options, and arguments of the same kinds."""
+        mine, theirs = self.given, launch.given
+        if launch.kernel is not self.kernel or mine.keys() != theirs.keys():
+            return False
+        values = {each.name for each in self.kernel.params if not each.is_constexpr}
+        return all(_kind(mine[name]) == _kind(theirs[name]) if name in values else is_same(mine[name], theirs[name]) for name in mine)
+
+
+class PredictedFailureError(triton.OutOfResources):  # type: ignore[misc]  # untyped
+    """Raised in place of a launch that some rank cannot make."""
+
+    __init__ = Exception.__init__  # with the reason alone
+    __str__ = Exception.__str__
+
+
+class LaunchRecorder:
+    """Records launches of kernels while a function runs on this thread, and ends those that are predicted to fail."""
+
+    def __init__(self) -> None:
+        self.launches: list[RecordedLaunch] = []
+        self.failures: dict[tuple[str, int], list[PredictedFailure]] = {}
+        """(site, candidate) -> launches that fail."""
+        self._at: tuple[str, int] | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record launches of this thread inside ``running``."""
+        with _before_launches(self._note):
+            yield
+
+    @contextmanager
+    def running(self, label: str, candidate: int) -> Iterator[None]:
+        """The function of a site runs with one of its configs."""
+        before, self._at = self._at, (label, candidate)
+        try:
+            yield
+        finally:
+            self._at = before
+
+    def _note(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self._at is None:
+            return True
+        launch = _recorded(*self._at, kernel, args, kwargs)
+        for each in self.failures.get(self._at, ()):
+            if each.is_of(launch):
+                raise PredictedFailureError(each.reason)
+        if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
+            self.launches.append(launch)
+        return True
+
+
+class TalkedError(DistTuneError):
+    """Raised in a run in place of its first communication with other ranks."""
+
+
+class _Ended(BaseException):
+    """Ends a dry run; not an ``Exception``, which the run may catch."""
+
+
+class Watch(TorchDispatchMode):
+    """Ends a run before its first collective, with a ``TalkedError``."""
+
+    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for each operator."""
+        if func.namespace in _COLLECTIVE:
+            raise TalkedError(f"it calls {func.namespace}.{func._schema.name.partition('::')[2]}")
+        return func(*args, **(kwargs or {}))
+
+
+# Not in the class, because torch then imports Dynamo, which takes seconds.
+Watch.__torch_dispatch__ = Watch.see  # type: ignore[assignment, method-assign]
+
+
+def dry_run(run: Callable[[], Any], candidate: int, *, is_watched: bool) -> list[RecordedLaunch]:
+    """The launches of a run, which are not made. ``is_watched``: end it before it communicates with other ranks.
+
+    Kernels of ``triton.autotune`` are left out, because their config is not known.
+
+    Raises:
+        TalkedError: the run is watched and communicates with other ranks.
+        Exception: from the run, possibly only because nothing was computed.
+    """
+    launches: list[RecordedLaunch] = []
+    ident, state = get_ident(), RngState()
+
+    def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if is_watched and any(map(is_symmetric, tensors_in((args, kwargs)).values())):
+            raise TalkedError(f"it gives symmetric memory to {kernel.fn.__qualname__}")
+        launches.append(_recorded("", candidate, kernel, args, kwargs))
+        if len(launches) >= _MAX_OF_DRY_RUN:
+            raise _Ended
+        return False
+
+    def skip(run: Callable[..., object]) -> Callable[..., object]:
+        return lambda tuner, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
+
+    try:
+        with suppress(_Ended), _before_launches(note), replaced(Autotuner, "run", skip), Watch() if is_watched else nullcontext():
+            run()
+    finally:
+        state.restore()
+    return launches
+
+
+@contextmanager
+def _before_launches(note: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]) -> Iterator[None]:
+    """Call ``note(kernel, args, kwargs)`` before each launch of this thread, which is made if it returns True."""
+    ident = get_ident()
+
+    def wrap(run: Callable[..., object]) -> Callable[..., object]:
+        def noted(kernel: Any, *args: Any, **kwargs: Any) -> object:
+            is_made = get_ident() != ident or kwargs.get("warmup") or note(kernel, args, kwargs)
+            return run(kernel, *args, **kwargs) if is_made else None
+
+        return noted
+
+    with replaced(JITFunction, "run", wrap):
+        yield
+
+
+def _recorded(label: str, candidate: int, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedLaunch:
+    given = {name: _without_memory(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
+    return RecordedLaunch(label, candidate, kernel, tuple(map(_without_memory, args)), given)
+
+
+def _without_memory(value: Any) -> Any:
+    """An argument as far as the compiler needs it."""
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.dtype, value.data_ptr())
+    if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
+        value = copy.copy(value)  # a hook may write to it, too
+        value.base = _without_memory(value.base)
+    return value
+
+
+def _kind(value: object) -> object:
+    return value.dtype if isinstance(value, Pointer) else type(value)
+
+
+def is_same(value: object, other: object) -> bool:
+    """True for one object, or equal plain values of one type."""
+    return value is other or (type(value) is type(other) and isinstance(value, bool | int | float | str) and value == other)
