@@ -211,7 +211,7 @@ def test_times_are_shown_as_a_table_a_person_can_judge(tmp_path: Path):
         tmp_path,
         "import torch\n"
         "from rich.console import Console\n"
-        "import dist_tune.measure.benchmark as benchmark, kernels.persistent_gemm as p\n"
+        "import dist_tune.measure as benchmark, kernels.persistent_gemm as p\n"
         "from kernels import harness, single_gpu_cases as cases\n"
         "measure, asked = benchmark.measure, []\n"
         "def short(run, n_warmup, num_iters):\n"

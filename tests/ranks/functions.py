@@ -10,7 +10,7 @@ from dist_tune import TunedFunction
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
-RecordedLaunch = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 """What each rank came to, by scenario."""
 runs_of_this_process: list[int] = []
 """Not a variable of a test's function: what a function has captured is a part of its code, and so of its cache key."""

@@ -13,14 +13,14 @@ import triton
 
 from dist_tune import autotune, prune_by_shared_memory, to_hashable
 from dist_tune.testing import on_ranks, values
-from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
+from tests.ranks.functions import BLOCKS, QUICK, Results, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import add_kernel
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> RecordedLaunch:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All that two ranks can do one after the other in one world."""
     return values(on_ranks(2, _scenarios, str(tmp_path_factory.mktemp("caches"))))
 
@@ -64,7 +64,7 @@ def _as_the_seed_writes_it(rank: int) -> Any:
     return right, first.kwargs["BLOCK"], seen, chosen(my_gemm), len(my_gemm.configs), len(ran) - n_tuned, terminal.getvalue()
 
 
-def test_the_seeds_example_runs_as_written(pair: RecordedLaunch):
+def test_the_seeds_example_runs_as_written(pair: Results):
     """Configs in a mapping, both ways to index them in prune_fn, to_hashable, the call-time keywords; verbose is rank 0's alone."""
     got = [each["_as_the_seed_writes_it"] for each in pair]
     assert got[0][:6] == got[1][:6]
@@ -111,7 +111,7 @@ def _any_values(rank: int) -> Any:
     return step(), [each.config for each in step.records[0].candidates], step()
 
 
-def test_config_values_are_of_any_kind(pair: RecordedLaunch):
+def test_config_values_are_of_any_kind(pair: Results):
     """Enums, functions, dtypes, tuples, tensors, objects; two that read alike are two, and the right one of them wins."""
     got = [each["_any_values"] for each in pair]
     assert got[0] == got[1]
@@ -143,7 +143,7 @@ def _side_effects(rank: int) -> Any:
     return tuned == draws(False), resets == list(range(1, n_runs))
 
 
-def test_random_numbers_and_reset_are_as_for_a_closure(pair: RecordedLaunch):
+def test_random_numbers_and_reset_are_as_for_a_closure(pair: Results):
     """The value is drawn from the numbers of an untuned call, which leaves the generator as one; reset before each run but the first."""
     assert [each["_side_effects"] for each in pair] == [(True, True)] * 2
 
@@ -178,7 +178,7 @@ def _nearest(rank: int, folder: str) -> Any:
     return none, exact, near, list(ran), told, new(nearest=False)(x, autotune=False)
 
 
-def test_without_tuning_the_nearest_shape_decides_if_asked(pair: RecordedLaunch):
+def test_without_tuning_the_nearest_shape_decides_if_asked(pair: Results):
     """No record: the first config. An exact one, a near one: on all ranks, though one has none; one warning with both shapes."""
     got = [each["_nearest"] for each in pair]
     assert [each[:4] for each in got] == [(1, 2, [2, 2, 2], [2, 2, 2, 2])] * 2

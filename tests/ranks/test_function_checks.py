@@ -21,12 +21,12 @@ from tests.ranks.world import DEADLINE_S
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
 pytestmark = pytest.mark.once
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
-RecordedLaunch = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 """What each rank came to, by scenario."""
 
 
 @pytest.fixture(scope="module")
-def pair() -> RecordedLaunch:
+def pair() -> Results:
     return values(on_ranks(2, _scenarios))
 
 
@@ -44,7 +44,7 @@ def failures(function: Any) -> list[str | None]:
 
 def _wrong_on_one_rank(rank: int) -> Any:
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
-        time.sleep(block * 5e-3)
+        time.sleep(block * 1e-2)
         return x + 1 + 30 * (block == 1 and rank == 1)
 
     def is_right(result: torch.Tensor, x: torch.Tensor) -> bool:
@@ -65,7 +65,7 @@ def _wrong_on_one_rank(rank: int) -> Any:
     return told
 
 
-def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(pair: RecordedLaunch):
+def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(pair: Results):
     """With each kind of check; the first rank's terminal shows the error with its size, whichever rank found it."""
     got = [each["_wrong_on_one_rank"] for each in pair]
     assert [each[:4] for each in got[0]] == [each[:4] for each in got[1]]
@@ -99,7 +99,7 @@ def _raises_the_words_of_a_check(rank: int) -> Any:
     return failures(step)[0], terminal.getvalue()
 
 
-def test_a_launch_that_raises_is_no_wrong_result_whatever_its_message_says(pair: RecordedLaunch):
+def test_a_launch_that_raises_is_no_wrong_result_whatever_its_message_says(pair: Results):
     """It is dropped, with its message in the record; the terminal is for results that a check refuses."""
     reason, terminal = pair[0]["_raises_the_words_of_a_check"]
     assert reason == "rank 0: RuntimeError: the result is wrong"
@@ -117,7 +117,7 @@ def _writes_a_part(rank: int) -> Any:
     return step(torch.ones(64)).tolist(), failures(step)
 
 
-def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: RecordedLaunch):
+def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: Results):
     """The rest would hold what the last config wrote, if that had not been poisoned."""
     for y, (whole, part) in [each["_writes_a_part"] for each in pair]:
         assert y == [2.0] * 64
@@ -142,7 +142,7 @@ def _writes_nothing(rank: int) -> Any:
     return told
 
 
-def test_configs_that_write_nothing_never_win(pair: RecordedLaunch):
+def test_configs_that_write_nothing_never_win(pair: Results):
     """Neither to memory of their own nor to what they are given, whoever checks."""
     for told in [each["_writes_nothing"] for each in pair]:
         for is_right, (writes, *nothing) in told:
@@ -163,7 +163,7 @@ def _in_place(rank: int) -> Any:
     return result is state, state.tolist(), failures(doubles)
 
 
-def test_a_function_that_changes_its_input(pair: RecordedLaunch):
+def test_a_function_that_changes_its_input(pair: Results):
     """With reset= each run finds what the first one found, and the last one leaves what one call would."""
     for is_same, state, (one, two, four) in [each["_in_place"] for each in pair]:
         assert is_same
@@ -184,7 +184,7 @@ def _all_wrong(rank: int) -> Any:
     return "rank 1: the result is wrong" in str(none.value), time.monotonic() - began < DEADLINE_S
 
 
-def test_all_wrong_is_one_clear_error(pair: RecordedLaunch):
+def test_all_wrong_is_one_clear_error(pair: Results):
     """On all ranks, also where one rank alone finds them wrong, and at once: what is wrong still talks to the other ranks."""
     assert [each["_all_wrong"] for each in pair] == [(True, True)] * 2
 
@@ -206,7 +206,7 @@ def _collective_reference(rank: int) -> Any:
     return step(torch.ones(4)).tolist(), failures(step)
 
 
-def test_a_reference_may_talk_to_other_ranks(pair: RecordedLaunch):
+def test_a_reference_may_talk_to_other_ranks(pair: Results):
     """It is asked equally often on all ranks, also where the first config fails on one of them."""
     assert [each["_collective_reference"] for each in pair] == [([2.0] * 4, ["rank 1: RuntimeError: not here", None, None])] * 2
 
@@ -226,7 +226,7 @@ def _context(rank: int) -> Any:
     return step(torch.ones(4), context).tolist(), set(map(str, seen)), buffer.tolist(), context.phase == len(seen)
 
 
-def test_what_a_context_holds_is_left_alone(pair: RecordedLaunch):
+def test_what_a_context_holds_is_left_alone(pair: Results):
     """Symmetric memory and signals: nothing but the function writes there, and arguments are those of the caller."""
     for y, seen, buffer, is_counted in [each["_context"] for each in pair]:
         assert y == [1.0, 2.0, 3.0, 4.0]
@@ -255,6 +255,6 @@ def _kept(rank: int) -> Any:
     return tune(None), tune(_is_right), tune(_is_right), tune(_is_near), tune(None)
 
 
-def test_what_was_chosen_without_a_check_is_not_trusted_with_one(pair: RecordedLaunch):
+def test_what_was_chosen_without_a_check_is_not_trusted_with_one(pair: Results):
     """A check, and its code, are a part of what a record is kept under."""
     assert [each["_kept"] for each in pair] == [(False, False, True, False, True)] * 2

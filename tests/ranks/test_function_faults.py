@@ -17,7 +17,7 @@ from tests.ranks.world import DEADLINE_S, same_error
 pytestmark = pytest.mark.once
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 BLOCKS = [{"block": block} for block in (1, 2, 4, 8)]
-RecordedLaunch = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 """What each rank came to, by scenario."""
 DROPPED: list[tuple[dict[int, list[int]], str]] = [
     ({1: [1]}, "before"), ({1: [1]}, "after"), ({0: [2], 1: [1, 8]}, "before"), ({0: [2], 1: [1, 8]}, "after"),
@@ -26,7 +26,7 @@ HOPELESS: list[dict[int, list[int]]] = [{0: [1, 2, 4, 8], 1: [1, 2, 4, 8]}, {0: 
 
 
 @pytest.fixture(scope="module")
-def pair() -> RecordedLaunch:
+def pair() -> Results:
     """What two ranks can do one after the other in one world, for no error breaks its process group."""
     return values(on_ranks(2, _scenarios))
 
@@ -79,7 +79,7 @@ def _fails(rank: int, on: dict[int, list[int]], where: str) -> Any:
 
 
 @pytest.mark.parametrize("case", range(len(DROPPED)))
-def test_a_config_that_fails_on_one_rank_is_dropped_on_all(pair: RecordedLaunch, case: int):
+def test_a_config_that_fails_on_one_rank_is_dropped_on_all(pair: Results, case: int):
     """Before its collectives another config stands in; behind them nothing is run. On the first candidate and on others."""
     got, (on, _) = [each["dropped"][case] for each in pair], DROPPED[case]
     assert got[0] == got[1]
@@ -95,7 +95,7 @@ def test_a_config_that_fails_on_one_rank_is_dropped_on_all(pair: RecordedLaunch,
             assert config != f"block={block}"
 
 
-def test_no_config_that_runs_everywhere_is_one_clear_error(pair: RecordedLaunch):
+def test_no_config_that_runs_everywhere_is_one_clear_error(pair: Results):
     """All fail on all ranks, or each on some rank."""
     for error, message, seconds in [each for rank in pair for each in rank["hopeless"]]:
         assert error == "NoValidConfigError"
@@ -120,7 +120,7 @@ def _prunes(rank: int) -> Any:
     return [told(lambda function=function: function(1)) for function in functions]
 
 
-def test_configs_that_only_some_ranks_prune_are_an_error_on_all(pair: RecordedLaunch):
+def test_configs_that_only_some_ranks_prune_are_an_error_on_all(pair: Results):
     """At once, with the first difference; a rule that keeps nothing says that it is the rule."""
     got = [each["_prunes"] for each in pair]
     assert [each[:2] for each in got[0]] == [each[:2] for each in got[1]]
@@ -164,7 +164,7 @@ def _raises(rank: int, who: str) -> Any:
 
 
 @pytest.mark.parametrize("who", ["prune_fn", "check", "reset"])
-def test_what_the_user_gave_raises_on_one_rank(pair: RecordedLaunch, who: str):
+def test_what_the_user_gave_raises_on_one_rank(pair: Results, who: str):
     """That rank raises it, and the others hear of it at once, with its name."""
     theirs, mine = (each["raises"][who] for each in pair)
     assert mine[:2] == ("ValueError", f"{who} had enough")
@@ -240,7 +240,7 @@ def _reenters(rank: int) -> Any:
     return value, set(told), len(inner.records), checked(5), len(checked.records)
 
 
-def test_attempts_to_tune_within_a_tuning_do_not_hang(pair: RecordedLaunch):
+def test_attempts_to_tune_within_a_tuning_do_not_hang(pair: Results):
     """In prune_fn and in check a tuned function may be called, on all ranks alike; from reset it is refused."""
     assert [each["_reenters"] for each in pair] == [(1, {"NestedTuningError"}, 1, 6, 2)] * 2
 
@@ -255,7 +255,7 @@ def _captures(rank: int) -> Any:
     return function(1), function(2, autotune=False), kind, message
 
 
-def test_a_captured_graph_uses_what_is_known(pair: RecordedLaunch):
+def test_a_captured_graph_uses_what_is_known(pair: Results):
     """A new key is an error with what to do, on each rank for itself; a known one and autotune=False are ordinary calls."""
     for known, untuned, kind, message in [each["_captures"] for each in pair]:
         assert (known, untuned, kind) == (1, 2, "CaptureError")
@@ -277,7 +277,7 @@ def _interrupted(rank: int) -> Any:
     return first, function(2), len(function.records)
 
 
-def test_an_interrupted_tuning_leaves_nothing_behind(pair: RecordedLaunch):
+def test_an_interrupted_tuning_leaves_nothing_behind(pair: Results):
     """The ranks part with their errors, Triton is as it was, and the next call tunes."""
     got = [each["_interrupted"] for each in pair]
     assert [each[0] for each in got] == [("KeyboardInterrupt", True, 0), ("PeerFailedError", True, 0)]

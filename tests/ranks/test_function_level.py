@@ -14,14 +14,14 @@ import torch.distributed as dist
 from dist_tune import NestedTuningError, autotune, contextual_autotune
 from dist_tune.settings import Settings
 from dist_tune.testing import on_ranks, values
-from tests.ranks.functions import BLOCKS, QUICK, RecordedLaunch, chosen, runs_of_this_process, shape_of
+from tests.ranks.functions import BLOCKS, QUICK, Results, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
-def pair() -> RecordedLaunch:
+def pair() -> Results:
     """All that two ranks can do one after the other in one world."""
     return values(on_ranks(2, _scenarios))
 
@@ -70,7 +70,7 @@ def _spent_in(call: Any) -> tuple[dict[str, int], bool]:
     return dict(spent), not is_unpatched()
 
 
-def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(pair: RecordedLaunch):
+def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(pair: Results):
     """Block 1 is fastest on rank 0 and slowest on rank 1: both take 2. Later calls run once, talk to nobody and log nothing."""
     got = [each["_slowest_decides"] for each in pair]
     assert got[0] == got[1]
@@ -148,7 +148,7 @@ def _nested(rank: int) -> Any:
     return y[0].item(), met, sum(steady.values()), z[0].item(), in_closure, n_later, "autotune_pg" in str(refused.value)
 
 
-def test_a_function_inside_another_or_inside_a_closure_is_one_of_its_sites(pair: RecordedLaunch):
+def test_a_function_inside_another_or_inside_a_closure_is_one_of_its_sites(pair: Results):
     """The outer one tunes all of them at once, kernels of triton.autotune too; with ranks that it does not ask it says so."""
     got = [each["_nested"] for each in pair]
     assert got[0] == got[1]
@@ -196,7 +196,7 @@ def _kernel_inside(rank: int) -> Any:
     return y[0].item(), recalled, len(blocks), n_kernel, fresh, later, set(ran)
 
 
-def test_a_cached_function_still_tunes_the_kernels_inside(pair: RecordedLaunch):
+def test_a_cached_function_still_tunes_the_kernels_inside(pair: Results):
     """The function's config comes from the cache, so it runs with that alone; its kernels are sites of that run. cache=False tunes anew."""
     got = [each["_kernel_inside"] for each in pair]
     assert got[0] == got[1]
@@ -228,7 +228,7 @@ def _threads(rank: int) -> Any:
     return len(step.records), len(set(results)), len(set(ran)), is_unpatched()
 
 
-def test_threads_that_miss_together_tune_once(pair: RecordedLaunch):
+def test_threads_that_miss_together_tune_once(pair: Results):
     """One of them tunes, and the others wait for its config."""
     assert [each["_threads"] for each in pair] == [(1, 1, 3, True)] * 2
 
