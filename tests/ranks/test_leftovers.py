@@ -16,9 +16,9 @@ from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import values
+from tests.compiler.test_candidate import in_memory, terminal_of
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.test_sharing import QUICK, dot, dots, on_fake, rank_kernel
-from tests.test_compile import in_memory, terminal_of
 
 
 def state() -> Any:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache.folder import Cache
+from tests.cache.test_files import file_size_limit, raising
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, record
-from tests.test_atomic import file_size_limit, raising
 
 pytestmark = pytest.mark.once
 

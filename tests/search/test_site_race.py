@@ -15,7 +15,7 @@ from dist_tune.search.race import Race
 from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
-from tests.test_engine import Take, World
+from tests.search.test_race import Take, World
 
 pytestmark = pytest.mark.once
 

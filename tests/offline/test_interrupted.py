@@ -16,7 +16,7 @@ from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SPACE = [{"i": i} for i in range(6)]
 Config = dict[str, Any]
 

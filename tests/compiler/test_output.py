@@ -15,7 +15,7 @@ PREAMBLE = f"""
 import contextlib, io, logging, os, sys, tempfile, threading, types
 for name in ("dist_tune", "dist_tune.compiler"):  # the packages without their __init__, which would import torch
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[1])!r}, *name.split("."))]
+    sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[2])!r}, *name.split("."))]
 import dist_tune.compiler.output as terminal
 quiet = terminal.quiet_terminal
 users = []

@@ -1,8 +1,8 @@
 """The cache directory under many processes at once, and under processes that are killed.
 
 A program of its own forks the processes, so that torch is imported once and no thread of pytest is forked:
-    python tests/test_cache_processes.py race FOLDER SECONDS
-CACHE_RACE_S=60 pytest tests/test_cache_processes.py runs the race for a minute.
+    python tests/cache/test_processes.py race FOLDER SECONDS
+CACHE_RACE_S=60 pytest tests/cache/test_processes.py runs the race for a minute.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.programs import run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 N_PROCESSES = 16
 RACE_S = float(os.environ.get("CACHE_RACE_S", "4"))
 N_KILLED = 20

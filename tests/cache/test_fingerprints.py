@@ -42,7 +42,7 @@ def test_place_comments_hash_seed_and_interpreter_do_not_count(tmp_path: Path):
     load(there, moved(PROGRAM), moved(HELPERS))
     again = f"""
 import json, sys
-sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(there)!r}]
+sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(there)!r}]
 import program, torch
 from dist_tune.cache.fingerprints import fingerprint
 assert type(program.doubled).__name__ == "InterpretedFunction"

@@ -153,5 +153,5 @@ def test_an_interrupt_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPa
 
 def test_the_installed_command_is_this_one():
     """The script that pip puts on the PATH is this function."""
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
     assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}
