@@ -8,6 +8,9 @@ SHELL := bash
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
+others := $(python) -m pytest --ignore=tests/ranks
+ranks := $(python) -m pytest tests/ranks
+on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not once"
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16
@@ -15,19 +18,20 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-test: test-installed test-newer  ## the tests, with the installed triton and with 3.9.0
+# Tests of ranks wait much and compute little, so they run beside the others, and the second triton after them. Their output comes last.
+test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
+	@log=$$(mktemp); { $(ranks); code=$$?; $(on_newer) || code=1; exit $$code; } >$$log 2>&1 & beside=$$!; \
+	$(others); code=$$?; wait $$beside || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests that start no processes, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes"
 
-# Tests of ranks wait much and compute little: they run beside the others, and their output comes last.
-test-installed: .venv/test.stamp  ## the tests with the installed triton
-	@log=$$(mktemp); $(python) -m pytest tests/ranks >$$log 2>&1 & ranks=$$!; \
-	$(python) -m pytest --ignore=tests/ranks; others_code=$$?; \
-	wait $$ranks; ranks_code=$$?; cat $$log; rm -f $$log; exit $$((others_code | ranks_code))
+test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
+	$(others)
+	$(ranks)
 
 test-newer: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests that Triton matters to, with triton 3.9.0
-	PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not once"
+	$(on_newer)
 
 lint: .venv/test.stamp  ## ruff format, ruff check, mypy --strict
 	$(python) -m ruff format --check .
