@@ -23,8 +23,8 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 	@log=$$(mktemp); { $(ranks); code=$$?; $(on_newer) || code=1; exit $$code; } >$$log 2>&1 & beside=$$!; \
 	$(others); code=$$?; wait $$beside || code=1; cat $$log; rm -f $$log; exit $$code
 
-test-fast: .venv/test.stamp  ## the tests that start no processes, with the installed triton
-	$(python) -m pytest -m "not gpu and not processes"
+test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
+	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
 	$(others)

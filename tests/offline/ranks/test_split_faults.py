@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dist_tune.offline import Failed, Outcome, Problem, tune_and_save_configs, tune_kernel, tune_problems
 from dist_tune.testing import on_ranks, values
-from tests.ranks.test_split import problem
+from tests.offline.ranks.test_split import problem
 from tests.ranks.world import DEADLINE_S, ROOT, same_error
 
 pytestmark = pytest.mark.once
