@@ -33,7 +33,7 @@ class _Story:
         self._shown_level = shown_level
         self._shows_progress = shows_progress
 
-    def tell(self, line: str, record: loguru.Record) -> None:
+    def write(self, line: str, record: loguru.Record) -> None:
         """Write a line to the file, and to the terminal if its level is high enough."""
         level = record["level"].no
         if self._file is not None and level >= self._file_level:
@@ -79,12 +79,12 @@ def _logger(least_level: str) -> loguru.Logger:
     """The logger for tunings that write lines from this level on: lines below it cost nothing."""
     options = {"exception": None, "depth": 0, "record": False, "lazy": False, "colors": False, "raw": False, "capture": True}
     logger = cast("loguru.Logger", Logger(Core(), **options, patchers=[], extra={}))
-    logger.add(_tell, format=_FILE_FORMAT, level=least_level, catch=True)
+    logger.add(_write, format=_FILE_FORMAT, level=least_level, catch=True)
     return logger
 
 
-def _tell(message: loguru.Message) -> None:
-    message.record["extra"]["story"].tell(str(message), message.record)
+def _write(message: loguru.Message) -> None:
+    message.record["extra"]["story"].write(str(message), message.record)
 
 
 _logger("DEBUG")  # at import, where no call waits for it; it opens nothing

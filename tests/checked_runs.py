@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 def run(checker: Checker, function: Function, *args: Any, is_repeated: bool = False, **kwargs: Any) -> str:
     """What is said of one run."""
     checker.begin(args, kwargs, is_repeated=is_repeated)
-    return checker.verdict(function(*args, **kwargs), args, kwargs)
+    return checker.judge(function(*args, **kwargs), args, kwargs)
 
 
 def judge(checker: Checker, candidate: Function, *args: Any, **kwargs: Any) -> str:

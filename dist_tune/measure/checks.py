@@ -15,7 +15,7 @@ import torch
 
 from dist_tune.measure.memory import leaves_of, shares_memory, tensors_in, version_of
 from dist_tune.measure.poison import ResultMemory
-from dist_tune.measure.reference import Matches, as_reference, ask, name_of, told
+from dist_tune.measure.reference import Matches, answer_of, as_reference, ask, name_of
 from dist_tune.measure.rng import RngState
 
 _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -23,7 +23,7 @@ _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class Checker:
-    """The check of one function in one tuning on one rank, candidate after candidate: ``begin``, a run, ``verdict``.
+    """The check of one function in one tuning on one rank, candidate after candidate: ``begin``, a run, ``judge``.
 
     ``check`` is ``check(result, *args, **kwargs)``, which returns None or True, or returns False or raises AssertionError; or a
     reference, which takes what the function takes and returns what it should; or ``matches(reference)``. What its parameters
@@ -31,7 +31,7 @@ class Checker:
     A builtin, as ``torch.matmul``, is a reference.
 
     The first run of a candidate is judged as it is. Before its second one, memory of earlier results is poisoned also where it is held: in
-    arguments that a reference does not read, and in others until a run was right without poison and wrong with it. That run is no verdict.
+    arguments that a reference does not read, and in others until a run was right without poison and wrong with it. That run is not judged.
     """
 
     n_runs = 2
@@ -76,7 +76,7 @@ class Checker:
                 self._memory.poison_held(tensors_in((args, kwargs)), (args, kwargs, self._function))
             self._memory.poison_free(list(tensors_in(self._expected).values()))
 
-    def verdict(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """After a run: why ``result`` is wrong, with the size of the error, on one line; empty if it is right.
 
         Raises:
@@ -86,17 +86,17 @@ class Checker:
         with self._judging(args, kwargs):
             results = list(tensors_in(result).values())
             wrong = self._wrong(result, results, args, kwargs)
-            wrong = self._memory.settle(results, wrong, is_independent=self._reference is not None)
+            wrong = self._memory.resolve(results, wrong, is_independent=self._reference is not None)
             self._memory.remember(results, tensors_in((args, kwargs)))
         return " ".join(wrong.split())
 
     def restore(self) -> None:
-        """Put back what was poisoned for a run that ended without a verdict. Called by the next ``begin``, too."""
+        """Put back what was poisoned for a run that ended without being judged. Called by the next ``begin``, too."""
         self._memory.restore()
 
     def _wrong(self, result: Any, results: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._reference is None:
-            return told(self._check, result, args, kwargs)
+            return answer_of(self._check, result, args, kwargs)
         expected = list(tensors_in(self._expected).values())
         if any(shares_memory(tensor, expected) for tensor in results):
             raise TypeError(

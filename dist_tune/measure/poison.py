@@ -140,7 +140,7 @@ class ResultMemory:
                 if dtype != torch.bool:
                     block[: block.numel() // integer.itemsize * integer.itemsize].view(integer).fill_(bits)
 
-    def settle(self, results: list[torch.Tensor], wrong: str, *, is_independent: bool) -> str:
+    def resolve(self, results: list[torch.Tensor], wrong: str, *, is_independent: bool) -> str:
         """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
 
         ``is_independent``: what is expected does not depend on what the arguments held.

@@ -104,7 +104,7 @@ def as_reference(check: Callable[..., Any], function: Callable[..., Any], args: 
     return Matches(check) if is_reference else None
 
 
-def told(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def answer_of(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Reason of a user's check why the result is wrong; empty if it is right."""
     try:
         answer = check(result, *args, **kwargs)

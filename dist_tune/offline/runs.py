@@ -182,13 +182,13 @@ class _RunChecker:
         if self._checker is not None and made.ground_truth is not None:
             self._checker.begin((made.run,), {}, is_repeated=is_repeated)
 
-    def verdict(self, result: Any, args: Any, kwargs: Any) -> str:
+    def judge(self, result: Any, args: Any, kwargs: Any) -> str:
         """Reason why the scheduled run is wrong; empty if it is right."""
         made = self._scheduled()
         if made.ground_truth is None:
             return ""
         if self._checker is not None:
-            return self._checker.verdict(result, (made.run,), {})
+            return self._checker.judge(result, (made.run,), {})
         try:
             return wrong_output(made.run, made.ground_truth, *self._tolerances, result)
         except Exception as error:  # of a run that works once: a vote against this config

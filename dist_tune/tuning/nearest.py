@@ -23,7 +23,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
 
     Raises:
         DistTuneError: other ranks did not come, or raised.
-        Exception: what the user's prune_fn raises on this rank; the other ranks are told.
+        Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
     """
     with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
         ranks.enter(f"{launch.name} (nearest shape)", ranks.next_call(launch.name))

@@ -160,7 +160,7 @@ class Trials:
             self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
             site.last_error = error
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
-        if checker is not None and (wrong := checker.verdict(value, *launch.arguments)):
+        if checker is not None and (wrong := checker.judge(value, *launch.arguments)):
             self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
             return _Returned(value)
         site.stand_in = index

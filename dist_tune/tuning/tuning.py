@@ -95,7 +95,7 @@ class Tuning:
 
         Raises:
             DistTuneError: on all ranks, for a reason that is the same on all.
-            Exception: what the closure or ``reset`` raises on this rank; the other ranks are told.
+            Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
         after = RngState()
         with self._under_way():

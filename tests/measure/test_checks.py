@@ -27,7 +27,7 @@ B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 def verdict(checker: Checker, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Of one run."""
     checker.begin(args, kwargs, is_repeated=False)
-    return checker.verdict(function(*args, **kwargs), args, kwargs)
+    return checker.judge(function(*args, **kwargs), args, kwargs)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_an_answer_that_is_none_is_an_error(answer: Any):
     checker = Checker(lambda result, *args: answer, product)
     checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(TypeError, match=r"returned (Tensor|float|int|str), need None or a bool.*matches\("):
-        checker.verdict(A @ B, (A, B), {})
+        checker.judge(A @ B, (A, B), {})
 
 
 def test_what_an_assertion_says_is_the_verdict():
@@ -171,7 +171,7 @@ def test_other_errors_of_a_check_are_the_users():
     checker = Checker(lambda result, a, b: result.no_such_thing, product)
     checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(AttributeError, match="no_such_thing"):
-        checker.verdict(A @ B, (A, B), {})
+        checker.judge(A @ B, (A, B), {})
     with pytest.raises(RuntimeError, match="does not broadcast"):
         Checker(reference, product).begin((A, A), {}, is_repeated=False)
 
@@ -206,7 +206,7 @@ def test_random_numbers_and_gradients_are_left_alone():
     assert torch.is_grad_enabled()
     checker.begin((a,), {}, is_repeated=False)
     result = function(a)
-    checker.verdict(result, (a,), {})
+    checker.judge(result, (a,), {})
     result.sum().backward()
     assert a.grad is not None
 

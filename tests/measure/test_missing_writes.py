@@ -203,7 +203,7 @@ def test_a_function_may_not_share_its_memory_with_the_reference():
     checker = Checker(lambda a, b: torch.mm(a, b, out=shared), function)
     checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(TypeError, match="function and its reference <lambda> return the same memory"):
-        checker.verdict(function(A, B), (A, B), {})
+        checker.judge(function(A, B), (A, B), {})
 
 
 def both(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -233,7 +233,7 @@ def test_results_of_other_calls_are_not_poisoned():
                 checker.begin((kept[-1], w), {}, is_repeated=k % 2 > 0)
                 assert not any(each.isnan().any() for each in kept)
                 kept.append(layer(kept[-1], w))
-                assert checker.verdict(kept[-1], (kept[-2], w), {}) == ""
+                assert checker.judge(kept[-1], (kept[-2], w), {}) == ""
 
 
 def test_an_earlier_result_that_somebody_keeps_is_put_back():
@@ -243,7 +243,7 @@ def test_an_earlier_result_that_somebody_keeps_is_put_back():
     for k in range(4):
         checker.begin((A, B), {}, is_repeated=k % 2 > 0)
         kept.append(A @ B)
-        assert checker.verdict(kept[-1], (A, B), {}) == ""
+        assert checker.judge(kept[-1], (A, B), {}) == ""
     assert all(torch.equal(each, A @ B) for each in kept)
 
 

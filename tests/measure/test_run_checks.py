@@ -33,7 +33,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
             launch.prepare(config)
             checker.begin(*launch.arguments, is_repeated=k > 0)
             try:
-                found.setdefault(i, []).append(checker.verdict(launch.run(config, Undo()), *launch.arguments))
+                found.setdefault(i, []).append(checker.judge(launch.run(config, Undo()), *launch.arguments))
             except ValueError:
                 checker.restore()
     for i in (0, 5):
