@@ -1,4 +1,4 @@
-"""Ranks, and what they tell each other over the c10d store.
+"""Ranks, and the meetings in which they reduce what each brings, over the c10d store.
 
 Meetings, deadlines, aborts and the work queue: the only user of torch.distributed.
 Exchanges values that it does not interpret; imports only the leaves.
