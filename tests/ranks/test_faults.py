@@ -152,7 +152,7 @@ def test_the_slowest_rank_decides():
     assert got[0] == got[1]
     winner, times, rank_ms, n_timings = got[0]
     assert winner == [32]
-    assert times == pytest.approx([40.0, 20.0, 30.0], abs=4.0)
+    assert all(-0.5 < ms - expected_ms < 9.5 for ms, expected_ms in zip(times, [40.0, 20.0, 30.0], strict=True))  # busy machines only add
     assert set(rank_ms) == {0, 1}
     assert n_timings == 3
 
