@@ -19,17 +19,6 @@ from tests.cli_answers import Answers, keep
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
-    return Answers(capsys)
-
-
 # -- hostile texts, broken files -------------------------------------------------------------------------------------
 
 HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e\udc80" + "y" * 10_000

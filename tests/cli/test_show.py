@@ -3,7 +3,6 @@
 import json
 import platform
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +14,6 @@ from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 
 pytestmark = pytest.mark.once
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
-    return Answers(capsys)
 
 
 # -- path, ls --------------------------------------------------------------------------------------------------------

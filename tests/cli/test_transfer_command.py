@@ -17,17 +17,6 @@ from tests.cli_answers import FILE, Answers, everything, keep
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
-    return Answers(capsys)
-
-
 # -- export and merge ------------------------------------------------------------------------------------------------
 
 
