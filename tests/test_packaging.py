@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("runtime",),
     ("tuning",),
-    ("contextual", "function", "testing"),
+    ("contextual", "function", "testing", "benchmark"),
     ("offline",),
     ("cli", "__main__"),
 )

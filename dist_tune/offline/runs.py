@@ -93,7 +93,9 @@ class Runs:
         return Made(run, ground_truth)
 
     def _drop_oldest(self) -> None:
-        while len(self._held) >= _MAX_HELD or (len(self._held) > 1 and _is_memory_short()):
+        while len(self._held) >= _MAX_HELD:
+            self._held.popitem(last=False)
+        while len(self._held) > 1 and _is_memory_short():
             self._held.popitem(last=False)
             self.capacity = max(2, min(self.capacity, len(self._held)))
 

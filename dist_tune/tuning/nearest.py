@@ -25,8 +25,9 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
         DistTuneError: other ranks did not come, or raised.
         Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
     """
+    call = ranks.next_call(launch.name)  # before what may raise on this rank alone: all ranks count alike
     with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
-        ranks.enter(f"{launch.name} (nearest shape)", ranks.next_call(launch.name))
+        ranks.enter(f"{launch.name} (nearest shape)", call)
         try:
             configs = launch.candidates()
             texts = [launch.describe(config) for config in configs]

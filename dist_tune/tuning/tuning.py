@@ -97,8 +97,8 @@ class Tuning:
             DistTuneError: on all ranks, for a reason that is the same on all.
             Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
-        after = RngState()
         with self._under_way():
+            after = RngState()
             self._context.replays.n_replays += 1
             if self._discovered(closure, is_watched=is_watched):
                 return self._finish(closure, after)
