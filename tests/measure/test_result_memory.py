@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune import matches
 from dist_tune.measure.checks import Checker
 from tests.checked_runs import A, B, Function, accumulate, is_right, judge, multiply, out_nothing, run
 
@@ -298,3 +299,21 @@ def test_integers_that_somebody_holds_are_never_poisoned():
         checker.begin((flags, out), {}, is_repeated=True)
         assert flags.eq(0).all()
         assert not out.any()
+
+
+def test_nan_that_is_expected_stays_in_a_given_output():
+    """It is the function's own, and not poison to be taken away."""
+
+    def right(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(4) == 0, torch.nan, 2 * x)
+
+    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(right(x, out))
+
+    x, out = torch.arange(4.0), torch.zeros(4)
+    checker = Checker(matches(right), function)
+    for k in range(3):
+        out.zero_()  # as the closure does before its launch
+        assert run(checker, function, x, out, is_repeated=k > 0) == ""
+        assert out[0].isnan()
+        assert out[1:].tolist() == [2.0, 4.0, 6.0]
