@@ -70,6 +70,12 @@ def layer_of(module: str) -> int:
     return next(number for number, places in enumerate(LAYERS) if place in places)
 
 
+def exports(folder: str) -> list[str]:
+    """The names in the ``__all__`` of a folder's ``__init__``."""
+    body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
+    return next(ast.literal_eval(each.value) for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__")
+
+
 def misplaced(module: str, source: str) -> list[str]:
     """Imports of ``module`` that point down, or into another folder past its ``__init__``."""
     wrong = []
@@ -78,8 +84,8 @@ def misplaced(module: str, source: str) -> list[str]:
         if root != "dist_tune" or not rest or not any(rest[0] in places for places in LAYERS):
             continue
         is_own = rest[0] == module.partition(".")[0]
-        is_inside = rest[0] in FOLDERS and len(rest) > 2 and (PACKAGE / rest[0] / f"{rest[1]}.py").exists()
-        if layer_of(rest[0]) > layer_of(module) or (is_inside and not is_own):
+        is_past = rest[0] in FOLDERS and len(rest) > 1 and rest[1:] not in [[each] for each in exports(rest[0])]
+        if layer_of(rest[0]) > layer_of(module) or (is_past and not is_own):
             wrong.append(name)
     return wrong
 
@@ -128,6 +134,7 @@ def test_a_downward_import_is_seen(source: str):
 def test_an_import_past_a_folder_s_door_is_seen():
     """Another folder's modules are its own business."""
     assert misplaced("tuning.sites", "from dist_tune.search.race import Race")
+    assert misplaced("tuning.sites", "from dist_tune.search import race")
     assert misplaced("tuning.sites", "from dist_tune.search import Race") == []
     assert misplaced("search.plan", "from dist_tune.search.race import Race") == []
 

@@ -127,7 +127,7 @@ def _settings() -> Found:
     if unknown:
         meant = sorted({near for name in unknown for near in get_close_matches(name, names, n=1)})
         advice = f"did you mean {', '.join(meant)}?" if meant else f"known are {', '.join(names)}"
-        return "warn", f"nobody reads {', '.join(unknown)}", advice
+        return "warn", f"not read by dist_tune: {', '.join(unknown)}", advice
     if settings.always_tune:
         return "warn", "DIST_TUNE_ALWAYS_TUNE is set: no record is used", "unset it unless that is wanted"
     return "ok", "all variables are understood", ""

@@ -104,7 +104,7 @@ def idle(gpus: Sequence[Gpu]) -> Found:
         return "off", "no GPU" if not gpus else "nvidia-smi does not say", ""
     busy = [each for each in gpus if (each.busy_percent or 0) > _BUSY_PERCENT or (each.used_mib or 0) > _BUSY_MIB]
     if not busy:
-        return "ok", "nobody else uses them", ""
+        return "ok", "no other process uses them", ""
     who = ", ".join(f"GPU {each.index} ({(each.used_mib or 0) / 1024:.1f} GiB, {each.busy_percent or 0} % busy)" for each in busy)
     return "warn", f"in use: {who}", "what is tuned beside another job is tuned for that company: nvidia-smi names the processes"
 

@@ -11,18 +11,6 @@ from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 
 __all__ = [
-    "Candidate",
-    "CompileKeys",
-    "Compiler",
-    "Failure",
-    "Placement",
-    "Resources",
-    "compile_cost",
-    "host_of_cache",
-    "n_compile_threads",
-    "own_share",
-    "partition_configs",
-    "quiet_terminal",
-    "reason_of",
-    "replaced",
+    "Candidate", "CompileKeys", "Compiler", "Failure", "Placement", "Resources", "compile_cost", "host_of_cache", "n_compile_threads",
+    "own_share", "partition_configs", "quiet_terminal", "reason_of", "replaced",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ _MAX_OBJECTS = 10_000
 """Objects searched for tensors; of more, the tensors that they hold are not known."""
 _HOLDS_NOTHING = (
     type(None), bool, int, float, complex, str, bytes, type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device,
-    type(lru_cache(id)),
+    type(lru_cache(id)), CodeType, FrameType, GeneratorType, TracebackType,
 )  # fmt: skip
 _PLAIN = (Mapping, list, tuple, set, partial, MethodType, FunctionType, CellType)
 """Containers of arguments and captures; all others are objects, as a context with symmetric memory is."""

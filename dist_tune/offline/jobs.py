@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, device_identity, group_of, member_ranks
+from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.log import tuning_log
 from dist_tune.offline.journal import by_index, forget
@@ -85,7 +85,8 @@ class Job:
     def agree(self, text: str) -> str:
         """One rank's text, the same on all ranks."""
         if self._is_split:
-            return self._queue(["files"]).run(lambda task: text)[0]
+            # No wait for another rank, which may be dead: the first text stands.
+            return shared_store(f"dist_tune/agreed/{self._space()}").compare_set("text", "", text).decode()
         self._ranks.enter("files", self._ranks.next_call("jobs"))
         return self._ranks.reduce("files", text, _first)
 
@@ -108,9 +109,12 @@ class Job:
     def _log(self) -> AbstractContextManager[loguru.Logger]:
         return tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress)
 
+    def _space(self) -> str:
+        """Part of the store for one call of these ranks."""
+        return f"{'-'.join(map(str, self._ranks.members))}/{self._ranks.next_call('jobs')}"
+
     def _queue(self, tasks: list[str]) -> WorkQueue:
-        rank, members = self._ranks.rank, self._ranks.members
-        return WorkQueue(f"{'-'.join(map(str, members))}/{self._ranks.next_call('jobs')}", rank, members, tasks, self._settings.deadline_s)
+        return WorkQueue(self._space(), self._ranks.rank, self._ranks.members, tasks, self._settings.deadline_s)
 
     def _share_out(self, problems: Sequence[Problem], options: SearchOptions, context: TunerContext) -> list[Ended]:
         queue = self._queue([f"{problem.name} {problem.digest} {options}" for problem in problems])

@@ -3,6 +3,7 @@
 The only user of Triton's Autotuner internals. Knows nothing of ranks, times or search.
 """
 
+from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel_launch import Launch
@@ -11,21 +12,6 @@ from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, Record
 from dist_tune.runtime.tunable import Slot, Tunable, Undo
 
 __all__ = [
-    "FunctionLaunch",
-    "Launch",
-    "LaunchRecorder",
-    "Listener",
-    "Precompile",
-    "PredictedFailure",
-    "RecordedKernel",
-    "RecordedLaunch",
-    "Slot",
-    "TalkedError",
-    "Tunable",
-    "TunableFunction",
-    "Undo",
-    "Watch",
-    "compile_ahead",
-    "dry_run",
-    "precompiles",
+    "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "Precompile", "PredictedFailure", "RecordedKernel", "RecordedLaunch",
+    "Slot", "TalkedError", "Tunable", "TunableFunction", "Undo", "Watch", "compile_ahead", "dry_run", "interception", "precompiles",
 ]  # fmt: skip

@@ -12,22 +12,6 @@ from dist_tune.search.selection import Objective, ReducedTimes, Selection
 from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
 
 __all__ = [
-    "STRATEGIES",
-    "BatchReport",
-    "CandidateResult",
-    "Objective",
-    "Plan",
-    "PriorTimes",
-    "Race",
-    "ReducedReport",
-    "ReducedTimes",
-    "Replay",
-    "Samples",
-    "SearchName",
-    "SearchStrategy",
-    "Selection",
-    "Strategy",
-    "Trial",
-    "make_strategy",
-    "reduce_reports",
+    "STRATEGIES", "BatchReport", "CandidateResult", "Objective", "Plan", "PriorTimes", "Race", "ReducedReport", "ReducedTimes", "Replay",
+    "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial", "make_strategy", "reduce_reports",
 ]  # fmt: skip
