@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 import torch
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.measure import is_capturing
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, TuningOptions, check_not_capturing
+from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -127,8 +127,9 @@ class _Tuner(Generic[P, R]):
         self.group = group
         self.options = options
         self.records: list[TuningRecord] = []
-        self.n_calls = 0
+        self.calls = Calls()
         """Calls so far, by which ranks tell one call from another."""
+        self.untuned = Untuned()
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
         self.is_waived = False
@@ -143,7 +144,6 @@ class _Tuner(Generic[P, R]):
             if listeners and interception.is_listening():
                 self.check_nested()
                 return function(*args, **kwargs)
-            self.n_calls += 1
             try:
                 signature = _signature(args, kwargs) if args or kwargs else ()
                 is_new = signature not in seen
@@ -165,6 +165,7 @@ class _Tuner(Generic[P, R]):
                 del listeners[ident]
                 if not listeners:
                     run.__code__ = own_code
+                self.calls.n_calls += 1
                 return value
             return self.tune(interception.pop(), args, kwargs, value, is_watched=False)
 
@@ -189,19 +190,23 @@ class _Tuner(Generic[P, R]):
         tuning = cast("Tuning", listener)
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), value, is_watched=is_watched))
         self.records += tuning.records
-        self.is_waived |= tuning.is_waived
+        self.is_waived |= tuning.is_alone
+        self.untuned.note(tuning.untuned)
         return value
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""
         if isinstance(listener, Tuning):
             listener.leave(error)
+        else:
+            self.calls.n_calls += 1
 
     def open(self) -> Tuning:
         """A tuning for the call that begins."""
         settings = Settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
-        return Tuning(self.name, self.n_calls, ranks, self.options, settings)
+        self.calls = ranks.calls(self.name)
+        return Tuning(self.name, self.calls, ranks, self.options, settings)
 
     @property
     def members(self) -> frozenset[int]:
@@ -214,6 +219,8 @@ class _Tuner(Generic[P, R]):
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
+        if (config := self.untuned.config(launch)) is not None:
+            return launch.run(config, None, is_trial=False)
         tuning = self.open()
         interception.replace(self, tuning)
         return tuning.missed(launch)

@@ -6,7 +6,7 @@ and what to do about it. A caller's mistake in the arguments is a ``ValueError``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -90,6 +90,18 @@ class AbsentRanksError(DistTuneError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class AloneError(DistTuneError):
+    """Other ranks have passed the call that this rank would tune. Ends no call: it goes on with the configs it has.
+
+    Attributes:
+        ranks: global ranks that have passed it.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class StuckDeviceError(DistTuneError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.contextual import check_ordinary
-from dist_tune.distributed import Ranks, Solo, group_of, member_ranks
-from dist_tune.errors import NestedTuningError
+from dist_tune.distributed import Calls, Ranks, Solo, group_of, member_ranks
+from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, TuningOptions, check_not_capturing, nearest_config
+from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -122,12 +124,16 @@ class _FunctionTuner:
         self.names = tunable.names
         self.borrowed: dict[Hashable, FunctionConfig] = {}
         """Key -> config of another shape."""
+        self.calls: dict[ProcessGroup | None, Calls] = defaultdict(Calls)
+        """Calls so far on each group, by which ranks tell one call from another."""
+        self.untuned = Untuned()
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
     def tuned(self) -> TunedFunction:
         """The function to put in its place; a plain function, so that it also works as a method."""
         function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, interception.listeners
+        calls = self.calls
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of_fixed = self.tunable.key_of_fixed
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
@@ -147,7 +153,11 @@ class _FunctionTuner:
                     return function(*args, **kwargs)
             if not autotune:
                 return self.call_untuned(args, kwargs, autotune_pg)
-            key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
+            try:
+                key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
+            except BaseException:
+                self.note_raised(autotune_pg)
+                raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
             try:
                 config = winners.get(slot_key)
@@ -155,6 +165,7 @@ class _FunctionTuner:
                 self.tunable.check_key(key)
                 raise
             if config is not None and not listeners:
+                calls[autotune_pg].n_calls += 1
                 return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
             return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
@@ -171,16 +182,13 @@ class _FunctionTuner:
             listener.launching(launch)
         config = launch.known_config()
         if config is not None:
+            if listener is None:
+                self.calls[group].n_calls += 1
             return self.tunable.function(*args, **{**config, **kwargs})
+        if listener is None:
+            return self.call_counted(launch, group, is_verbose=is_verbose)
         self.tunable.check_key(key)
         self.check_arguments(args, kwargs)
-        if listener is None:
-            check_not_capturing(launch, launch.name)
-            with self.turn:
-                config = launch.known_config()
-                if config is None:
-                    return self.tune(launch, group, is_verbose=is_verbose)
-            return self.tunable.function(*args, **{**config, **kwargs})
         missing = member_ranks(group) - listener.members
         if missing:
             raise NestedTuningError(
@@ -189,12 +197,37 @@ class _FunctionTuner:
             )
         return listener.missed(launch)
 
-    def tune(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
-        """Choose the config for the launch's key, and return the call's value."""
+    def note_raised(self, group: ProcessGroup | None) -> None:
+        """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
+        if not interception.is_listening():
+            with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
+                self.calls[group] = ranks_of(group, Settings()).calls(self.tunable.name)
+            self.calls[group].n_calls += 1
+
+    def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+        """A call without a config outside of any tuning."""
         settings = Settings()
         ranks = ranks_of(group, settings)
+        self.calls[group] = ranks.calls(launch.name)
+        try:
+            self.tunable.check_key(launch.key)
+            self.check_arguments(*launch.given)
+            check_not_capturing(launch, launch.name)
+        except BaseException:
+            self.calls[group].n_calls += 1
+            raise
+        with self.turn:
+            config = launch.known_config() or self.untuned.config(launch)
+            if config is None:
+                return self.tune(launch, ranks, settings, is_verbose=is_verbose)
+        self.calls[group].n_calls += 1
+        args, kwargs = launch.given
+        return self.tunable.function(*args, **{**config, **kwargs})
+
+    def tune(self, launch: FunctionLaunch, ranks: Ranks, settings: Settings, *, is_verbose: bool) -> Any:
+        """Choose the config for the launch's key, and return the call's value."""
         options = replace(self.options, is_verbose=is_verbose)
-        tuning = Tuning(launch.name, ranks.next_call(launch.name), ranks, options, settings)
+        tuning = Tuning(launch.name, ranks.calls(launch.name), ranks, options, settings)
         try:
             tuning.meet(launch)
         except BaseException as error:  # the user's prune_fn: the other ranks must know
@@ -202,6 +235,7 @@ class _FunctionTuner:
             raise
         value = tuning.tune(partial(tuning.missed, launch))
         self.records += tuning.records
+        self.untuned.note(tuning.untuned)
         return value
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:

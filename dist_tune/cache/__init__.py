@@ -8,7 +8,7 @@ from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
 from dist_tune.cache.fingerprints import fingerprint
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
-from dist_tune.cache.key_diff import nearest_shape
+from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
@@ -16,5 +16,5 @@ from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecor
 __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "LOCKS", "LOCK_NAME", "SOFTWARE", "TEMPORARY_SUFFIX", "BrokenRecordError", "Cache", "CacheKey",
     "CacheLookup", "CandidateRecord", "Entry", "Environment", "LookupResult", "Seconds", "TuningRecord", "environment", "fingerprint",
-    "nearest_shape", "plain_values", "read_record", "seal", "sweep", "unseal", "write_whole",
+    "nearest_key", "nearest_shape", "plain_values", "read_record", "seal", "sweep", "unseal", "write_whole",
 ]  # fmt: skip

@@ -57,6 +57,13 @@ def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRe
     return min(fitting, key=lambda each: (_distance(sizes, _numbers(each.key)[1]), -each.tuned_at.timestamp()), default=None)
 
 
+def nearest_key(wanted: str, known: Sequence[str]) -> str:
+    """The key that differs only in its numbers, by the least distance; empty if there is none."""
+    shape, sizes = _numbers(wanted)
+    fitting = [(numbers, key) for key in known for form, numbers in [_numbers(key)] if form == shape]
+    return min(fitting, key=lambda each: (_distance(sizes, each[0]), each[1]), default=((), ""))[1]
+
+
 def _reason(name: str, field: str, wanted: object, recorded: object) -> str:
     if field == "source":
         return f"source: the code of {name}, or of something it calls, has changed"

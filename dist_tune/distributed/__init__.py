@@ -4,12 +4,13 @@ Meetings, deadlines, aborts and the work queue: the only user of torch.distribut
 Exchanges values that it does not interpret; imports only the leaves.
 """
 
-from dist_tune.distributed.meetings import is_secondary
+from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.ranks import Ranks, Solo, device_identity, group_of, is_symmetric, member_ranks, n_collectives, shared_store
 from dist_tune.distributed.reduction import Part, Reduction, Result
+from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric",
+    "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric",
     "member_ranks", "n_collectives", "shared_store",
 ]  # fmt: skip

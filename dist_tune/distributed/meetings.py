@@ -2,47 +2,40 @@
 
 Knows a store and the names of ranks, and nothing of process groups. Each meeting has an epoch. Each member brings its part
 to each epoch exactly once, or ends the epoch otherwise; one ``compare_set`` on the epoch's key fixes its verdict (agreed,
-aborted, timed out, waived), and all read that one, late ones too. So counts agree again after any error.
+aborted, timed out, apart), and all read that one, late ones too. So counts agree again after any error.
+
+The first meeting of a call gathers the ranks, which may come late, or have passed that call with nothing to tune. A meeting is about one
+call: the verdict is "apart" when a rank has passed the call that another waits in. The one left behind goes on alone; the rest meet again.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
+from dist_tune.distributed.calls import Calls, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StoreGoneError
+from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
+from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
-# Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
-_SECONDARY = re.compile(r"/gloo/|NCCL error|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE)
 _CHECK_EVERY_S = 0.25
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
 _POLLS_PER_S = 2000.0
 """Store polls per second over all ranks that have waited for long; small groups poll faster."""
-_NEVER_MET = "- nothing yet"
-"""In place of the time and topic of a rank's last sign of life."""
-_FAILED = "failed: "
-"""Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
-
-_n_calls: Counter[tuple[tuple[int, ...], str]] = Counter()
-"""(ranks, closure) -> calls so far in this process; not of a group object, because a store may outlive it."""
+_ASK_S = (0.02, 1.0)
+"""Shortest and longest pause between two questions to missing ranks."""
+_ANSWERS_PER_S = 500.0
+"""Answers per second over all ranks, which bounds questions; small groups ask faster."""
+_NEVER_MET = "nothing yet"
+"""In place of a rank's last sign of progress."""
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
-
-
-def is_secondary(error: BaseException) -> bool:
-    """True for a collective that failed because a peer did: such an error is never the root cause."""
-    if isinstance(error, DistTuneError):
-        return False  # its text holds names of the user's, such as a kernel's
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))
 
 
 class Meetings:
@@ -52,67 +45,109 @@ class Meetings:
         self.rank = rank
         self.members = members
         self.deadline_s = deadline_s
+        self.gather_s = deadline_s
+        """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
         self._closure = ""
-        self._call = ""
+        self._place = ("", 0)
+        """Closure and number of its call."""
+        self._first_run = ""
+        self._patience_s: float | None = None
         self._epoch = 0
-        self._agreed: int | None = None
+        self._agreed = 0
         self._last_check = 0.0
         self._is_over = False
         self._root = store
         self._store = store
-        self._has_begun = False
+        self._presence: Presence | None = None
 
-    def enter(self, closure: str, call: int = 0) -> None:
-        """Begin the ``call``-th call of ``closure``: leave behind meetings that were ended before this rank came.
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def calls(self, closure: str) -> Calls:
+        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
+        with suppress(dist.DistError):  # the store's host is gone: the first meeting says so
+            self._begin_life()
+        return calls_of(self.members, closure)
+
+    def next_call(self, closure: str) -> int:
+        """Number of the next call of ``closure``, where all ranks meet in each and so count alike."""
+        calls = self.calls(closure)
+        calls.n_calls += 1
+        return calls.n_calls
+
+    def begin_first_run(self, closure: str, number: int) -> None:
+        """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
+        self._first_run = _call(closure, number)
+
+    def enter(self, closure: str, number: int = 0, options: str = "") -> None:
+        """Come from a call of ``closure`` to its meetings: leave behind those that were ended before this rank came.
+
+        ``options``: as text, the same on all ranks.
 
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
-        self._closure, self._call = closure, f"{closure}, call {call}"
+        self._closure, self._place = f"{closure}{options}", (closure, number)
         self._is_over = False
         with self._hosted("enter"):
-            if not self._has_begun:
-                # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
-                # they count one up and leave the keys of the last time alone.
-                life = self._root.add(f"lives/{self.rank}", 1)
-                self._store, self._has_begun = dist.PrefixStore(f"{life}", self._root), True
+            self._begin_life()
             verdict = None
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
-                passed = self._read_verdict()
+                ended = self._read_verdict()
                 # The end of a call that this rank made without a meeting does not concern it.
-                if passed["state"] != "waived" and passed["call"] == self._call:
-                    verdict = passed
+                if ended["state"] != "apart" and ended["call"] == _call(*self._place):
+                    verdict = ended
+            self._first_run = ""
             if verdict is not None and not self._is_awaited():
                 raise self._error(verdict)
 
-    def next_call(self, closure: str) -> int:
-        """Number of the next call of ``closure`` in which ranks meet: all count alike, since all make it."""
-        _n_calls[self.members, closure] += 1
-        return _n_calls[self.members, closure]
+    def close(self) -> None:
+        """Answer no peers any more, because the group is gone."""
+        if self._presence is not None:
+            self._presence.stop()
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+    # -- meetings ------------------------------------------------------------------------------------------------
+
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
         """Bring a part and take ``fn`` of all parts away. Collective: every member calls this for the same closure and topic.
 
         Costs about a millisecond at 4 ranks (logs/contextual-4xH200). The last rank to come reads all parts, so what the others
-        read does not grow with the group. Waits for a rank as long as that rank makes progress (``beat``). ``is_optional``: this rank
-        can do without the result; if it gives up, the others see no error later on.
+        read does not grow with the group. Waits for a rank as long as that rank makes progress (``beat``).
 
         Raises:
             AbsentRanksError: a rank made no progress for ``deadline_s``; all ranks that come raise it.
             PeerFailedError: another rank aborted; the first to do so is named on all ranks.
             RankMismatchError: ranks are in different closures, or at different steps of one.
         """
-        epoch = self._epoch
         with self._hosted(topic):
-            verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_optional)
-            if verdict["state"] != "agreed":
-                raise self._error(verdict)
-            self._forget_old(epoch)
-        return fn.load(self._result_of(verdict))
+            verdict = self._attend(topic, fn.dump(part), fn.of_texts)
+            return fn.load(self._result_of(verdict))
+
+    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+        """As ``reduce``, in a call that other ranks may come to late, or may have passed.
+
+        Waits for a rank that lives for ``gather_s``, and longer while it is in its first run of this call; with ``is_optional``, if
+        this rank can do without the result, for ``deadline_s``.
+
+        Raises:
+            AloneError: another rank has passed this call without coming to a meeting; or this rank's patience is at its end.
+            AbsentRanksError, PeerFailedError, RankMismatchError: as ``reduce``.
+        """
+        with self._hosted(topic):
+            while True:
+                verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_gathering=True, is_optional=is_optional)
+                if verdict["state"] == "apart":
+                    passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
+                    if others := ahead(*self._place, passed):
+                        raise AloneError(
+                            f"ranks {others} have passed {_call(*self._place)}, or go on without it; rank {self.rank} is alone in it",
+                            others,
+                        )
+                elif verdict["state"] == "agreed" or verdict["call"] == _call(*self._place):
+                    return fn.load(self._result_of(verdict))
 
     def beat(self, doing: str) -> None:
-        """Between replays, at most four times a second: post a sign of life, and leave if the tuning was ended.
+        """Between replays, at most four times a second: post a sign of progress, and leave if the tuning was ended.
 
         Raises:
             PeerFailedError: another rank aborted.
@@ -148,18 +183,33 @@ class Meetings:
                 error.add_note(str(gone))  # no peer can be reached any more
             return
         with self._hosted("abort"):
-            verdict = self._attend(f"{_FAILED}{_text(error)}", "", lambda parts: "")
+            verdict = self._attend(f"{FAILED}{text_of(error)}", "", lambda parts: "")
         try:
-            if verdict["state"] != "agreed":
-                raise self._error(verdict)
             self._result_of(verdict)
         except DistTuneError as cause:
             raise cause from error
 
+    @contextmanager
+    def patient(self, patience_s: float) -> Iterator[None]:
+        """Wait this long for a rank without progress, in place of the deadline: it may wait for a peer inside the closure."""
+        before, self._patience_s = self._patience_s, patience_s
+        try:
+            yield
+        finally:
+            self._patience_s = before
+
     # -- one epoch -----------------------------------------------------------------------------------------------
 
+    def _begin_life(self) -> None:
+        if self._presence is None:
+            # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
+            # they count one up and leave the keys of the last time alone.
+            life = self._root.add(f"lives/{self.rank}", 1)
+            self._store = dist.PrefixStore(f"{life}", self._root)
+            self._presence = Presence(self._store, self.rank, lambda: (all_passed(self.members), self._first_run))
+
     def _post_abort(self, error: BaseException) -> None:
-        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": _text(error), "message": str(error)}
+        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
         self._decide(mine)
         verdict = self._read_verdict()
         if verdict.get("message") != mine["message"]:
@@ -170,21 +220,32 @@ class Meetings:
         parts = [f"{self._epoch}/parts/{rank}" for rank in self.members]
         return any(json.loads(self._store.get(part))[0] == self._closure for part in parts if self._store.check([part]))
 
-    def _attend(self, topic: str, part: str, reduce: _Reduce, is_optional: bool = False) -> dict[str, Any]:
+    def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
-        self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part]))
+        passed = all_passed(self.members) if is_gathering else None
+        self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part, self._place, passed]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
-            return self._passed(self._agree(reduce))
-        self._await_verdict(topic, reduce, is_optional)
-        return self._read_verdict()
+            self._agree(reduce)
+        elif is_gathering:
+            self._await_calls(topic, reduce, is_optional)
+        else:
+            self._await_parts(topic, reduce)
+        epoch, verdict = self._epoch, self._read_verdict()
+        if "result" in verdict:
+            self._forget_old(epoch)
+        return verdict
 
-    def _agree(self, reduce: _Reduce) -> bytes:
+    def _agree(self, reduce: _Reduce) -> None:
         texts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
-        closures, topics, parts = zip(*map(json.loads, texts), strict=True)
+        closures, topics, parts, places, passed = zip(*map(json.loads, texts), strict=True)
         steps = list(zip(closures, topics, strict=True))
-        if len(set(steps)) > 1 or topics[0].startswith(_FAILED):
-            return self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
-        return self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
+        known = {rank: each or {} for rank, each in zip(self.members, passed, strict=True)}
+        if None not in passed and is_apart(dict(zip(self.members, places, strict=True)), known):
+            self._decide({"state": "apart", "passed": known})
+        elif len(set(steps)) > 1 or topics[0].startswith(FAILED):
+            self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
+        else:
+            self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
 
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
@@ -196,95 +257,103 @@ class Meetings:
                 f"torchrun's agent) has exited. The first error in its log is the cause."
             ) from error
 
-    def _decide(self, verdict: dict[str, Any]) -> bytes:
-        """Only the first verdict of an epoch counts: returns that one."""
-        first: bytes = self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call}))
-        return first
+    def _decide(self, verdict: Verdict) -> None:
+        """Only the first verdict of an epoch counts."""
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": _call(*self._place)}))
 
-    def _read_verdict(self) -> dict[str, Any]:
-        return self._passed(self._store.get(f"{self._epoch}/verdict"))
-
-    def _passed(self, text: bytes) -> dict[str, Any]:
-        verdict: dict[str, Any] = json.loads(text)
+    def _read_verdict(self) -> Verdict:
+        verdict: Verdict = json.loads(self._store.get(f"{self._epoch}/verdict"))
         self._epoch += 1
         return verdict
 
-    def _await_verdict(self, topic: str, reduce: _Reduce, is_optional: bool) -> None:
-        """Wait for the verdict while missing ranks make progress; without progress for the deadline, fix "timed out"."""
+    def _looks(self, every_s: float, at_most_s: float) -> Iterator[float]:
+        """The time, now and then until there is a verdict, at growing distances."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
-        seen: dict[int, str] = {}
-        began = looked = since = time.monotonic()
+        began = looked = time.monotonic()
         while not self._store.check([f"{self._epoch}/verdict"]):
             now = time.monotonic()
-            if now - looked < self.deadline_s / 4:
+            if now - looked >= every_s:
+                looked, every_s = now, min(1.5 * every_s, at_most_s)
+                yield now
+            else:
                 time.sleep(min(max((now - began) / 20, _POLL_S[0]), min(_POLL_S[1], len(self.members) / _POLLS_PER_S)))
-                continue
-            looked = now
+
+    def _await_parts(self, topic: str, reduce: _Reduce) -> None:
+        """Wait for the verdict while missing ranks make progress; without progress for the deadline, fix "timed out"."""
+        seen: dict[int, str] = {}
+        since, patience_s = time.monotonic(), self._patience_s or self.deadline_s
+        for now in self._looks(self.deadline_s / 4, self.deadline_s / 4):
             beats = {rank: self._beat_of(rank) for rank in self._missing()}
             if not beats:
                 self._agree(reduce)  # the rank that should have written the verdict has died over it
             elif beats != seen:  # progress, or the first look
                 seen, since = beats, now
-            elif now - since >= self.deadline_s:
-                state = "waived" if is_optional else "timed out"
-                self._decide({"state": state, "missing": beats, "topic": topic, "closure": self._closure, "by": self.rank})
+            elif now - since >= patience_s:
+                self._time_out(topic, beats, patience_s)
+
+    def _await_calls(self, topic: str, reduce: _Reduce, is_optional: bool) -> None:
+        """Wait for the verdict while missing ranks may come; fix "apart" as soon as one is known to have passed the call."""
+        assert self._presence is not None
+        call, least_s = _call(*self._place), len(self.members) / _ANSWERS_PER_S
+        since, patience_s = time.monotonic(), self.deadline_s if is_optional else self.gather_s
+        asked, asked_at = 0, 0.0
+        for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
+            missing = self._missing()
+            answers = {rank: answer for rank in missing if (answer := self._presence.answer_of(rank)) is not None}
+            passed = {rank: answer.passed for rank, answer in answers.items()}
+            is_answered = all(answer.number >= asked for answer in answers.values())
+            if not missing:
+                self._agree(reduce)
+            elif ahead(*self._place, passed):
+                self._decide({"state": "apart", "passed": passed})
+            if any(answer.first_run == call for answer in answers.values()) and is_answered:
+                since = now
+            is_gone = not is_answered and now - asked_at >= self.deadline_s
+            if is_gone or now - since >= patience_s:
+                if is_optional:
+                    self._decide({"state": "apart", "passed": {self.rank: {self._place[0]: [self._place[1]]}}})
+                else:
+                    beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
+                    beats = {rank: beat or self._beat_of(rank) for rank, beat in beats.items()}
+                    self._time_out(topic, beats, self.deadline_s if is_gone else patience_s)
+            elif is_answered:
+                n_asked = self._presence.n_asked()
+                asked, asked_at = n_asked if n_asked > asked else self._presence.ask(), now
+
+    def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
+        last = {rank: beat.partition(" ")[2] or beat for rank, beat in beats.items()}
+        self._decide(
+            {"state": "timed out", "missing": last, "topic": topic, "closure": self._closure, "by": self.rank, "within_s": within_s}
+        )
 
     def _missing(self) -> list[int]:
         return [rank for rank in self.members if not self._store.check([f"{self._epoch}/parts/{rank}"])]
 
     def _beat_of(self, rank: int) -> str:
-        return self._store.get(f"beat/{rank}").decode() if self._store.check([f"beat/{rank}"]) else _NEVER_MET
+        return self._store.get(f"beat/{rank}").decode() if self._store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
 
     def _forget_old(self, epoch: int) -> None:
         if self.rank != self.members[0]:
             return
-        # All ranks have read the verdict before this one, since all have come to this one.
-        old, self._agreed = self._agreed, epoch
-        if old is not None:
+        # All ranks have read the verdicts before this one, since all have come to this one.
+        for old in range(self._agreed, epoch):
             for name in ("count", "verdict", *(f"parts/{rank}" for rank in self.members)):
                 self._store.delete_key(f"{old}/{name}")
+        self._agreed = epoch
 
-    def _result_of(self, verdict: dict[str, Any]) -> str:
-        if "result" in verdict:
-            return str(verdict["result"])
+    def _result_of(self, verdict: Verdict) -> str:
+        if verdict["state"] != "agreed":
+            raise self._error(verdict)
+        if "result" not in verdict:
+            self._is_over = True
+            doing = {rank: self._beat_of(rank).partition(" ")[2] for rank in self.members}
+            raise mismatch_of(self.members, verdict["steps"], self._closure, doing)
+        return str(verdict["result"])
+
+    def _error(self, verdict: Verdict) -> DistTuneError:
         self._is_over = True
-        steps = dict(zip(self.members, verdict["steps"], strict=True))
-        failed = {rank: topic.removeprefix(_FAILED) for rank, (_, topic) in steps.items() if topic.startswith(_FAILED)}
-        if failed:
-            rank, error = next(iter(failed.items()))
-            others = [f"rank {each} at {topic!r}" for each, (_, topic) in steps.items() if each not in failed]
-            raise PeerFailedError(
-                f"rank {rank} left {self._closure} with {error} while it was being tuned; ranks {list(failed)} failed so, "
-                f"{', '.join(others) or 'no other'} did not. A collective of the closure did not find all its ranks: does every rank call "
-                f"the same collectives in the same order in every replay?",
-                rank,
-                error,
-            )
-        first, *rest = (f"rank {rank} is in {closure}, step {topic!r}" for rank, (closure, topic) in steps.items())
-        other = next(text for text in rest if text.partition(" is in ")[2] != first.partition(" is in ")[2])
-        raise RankMismatchError(f"{first}, {other}. Call tuned closures in the same order on all ranks of their group.")
-
-    def _error(self, verdict: dict[str, Any]) -> DistTuneError:
-        self._is_over = True
-        if verdict["state"] in ("timed out", "waived"):
-            missing = {int(rank): beat for rank, beat in verdict["missing"].items()}
-            last = "; ".join(f"rank {rank} last seen at: {beat.partition(' ')[2] or beat}" for rank, beat in missing.items())
-            return AbsentRanksError(
-                f"ranks {sorted(missing)} did not come to the meeting for {verdict['topic']!r} of {verdict['closure']} within "
-                f"{self.deadline_s:g} s (noticed by rank {verdict['by']}, read by rank {self.rank}); {last}. Every rank of the group must "
-                f"call the closure, and a kernel whose key is new on one rank must be launched on all. "
-                f"DIST_TUNE_DEADLINE_S sets the deadline.",
-                tuple(sorted(missing)),
-            )
-        if verdict["kind"] in SHARED_ERRORS:
-            return SHARED_ERRORS[verdict["kind"]](verdict["message"])
-        return PeerFailedError(
-            f"rank {verdict['rank']} raised {verdict['error']} while {self._closure} was being tuned; rank {self.rank} stops for that. "
-            f"Process groups whose collectives were under way can no longer be used.",
-            verdict["rank"],
-            verdict["error"],
-        )
+        return error_of(verdict, self.rank, self._closure)
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:2000]}"
+def _call(closure: str, number: int) -> str:
+    return f"{closure}, call {number}"

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.errors import DistTuneError
@@ -42,14 +43,25 @@ class Solo:
         """True on one of the processes that tune each alone beside one another."""
         return self.rank == 0
 
-    def enter(self, closure: str, call: int = 0) -> None:
-        """Without peers there is nothing to say."""
+    def calls(self, closure: str) -> Calls:
+        """Calls that no peer asks for."""
+        return Calls()
 
     def next_call(self, closure: str) -> int:
         """Without peers calls need no number."""
         return 0
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+    def begin_first_run(self, closure: str, number: int) -> None:
+        """Without peers there is nothing to say."""
+
+    def enter(self, closure: str, number: int = 0, options: str = "") -> None:
+        """Without peers there is nothing to say."""
+
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
+        """``fn`` of this rank's part alone."""
+        return fn({self.rank: part})
+
+    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
         """``fn`` of this rank's part alone."""
         return fn({self.rank: part})
 
@@ -105,21 +117,22 @@ class Group(Meetings):
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
-        """Lower the timeouts of all process groups of this process, and put them back after.
+        """Lower the timeouts of all process groups of this process, and put them back after. Only while all ranks are tuning.
 
-        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to
-        half the deadline: it must come back before ranks that wait in a meeting give it up. Others to four times it: when
-        NCCL's expires, the process is gone, and a rank may only be slow to compile its first candidates.
+        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to the deadline;
+        meetings wait twice that meanwhile, so that such a peer comes back before it is given up itself. Others to four times the
+        deadline, because the process is gone when NCCL's expires.
         """
         before = []
         for backend in _backends():
             is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
-            short = timedelta(seconds=self.deadline_s * (0.5 if is_gloo else 4.0))
+            short = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0))
             if backend.options._timeout > short:
                 before.append((backend, backend.options._timeout))
                 backend._set_default_timeout(short)
         try:
-            yield
+            with self.patient(2 * self.deadline_s):
+                yield
         finally:
             for backend, timeout in before:
                 backend._set_default_timeout(timeout)
@@ -136,9 +149,9 @@ def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
     return here.index(rank), len(here)
 
 
-def _backends() -> list[Any]:
-    """Backends of all groups of this process, one for each kind of device, whose timeout can be set."""
-    groups = c10d._world.pg_map
+def _backends(*groups: dist.ProcessGroup) -> list[Any]:
+    """Backends of these groups, or of all of this process, one for each kind of device, whose timeout can be set."""
+    groups = groups or tuple(c10d._world.pg_map)
     found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
     return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
 
@@ -173,11 +186,13 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
     with _groups_lock:
         for key, (known, _) in list(_groups.items()):
             if known not in c10d._world.pg_map:  # destroyed since
-                del _groups[key]
+                _groups.pop(key)[1].close()
         if id(group) not in _groups:
             _groups[id(group)] = (group, Group(group, deadline_s))
         ranks = _groups[id(group)][1]
     ranks.deadline_s = deadline_s
+    # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
+    ranks.gather_s = max([deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))])
     return ranks
 
 

@@ -138,7 +138,7 @@ class RunLaunch(FunctionLaunch):
         self._scheduled = config.index
         self._runs.hold(config.index)
 
-    def run(self, config: dict[str, Any], undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: dict[str, Any], undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
         assert isinstance(config, Candidate)
         run = self._runs.get(config.index).run

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import fingerprint
+from dist_tune.cache import fingerprint, nearest_key
 from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
@@ -125,7 +125,9 @@ class FunctionLaunch:
         self.is_whole = is_whole
         self.owner = tunable
         self.slot: Slot = FunctionSlot(tunable.winners, slot_key)
-        self._key = key
+        self.key = key
+        self.given = args, kwargs
+        """Arguments of the call, with those that replace a config's."""
         self._slot_key = slot_key
         self._configs, self._text_of = tunable.configs, tunable.text_of
         own, fixed = tunable.split(kwargs)
@@ -142,7 +144,7 @@ class FunctionLaunch:
     @property
     def key_text(self) -> str:
         """The tuning key, the same on all ranks for equal keys."""
-        text = key_text(self._key)
+        text = key_text(self.key)
         return text if text.startswith("[") else f"[{text}]"
 
     @property
@@ -161,6 +163,11 @@ class FunctionLaunch:
     def known_config(self) -> FunctionConfig | None:
         """The config in use for this key."""
         return self.owner.winners.get(self._slot_key)
+
+    def nearest_config(self) -> FunctionConfig | None:
+        """The config in use for the nearest other key, on the same ranks."""
+        known = {key_text(key): config for key, config in self.owner.winners.items()}
+        return known.get(nearest_key(key_text(self._slot_key), list(known)))
 
     def candidates(self) -> list[FunctionConfig]:
         """The configs that ``prune_fn`` keeps.
@@ -183,7 +190,7 @@ class FunctionLaunch:
         """A candidate on one line."""
         return self._text_of[id(config)]
 
-    def run(self, config: FunctionConfig, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: FunctionConfig, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Call the function.
 
         Raises:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 import triton
 
-from dist_tune.cache import fingerprint
+from dist_tune.cache import fingerprint, nearest_key
 from dist_tune.configs import describe, digest, stable_repr, unique
 from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Slot, Undo, put_back
@@ -86,7 +86,12 @@ class Launch:
     @property
     def key_text(self) -> str:
         """The tuning key, the same on all ranks for equal keys."""
-        return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in self.key) + "]"
+        return _text(self.key)
+
+    def nearest_config(self) -> triton.Config | None:
+        """The config in use for the nearest other key."""
+        known = {_text(key): config for key, config in self.kernel.cache.items() if isinstance(key, tuple)}
+        return known.get(nearest_key(self.key_text, list(known)))
 
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
@@ -109,10 +114,10 @@ class Launch:
         """A candidate on one line."""
         return describe(config)
 
-    def run(self, config: triton.Config, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: triton.Config, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
 
-        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks.
+        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
 
         Raises:
             Exception: from a hook or the launch.
@@ -121,7 +126,7 @@ class Launch:
         if config.pre_hook is not None:
             config.pre_hook(full)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not kernel.user_defined_pre_hook:
+        if not kernel.user_defined_pre_hook and undo is not None:
             copies = [(full[name], full[name].clone()) for name in kernel.restore_value if full[name] is not None]
             for tensor, copy in copies:
                 undo.keep(tensor, copy)
@@ -171,6 +176,10 @@ class Launch:
             for name in self.kernel.reset_to_zero:
                 if full[name] is not None:
                     full[name].zero_()
+
+
+def _text(key: tuple[Any, ...]) -> str:
+    return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in key) + "]"
 
 
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

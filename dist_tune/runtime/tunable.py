@@ -61,13 +61,16 @@ class Tunable(Protocol):
     def known_config(self) -> Any:
         """The config in use; None for a miss, and if there is nothing to choose."""
 
+    def nearest_config(self) -> Any:
+        """The config in use for the nearest other key; None if there is none."""
+
     def candidates(self) -> list[Any]:
         """The configs after pruning, without repeats."""
 
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
 
-    def run(self, config: Any, undo: Undo, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: Any, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
         Raises:

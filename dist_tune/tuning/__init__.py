@@ -4,11 +4,12 @@ Ranks talk only between replays; each decision follows from what all of them agr
 Used by the two decorators and by tuning scripts.
 """
 
+from dist_tune.tuning.alone import Untuned
 from dist_tune.tuning.context import TuningOptions
 from dist_tune.tuning.nearest import nearest_config
 from dist_tune.tuning.site import check_not_capturing, is_fatal, no_valid_config
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "Tuning", "TuningOptions", "check_not_capturing", "is_fatal", "nearest_config", "no_valid_config",
+    "Tuning", "TuningOptions", "Untuned", "check_not_capturing", "is_fatal", "nearest_config", "no_valid_config",
 ]  # fmt: skip

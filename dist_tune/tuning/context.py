@@ -6,7 +6,8 @@ Made once and never changed: a part changes by its own verbs alone. Collective t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,22 @@ class TuningContext:
     records: list[TuningRecord] = field(default_factory=list)
     """One for each site that has its config: from the cache, or tuned."""
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
         """Bring a part to a meeting and take ``fn`` of all parts away; the log has a line of it."""
+        with self._meeting(topic):
+            return self.ranks.reduce(topic, part, fn)
+
+    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool) -> Result:
+        """As ``reduce``, in the first meeting of a call, which other ranks may have passed."""
+        with self._meeting(topic):
+            return self.ranks.gather(topic, part, fn, is_optional=is_optional)
+
+    @contextmanager
+    def _meeting(self, topic: str) -> Iterator[None]:
         began = time.monotonic()
-        result = self.ranks.reduce(topic, part, fn, is_optional=is_optional)
+        yield
         self.expenses.meetings.append(time.monotonic() - began)
         self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
-        return result
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""

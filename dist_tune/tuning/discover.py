@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import digest
 from dist_tune.distributed import Reduction
-from dist_tune.errors import AbsentRanksError, CacheMissError, RankMismatchError, StoreGoneError
+from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 
@@ -21,23 +21,25 @@ MANIFESTS = Reduction(reduce_manifests)
 def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool) -> SiteManifest | None:
     """Exchange manifests, and replay until no rank has a config that another one lacks.
 
-    ``is_watched``: whether the run before was heard from its beginning. None if other ranks did not come and this one has nothing
-    to report, now or before (``is_under_way``).
+    ``is_watched``: whether the run before was heard from its beginning. ``is_under_way``: all ranks are in this tuning already.
+    None if other ranks have passed this call: this rank is alone in it, or has nothing to report and goes on.
 
     Raises:
+        AbsentRanksError: this rank has something to tune, and another one has gone or did not come.
         RankMismatchError: ranks have different candidates for one site, or different configs again and again.
         CacheMissError: there must be a record, and there is none.
     """
     for _ in range(_MAX_DISCOVERIES):
-        is_optional = not context.sites.new and not is_under_way
         try:
-            manifest = _exchange(context, is_watched, is_optional=is_optional)
-        except (AbsentRanksError, StoreGoneError) as error:
-            if not is_optional:
+            manifest = _exchange(context, is_watched, gathers=not is_under_way)
+        except (AloneError, StoreGoneError) as error:
+            if isinstance(error, StoreGoneError) and (context.sites.new or is_under_way):
                 raise
             # Ranks whose arguments were not new have made an ordinary call, and so does this one.
-            context.log.warning(f"closure={context.name} goes on with the configs it has: {error}")
+            waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
+            context.log.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
             return None
+        is_under_way = True
         if not manifest.disputed and not manifest.refused and manifest.is_watched:
             return manifest
         context.sites.evict(set(manifest.disputed))
@@ -90,11 +92,16 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
     return {label: records[label] for label in manifest.cached if label in records}  # in one order on all ranks
 
 
-def _exchange(context: TuningContext, is_watched: bool, *, is_optional: bool) -> SiteManifest:
+def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
     """Report the sites that are new here, and learn what is new anywhere, with the candidates of all that is new."""
     spelled = set(context.sites.new) if context.ranks.is_first else set()
     while True:
-        manifest = context.reduce("manifest", _manifest_of(context, spelled, is_watched), MANIFESTS, is_optional=is_optional)
+        mine = _manifest_of(context, spelled, is_watched)
+        if gathers:
+            manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not context.sites.new)
+        else:
+            manifest = context.reduce("manifest", mine, MANIFESTS)
+        gathers = False
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
@@ -127,4 +134,5 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         },
         prior={label: lookup.prior_times(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
+        has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
     )

@@ -39,7 +39,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.check_alive()
         if not manifest.warm_ups:
             break
-        warm_up(context, closure, manifest.warm_ups)
+        warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
         # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
         inner = discover(context, closure, is_watched=False, is_under_way=True)
         assert inner is not None  # None only where nothing is under way

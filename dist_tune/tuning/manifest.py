@@ -37,6 +37,8 @@ class RankManifest:
     """Site -> times of earlier tunings. The first rank brings it."""
     warm_ups: dict[str, int] = field(default_factory=dict)
     """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
+    has_recorded: bool = False
+    """True if launches inside one of these are recorded, to compile those of its other candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class SiteManifest:
     """Site -> ranks that write its record: one for each folder and key."""
     prior: dict[str, PriorTimes] = field(default_factory=dict)
     warm_ups: dict[str, int] = field(default_factory=dict)
+    has_recorded: bool = False
+    """On some rank: all take part in the compilation."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -117,6 +121,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         writers={label: _writers(label, manifests) for label in sites},
         prior={label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()},
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
+        has_recorded=any(mine.has_recorded for mine in everyone),
     )
 
 

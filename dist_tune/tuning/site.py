@@ -56,6 +56,8 @@ class Site:
     reported: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
     resources: dict[int, Resources] = field(default_factory=dict)
+    near: int | None = None
+    """The candidate that is in use for the nearest other key: the best guess before anything is known."""
     stand_in: int | None = None
     """A candidate that has run here, for launches whose own candidate fails."""
     last_error: Exception | None = None

@@ -142,6 +142,8 @@ class Sites:
             site.record, site.stand_in = record, record.winner
             return site
         site.checker = launch.checker()
+        near = launch.nearest_config()
+        site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
             positions = partition_configs(configs, self._placement.n_ranks)
             # Where there has to be a record only the first run needs anything.

@@ -114,7 +114,7 @@ class Trials:
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, [])
             return launch.run(site.winner, self._undo)
-        trial = self._schedule.get(site.label, Trial(0 if site.stand_in is None else site.stand_in, is_timed=False))
+        trial = self._schedule.get(site.label, Trial(next(i for i in (site.stand_in, site.near, 0) if i is not None), is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
             site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Ranks, is_secondary
+from dist_tune.distributed import Calls, Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.log import tuning_log
 from dist_tune.measure import RngState, device_clock
@@ -34,14 +34,14 @@ from dist_tune.tuning.trials import Trials
 class Tuning:
     """The tuning of one call of a closure, made between replays or at the first miss. The ``Listener`` of the first run."""
 
-    def __init__(self, name: str, call: int, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
-        self.is_waived = False
-        """True if other ranks did not come although this one had nothing to tune: their calls differ from this rank's."""
+    def __init__(self, name: str, calls: Calls, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
+        self.is_alone = False
+        """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
         self._settings = settings
-        self._call = call
         self._before = RngState()
         self._exit = ExitStack()
-        self._exit.enter_context(ranks.short_timeouts())
+        self._number = self._exit.enter_context(calls.one())
+        ranks.begin_first_run(name, self._number)
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
@@ -84,6 +84,11 @@ class Tuning:
         """Enter the site of a launch before it is made."""
         return self._context.sites.meet(launch)
 
+    @property
+    def untuned(self) -> list[Site]:
+        """Sites that this rank has met alone, and that wait for a call in which all ranks meet."""
+        return [self._context.sites.met[label] for label in self._context.sites.new] if self.is_alone else []
+
     def failures(self, label: str) -> dict[int, str]:
         """Candidate -> why it was dropped, on the first rank that dropped it."""
         return {i: each.failure for i, each in enumerate(self._context.race.results(label)) if each.failure is not None}
@@ -109,10 +114,10 @@ class Tuning:
         with self._under_way():
             if self._discovered(closure, is_watched=True):
                 return self._finish(closure, None)
-            # Its config was in the cache.
+            # Its config was in the cache, or other ranks are not here.
             value = self._context.replays.run(closure, {})
             after = RngState()
-            if self._discovered(closure, is_watched=True):  # kernels inside the function
+            if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
                 return self._finish(closure, after)
             return self._counted(value, after)
 
@@ -138,9 +143,12 @@ class Tuning:
         """True if there is something to tune on some rank; it is in the race then."""
         context = self._context
         manifest = discover(context, closure, is_watched=is_watched, is_under_way=bool(context.entries))
-        self.is_waived = manifest is None
+        self.is_alone = manifest is None
         context.expenses.end_phase("discover")
         if manifest is not None:
+            if manifest.to_tune:
+                # Not before: until here a rank may be late for reasons of its own.
+                self._exit.enter_context(context.ranks.short_timeouts())
             enter_sites(context, closure, manifest)
         return bool(context.entries)
 
@@ -174,7 +182,7 @@ class Tuning:
                 raise
 
     def _begin(self) -> None:
-        self._context.ranks.enter(f"{self._context.name} ({self._context.plan})", self._call)
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})")
 
     def _end(self, error: BaseException) -> None:
         context = self._context

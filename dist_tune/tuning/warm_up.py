@@ -14,14 +14,14 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.replays import WARM_UP
 
 
-def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int]) -> None:
+def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    The first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all ranks; unless
-    the caller has compiled them all.
+    ``is_recorded``: the first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all
+    ranks. The same on all of them.
     """
-    met, replays, trials = context.sites.met, context.replays, context.replays.trials
-    if any(met[label].is_recorded for label in n_runs if label in met):
+    replays, trials = context.replays, context.replays.trials
+    if is_recorded:
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
             replays.run_batch(closure, context.race.warm_up(n_runs)[:1], WARM_UP)

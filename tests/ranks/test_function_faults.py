@@ -188,13 +188,12 @@ def waiting() -> list[Any]:
 
 
 def test_a_call_that_fails_before_it_can_tune(waiting: list[Any]):
-    """Nobody knows yet whether others tune: they wait one deadline, and name the rank that did not come."""
+    """The others learn that this rank has passed the call: they go on alone, without an error."""
     theirs, mine = (each[0] for each in waiting)
     assert [each[0] for each in mine] == ["ValueError", "TypeError"]
-    for error, message, seconds in theirs:
-        assert error == "AbsentRanksError"
-        assert "ranks [1] did not come" in message
-        assert seconds < 3
+    for error, _, seconds in theirs:
+        assert error == ""
+        assert seconds < 0.9
 
 
 def _unequal(rank: int) -> Any:

@@ -1,0 +1,82 @@
+"""A thread that answers peers which ask where this rank is: which calls it has passed, and that it lives.
+
+A call with nothing to tune says nothing to any rank, so a rank that waits for others could not tell one that is late (a checkpoint, data)
+from one that has made the call without a miss. It asks; a thread of each rank waits for that inside the store, on a client of its own,
+and costs nothing before. Knows a store, and nothing of meetings.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+_WAIT = timedelta(days=10)
+"""Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
+_JOIN_S = 2.0
+
+
+class Answer(NamedTuple):
+    """A rank's latest answer. A JSON array."""
+
+    number: int
+    """Of the question."""
+    passed: dict[str, list[int]]
+    """See ``calls.Passed``."""
+    first_run: str
+    """Call that the rank is in and that may end in a meeting; empty outside of one."""
+
+
+class Presence:
+    """The answers of this rank to the members of one group."""
+
+    def __init__(self, store: dist.Store, rank: int, state: Callable[[], tuple[dict[str, list[int]], str]]) -> None:
+        self._store = store
+        self._rank = rank
+        self._state = state
+        self._is_over = False
+        self._thread = threading.Thread(target=self._answer_all, name="dist_tune presence", daemon=True, args=(store.clone(),))  # type: ignore[attr-defined]  # missing in torch's stubs
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def ask(self) -> int:
+        """Ask all ranks; returns the number of the question."""
+        number = self._store.add("questions", 1)
+        self._store.set(f"question/{number}", "")
+        return number
+
+    def n_asked(self) -> int:
+        """Questions so far, of all ranks."""
+        return self._store.add("questions", 0)
+
+    def answer_of(self, rank: int) -> Answer | None:
+        """The latest answer of a rank; None before its first."""
+        key = f"answer/{rank}"
+        return Answer(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+
+    def stop(self) -> None:
+        """Answer no more: a thread inside the store must not outlive the interpreter, or the group."""
+        atexit.unregister(self.stop)
+        if not self._is_over:
+            self._is_over = True
+            with suppress(dist.DistError):  # the store's host is gone, and the thread with it
+                self.ask()
+            self._thread.join(_JOIN_S)
+
+    def _answer_all(self, store: dist.Store) -> None:
+        with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job
+            number = store.add("questions", 0)
+            while True:
+                store.set(f"answer/{self._rank}", json.dumps([number, *self._state()]))
+                if self._is_over:
+                    return
+                with suppress(dist.DistStoreError):  # nothing was asked for days
+                    store.wait([f"question/{number + 1}"], _WAIT)
+                    store.delete_key(f"question/{number}")  # the first to come does
+                    number = store.add("questions", 0)
