@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial, update_wrapper
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Calls, Ranks, Solo, group_of, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, group_of, is_symmetric, member_ranks
 from dist_tune.errors import NestedTuningError
-from dist_tune.measure import is_capturing
+from dist_tune.measure import StepState, is_capturing, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
@@ -54,6 +54,7 @@ def contextual_autotune(
     *,
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
+    restore: Literal["args"] | None = "args",
     search: SearchName = "racing",
     objective: Objective = "closure",
     max_replays: int | None = None,
@@ -74,6 +75,9 @@ def contextual_autotune(
         n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.
+        restore: "args" puts back what the function changes in place: arguments, captured tensors, and parameters, gradients and
+            optimizers that it reaches, as long as copies fit into a quarter of the free memory. None refuses such a function. With
+            ``reset`` it is the caller's business.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays.
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
@@ -94,10 +98,12 @@ def contextual_autotune(
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays)
+    if restore not in ("args", None):
+        raise ValueError(f'restore must be "args" or None, got {restore!r}')
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, cache)).tuned()
+        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache)).tuned()
 
     return decorate
 
@@ -119,6 +125,7 @@ class _Tuner(Generic[P, R]):
     """The state of one decorated closure between calls. The ``Listener`` of calls that are expected to meet no miss."""
 
     is_watching = False
+    is_keeping = False
 
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
@@ -130,6 +137,8 @@ class _Tuner(Generic[P, R]):
         self.calls = Calls()
         """Calls so far, by which ranks tell one call from another."""
         self.untuned = Untuned()
+        self.in_place: frozenset[str] = frozenset()
+        """Names of what the function was seen to change in place."""
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
         self.is_waived = False
@@ -167,7 +176,9 @@ class _Tuner(Generic[P, R]):
                     run.__code__ = own_code
                 self.calls.n_calls += 1
                 return value
-            return self.tune(interception.pop(), args, kwargs, value, is_watched=False)
+            held = [value]
+            del value
+            return self.tune(interception.pop(), args, kwargs, held)
 
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
@@ -175,24 +186,38 @@ class _Tuner(Generic[P, R]):
 
     def first_call(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
+        state = self.state_of(args, kwargs)
         interception.push(self.open())
         try:
-            value = self.function(*args, **kwargs)
+            held = [self.function(*args, **kwargs)]
         except BaseException as error:
             self.leave(interception.pop(), error)
             raise
-        value = self.tune(interception.pop(), args, kwargs, value, is_watched=True)
+        value = self.tune(interception.pop(), args, kwargs, held, state, is_watched=True)
         self.seen.add(signature)
         return value
 
-    def tune(self, listener: object, args: Any, kwargs: Any, value: R, *, is_watched: bool) -> R:
-        """Go on from the first run of the closure, which returned ``value``."""
+    def tune(
+        self, listener: object, args: Any, kwargs: Any, held: list[R], state: StepState | None = None, *, is_watched: bool = False
+    ) -> R:
+        """Go on from the first run of the closure, which returned what is ``held``. ``state``: of before that, if it was watched."""
         tuning = cast("Tuning", listener)
-        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), value, is_watched=is_watched))
+        if not is_watched:
+            state = self.state_of(args, kwargs, known=self.in_place)
+        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
+        if state is not None:
+            self.in_place |= state.names
         self.records += tuning.records
         self.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
         return value
+
+    def state_of(self, args: Any, kwargs: Any, known: frozenset[str] | None = None) -> StepState | None:
+        """The state that a call can change; None where ``reset`` puts it back."""
+        if self.options.reset is not None:
+            return None
+        roots = named_roots(self.function, args, kwargs)
+        return StepState(roots, is_symmetric, restores=self.options.restore == "args", known=known)
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""
@@ -214,6 +239,9 @@ class _Tuner(Generic[P, R]):
         return member_ranks(self.group) if self.is_dist else frozenset()
 
     def launching(self, launch: Tunable) -> None:
+        """Not asked for."""
+
+    def keeping(self, launch: Tunable) -> None:
         """Not asked for."""
 
     def missed(self, launch: Tunable) -> Any:

@@ -104,6 +104,10 @@ class AloneError(DistTuneError):
         self.ranks = tuple(ranks)
 
 
+class InPlaceError(DistTuneError):
+    """The step changes its arguments, or other state, in place, which replays of it would do many times. The message names them."""
+
+
 class StuckDeviceError(DistTuneError):
     """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for a signal that never comes."""
 
@@ -123,5 +127,5 @@ class NestedTuningError(DistTuneError):
 # Errors that a rank raises in place of a peer's: they say the same on every rank.
 SHARED_ERRORS: dict[str, type[DistTuneError]] = {
     error.__name__: error
-    for error in (NoValidConfigError, RankMismatchError, CacheMissError, CaptureError, NestedTuningError, StuckDeviceError)
+    for error in (NoValidConfigError, InPlaceError, RankMismatchError, CacheMissError, CaptureError, NestedTuningError, StuckDeviceError)
 }

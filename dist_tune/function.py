@@ -108,7 +108,7 @@ def autotune(
             raise TypeError(f"autotune decorates functions that launch kernels, and got a kernel: {function!r}. Those have triton.autotune")
         check_ordinary(function, "autotune")
         tunable = TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, check, bucket)
-        return _FunctionTuner(tunable, TuningOptions(plan, reset, cache), uses_nearest=nearest).tuned()
+        return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache), uses_nearest=nearest).tuned()
 
     return decorate
 

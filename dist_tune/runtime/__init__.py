@@ -9,7 +9,8 @@ from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
-from dist_tune.runtime.tunable import Slot, Tunable, Undo
+from dist_tune.runtime.tunable import Slot, Tunable
+from dist_tune.runtime.undo import Undo
 
 __all__ = [
     "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "Precompile", "PredictedFailure", "RecordedKernel", "RecordedLaunch",

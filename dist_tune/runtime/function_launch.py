@@ -15,7 +15,8 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, dist
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
-from dist_tune.runtime.tunable import Slot, Undo
+from dist_tune.runtime.tunable import Slot
+from dist_tune.runtime.undo import Undo
 
 
 @dataclass(eq=False)
@@ -189,6 +190,9 @@ class FunctionLaunch:
     def describe(self, config: FunctionConfig) -> str:
         """A candidate on one line."""
         return self._text_of[id(config)]
+
+    def keep(self, undo: Undo) -> None:
+        """Nothing: kernels inside the function do."""
 
     def run(self, config: FunctionConfig, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Call the function.

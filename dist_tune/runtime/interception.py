@@ -40,8 +40,15 @@ class Listener(Protocol):
     def members(self) -> frozenset[int]:
         """Global ranks that decide together; empty for a process that decides alone."""
 
+    @property
+    def is_keeping(self) -> bool:
+        """True to call ``keeping``."""
+
     def launching(self, launch: Tunable) -> None:
         """Called before any launch of an autotuned kernel or function, hit or miss."""
+
+    def keeping(self, launch: Launch) -> None:
+        """Called before a launch with a config in use that changes what it restores or zeroes while it is tuned."""
 
     def missed(self, launch: Tunable) -> Any:
         """Called in place of a launch without a config for its key. Returns the result of the launch."""
@@ -63,10 +70,17 @@ class _Patch:
         self.is_watched = False
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before a launch while a listener watches all of them."""
+        """Called before a launch while a listener watches."""
         listener = listener_here()
-        if listener is not None and listener.is_watching:
-            listener.launching(Launch(kernel, args, kwargs))
+        if listener is None or kwargs.get("warmup"):
+            return
+        launch = Launch(kernel, args, kwargs) if listener.is_watching else None
+        if launch is not None:
+            listener.launching(launch)
+        if listener.is_keeping and (kernel.restore_value or kernel.reset_to_zero):
+            launch = launch or Launch(kernel, args, kwargs)
+            if launch.is_hit:
+                listener.keeping(launch)
 
     def known_config(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The config that Triton would find, found faster; None if it has a hook."""
@@ -161,8 +175,7 @@ def push(listener: Listener) -> None:
     listeners[get_ident()] = listener
     # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
     patch.function.__code__ = patch.our_code
-    if listener.is_watching:
-        patch.is_watched = True
+    patch.is_watched |= _is_watching(listener)
 
 
 def pop() -> Listener:
@@ -172,8 +185,7 @@ def pop() -> Listener:
     # One expression and one assignment: Python changes threads between calls, and there is none here.
     if not listeners:
         patch.function.__code__ = patch.own_code
-    if listener.is_watching:
-        patch.is_watched = any(other.is_watching for other in list(listeners.values()))
+    patch.is_watched = any(map(_is_watching, list(listeners.values())))
     return listener
 
 
@@ -182,7 +194,11 @@ def replace(old: Listener, new: Listener) -> None:
     for ident, listener in list(listeners.items()):
         if listener is old:
             listeners[ident] = new
-    triton_patch().is_watched |= new.is_watching
+    triton_patch().is_watched |= _is_watching(new)
+
+
+def _is_watching(listener: Listener) -> bool:
+    return listener.is_watching or listener.is_keeping
 
 
 def is_listening() -> bool:

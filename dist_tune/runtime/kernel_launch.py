@@ -16,7 +16,8 @@ import triton
 from dist_tune.cache import fingerprint, nearest_key
 from dist_tune.configs import describe, digest, stable_repr, unique
 from dist_tune.measure import Span
-from dist_tune.runtime.tunable import Slot, Undo, put_back
+from dist_tune.runtime.tunable import Slot
+from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -125,11 +126,11 @@ class Launch:
         full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
         if config.pre_hook is not None:
             config.pre_hook(full)
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not kernel.user_defined_pre_hook and undo is not None:
-            copies = [(full[name], full[name].clone()) for name in kernel.restore_value if full[name] is not None]
-            for tensor, copy in copies:
-                undo.keep(tensor, copy)
+        copies: Copies = []
+        if not kernel.user_defined_pre_hook:
+            if undo is not None:
+                copies = copies_of([full[name] for name in kernel.restore_value if full[name] is not None])
+                undo.keep(copies)
             if is_trial:
                 self._zero(full)
         elif is_trial:
@@ -149,6 +150,12 @@ class Launch:
             kernel.post_hook(full, exception=None)
         return result
 
+    def keep(self, undo: Undo) -> None:
+        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a known config does to them counts once."""
+        given = {**self._named(), **self.arguments[1]}
+        names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
+        undo.keep(copies_of([given[name] for name in names if isinstance(given.get(name), torch.Tensor)]))
+
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
         if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
@@ -156,6 +163,11 @@ class Launch:
             config.pre_hook(self._full(config))
         args, kwargs = self.arguments
         return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+
+    @property
+    def is_hit(self) -> bool:
+        """True if Triton launches it without a choice."""
+        return len(self.kernel.configs) < 2 or self.key in self.kernel.cache
 
     def reset_only(self, config: triton.Config) -> None:
         """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""

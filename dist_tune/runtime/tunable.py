@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from dist_tune.measure import Checker, Span
+from dist_tune.runtime.undo import Undo
 
 
 class Slot(Protocol):
@@ -70,6 +69,9 @@ class Tunable(Protocol):
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
 
+    def keep(self, undo: Undo) -> None:
+        """Keep the tensors that a launch changes, before one with a config in use."""
+
     def run(self, config: Any, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
@@ -85,30 +87,3 @@ class Tunable(Protocol):
 
     def checker(self) -> Checker | None:
         """The check of results in this tuning, if there is one."""
-
-
-class Undo:
-    """Tensors to restore: Triton's ``restore_value``, but at the end of a replay, because later kernels read what the launch wrote."""
-
-    def __init__(self) -> None:
-        self._saved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def keep(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """Keep the copy of a tensor's values; the first of a replay counts."""
-        self._saved.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()), (tensor, copy))
-
-    def restore(self) -> None:
-        """Put all back and forget them."""
-        put_back(list(self._saved.values()))
-        self.forget()
-
-    def forget(self) -> None:
-        """Let what was written stand."""
-        self._saved.clear()
-
-
-def put_back(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each second tensor into the first, the last pair first."""
-    with torch.no_grad():
-        for tensor, copy in reversed(copies):
-            tensor.copy_(copy)

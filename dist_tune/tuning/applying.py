@@ -16,16 +16,14 @@ from dist_tune.tuning.results import log_table, make_record
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
-    """Give every site its winner on this rank, and return the value of a run that starts from the generators ``before``."""
-    race, replays = context.race, context.replays
+    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``."""
+    race = context.race
     winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
     for label, winner in winners.items():
         times = {i: each.times.kernel_ms for i, each in enumerate(race.results(label)) if each.times is not None}
         context.sites.apply(label, context.entries[label].texts[winner], times)
     context.sites.reset_once(set(winners))
-    replays.restart()
-    before.restore()
-    value = replays.run(closure, {})
+    value = context.replays.last_run(closure, before)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import Compiler, Placement
@@ -37,6 +37,8 @@ class TuningOptions:
     plan: Plan
     reset: Callable[[], object] | None = None
     """Called before each replay but the first."""
+    restore: Literal["args"] | None = "args"
+    """What is put back without it; None refuses a step that acts in place."""
     uses_cache: bool = False
     is_verbose: bool = False
     """True: lines from level INFO on go to the terminal, too."""

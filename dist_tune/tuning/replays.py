@@ -13,9 +13,10 @@ from typing import Any
 
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
-from dist_tune.measure import Clock, Span
+from dist_tune.measure import Clock, RngState, Span
 from dist_tune.runtime import interception
 from dist_tune.search import Plan, Replay
+from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.trials import Trials
 
 _POLL_S = 1e-4
@@ -56,18 +57,60 @@ class Replayer:
         self._ranks = ranks
         self._clock = clock
         self._reset = reset
+        self._first_run: FirstRun | None = None
         self._stuck_after_s = stuck_after_s
         self._host_ms = 1.0
         self._shortest_ms = 0.0
 
     def undo(self) -> None:
-        """Put back what the last run changed under ``restore_value``: it was not the one that counts."""
-        self.trials.end_replay()
+        """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
+
+        What the first run changed stays until it is known whether that one counts.
+        """
+        undo = self.trials.take_undo()
+        if self.n_replays == 1 and self._first_run is not None:
+            self._first_run.take(undo)
+        else:
+            undo.restore()
 
     def restart(self) -> None:
-        """Call the user's ``reset``: before each replay but the first."""
-        if self._reset is not None and self.n_replays > 0:
+        """Call the user's ``reset``, or put back what the step changes in place: before each replay but the first."""
+        if self.n_replays == 0:
+            return
+        if self._reset is not None:
             self._reset()
+        elif self._first_run is not None:
+            self._first_run.restart()
+
+    def begin_after(self, first_run: FirstRun | None) -> None:
+        """Go on from a run that the caller has made; None if ``reset`` puts all back."""
+        self.n_replays += 1
+        self._first_run = first_run
+
+    def last_run(self, closure: Callable[[], Any], before: RngState) -> Any:
+        """The value of the call: of one more run, as its caller would make it, or of the first, if that one counts."""
+        self.restart()
+        if self._first_run is not None and self._first_run.counts:
+            if not self._ranks.is_alone:
+                self.run(closure, {})  # for ranks where it is the one that counts
+                self.undo()
+            return self._first_run.finish()
+        before.restore()
+        value = self.run(closure, {})
+        self.trials.take_undo().forget()
+        return value
+
+    def finish_first(self) -> Any:
+        """The value of the first run, after which there was nothing to tune."""
+        self.trials.take_undo().forget()
+        assert self._first_run is not None
+        return self._first_run.finish()
+
+    def give_up(self) -> None:
+        """Leave what the first run left, after an error."""
+        self.undo()
+        if self._first_run is not None:
+            self._first_run.finish()
 
     def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
         """One replay; ``whole`` times it."""
@@ -111,7 +154,7 @@ class Replayer:
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             if conditions.is_timed:
                 self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
-            self.trials.end_replay()
+            self.undo()
         self._await_device([span for _, _, span in wholes], n_done)
         for number, schedule, span in wholes:
             self.trials.samples.add_replay(number, span.ms(), schedule)

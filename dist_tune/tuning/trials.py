@@ -59,6 +59,9 @@ class Trials:
         """Sites that do the same as in the replay before."""
         self._times_launches = False
         self._replay = 0
+        self._launched: set[str] = set()
+        """Sites launched in this run."""
+        self._zeroes = True
         self._around: list[str] = []
         """Functions under way, the outermost first."""
         self._undo = Undo()
@@ -80,10 +83,12 @@ class Trials:
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
         # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
         self.is_watching = not schedule
+        self._launched.clear()
 
-    def end_replay(self, *, counts: bool = False) -> None:
-        """Put back what launches changed under ``restore_value``; not if that run was the one that counts."""
-        self._undo.forget() if counts else self._undo.restore()
+    def take_undo(self) -> Undo:
+        """The tensors that the last run changed; it is put back or forgotten by the caller."""
+        undo, self._undo = self._undo, Undo()
+        return undo
 
     def read_spans(self) -> None:
         """Move the times of finished replays to the samples. The device must have gone past them."""
@@ -100,6 +105,15 @@ class Trials:
         """Before any launch outside scheduled replays."""
         self._sites.note_hit(launch)
 
+    @property
+    def is_keeping(self) -> bool:
+        """True: a launch with a known config is undone like any other."""
+        return True
+
+    def keeping(self, launch: Tunable) -> None:
+        """Before a launch with a known config, in any run."""
+        launch.keep(self._undo)
+
     def missed(self, launch: Tunable) -> Any:
         """Launch a kernel or function without a config, with the candidate whose turn it is.
 
@@ -114,6 +128,9 @@ class Trials:
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, [])
             return launch.run(site.winner, self._undo)
+        # As in Triton, where the first launch tunes and the next ones add to what it leaves.
+        self._zeroes = bool(self._schedule) or site.label not in self._launched
+        self._launched.add(site.label)
         trial = self._schedule.get(site.label, Trial(next(i for i in (site.stand_in, site.near, 0) if i is not None), is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
@@ -148,7 +165,7 @@ class Trials:
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
         try:
             with nullcontext() if site.is_compiled else self._running(site, index):
-                value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None)
+                value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None and self._zeroes)
         # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
         # it here would leave the peers alone in the closure's collectives.
         except Exception as error:

@@ -15,7 +15,7 @@ from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_thr
 from dist_tune.distributed import Calls, Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.log import tuning_log
-from dist_tune.measure import RngState, device_clock
+from dist_tune.measure import RngState, StepState, device_clock
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -24,6 +24,7 @@ from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.exclusive import one_at_a_time
+from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.racing import run_race
 from dist_tune.tuning.replays import Replayer
 from dist_tune.tuning.site import Site
@@ -76,6 +77,15 @@ class Tuning:
         """A launch in the closure."""
         self._trials.launching(launch)
 
+    @property
+    def is_keeping(self) -> bool:
+        """True if launches with a known config are announced that change what they restore or zero while they are tuned."""
+        return self._trials.is_keeping
+
+    def keeping(self, launch: Tunable) -> None:
+        """Such a launch."""
+        self._trials.keeping(launch)
+
     def missed(self, launch: Tunable) -> Any:
         """A launch in the closure that Triton has no config for."""
         return self._trials.missed(launch)
@@ -93,10 +103,11 @@ class Tuning:
         """Candidate -> why it was dropped, on the first rank that dropped it."""
         return {i: each.failure for i, each in enumerate(self._context.race.results(label)) if each.failure is not None}
 
-    def tune_after(self, closure: Closure, value: Any, *, is_watched: bool) -> Any:
-        """Tune the sites of a first run of ``closure``, which returned ``value``; the value of a clean run, or ``value``.
+    def tune_after(self, closure: Closure, held: list[Any], state: StepState | None, *, is_watched: bool) -> Any:
+        """Tune the sites of a first run of ``closure``; the value of a clean run, or of that one.
 
-        Collective. ``is_watched``: whether that run was heard from its beginning, so that hits are known, too.
+        Collective. ``held``: the first run's value, alone in a list, so that it can be freed. ``state``: what it may have changed in
+        place; None where ``reset`` puts that back. ``is_watched``: whether it was heard from its beginning, so that hits are known, too.
 
         Raises:
             DistTuneError: on all ranks, for a reason that is the same on all.
@@ -104,10 +115,12 @@ class Tuning:
         """
         with self._under_way():
             after = RngState()
-            self._context.replays.n_replays += 1
+            context = self._context
+            context.replays.begin_after(FirstRun(held, state, context.name, context.log))
             if self._discovered(closure, is_watched=is_watched):
                 return self._finish(closure, after)
-            return self._counted(value, after)
+            self._counted(after)
+            return context.replays.finish_first()
 
     def tune(self, closure: Closure) -> Any:
         """Tune the sites that were met (``meet``) without a first run; the value of a clean run. Collective; raises as ``tune_after``."""
@@ -119,7 +132,8 @@ class Tuning:
             after = RngState()
             if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
                 return self._finish(closure, after)
-            return self._counted(value, after)
+            self._counted(after)
+            return value
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
@@ -159,14 +173,13 @@ class Tuning:
             self._exit.callback(after.restore)
         return apply_winners(self._context, closure, self._before)
 
-    def _counted(self, value: Any, after: RngState) -> Any:
-        """The value of a run that had nothing to tune."""
+    def _counted(self, after: RngState) -> None:
+        """A run had nothing to tune, so it counts."""
         context = self._context
-        self._trials.end_replay(counts=True)
+        self._trials.take_undo().forget()
         if context.replays.n_replays > 1:
             after.restore()
         context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
-        return value
 
     # -- around them ---------------------------------------------------------------------------------------------
 
@@ -190,5 +203,5 @@ class Tuning:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
         with suppress(RuntimeError):  # of a device that is lost
-            context.replays.undo()
+            context.replays.give_up()
         context.ranks.abort(error)

@@ -232,9 +232,11 @@ def test_a_methods_source_is_that_of_its_class():
         seen: list[Any] = []
 
         class Spy:
-            is_watching, members = False, frozenset[int]()
+            is_watching, is_keeping, members = False, False, frozenset[int]()
 
             def launching(self, launch: Any) -> None: ...
+
+            def keeping(self, launch: Any) -> None: ...
 
             def missed(self, launch: Any) -> None:
                 seen.append(launch)

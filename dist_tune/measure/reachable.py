@@ -1,0 +1,111 @@
+"""Tensors that a function can reach: its arguments, what it captures, and the modules and optimizers among these.
+
+Knows Python's functions, torch's modules and optimizers; nothing of replays. Runs no code of the user's objects.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+
+_MAX_DEPTH = 4
+"""Of objects within objects."""
+_MAX_OBJECTS = 10_000
+"""Objects that are looked into; tensors of others are not known."""
+_GLOBALS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+"""Kinds of globals that count; a module's other globals are rarely state of one step."""
+
+
+class Reached(NamedTuple):
+    """A tensor and the name that a user knows it by."""
+
+    name: str
+    tensor: torch.Tensor
+    is_direct: bool
+    """True for an argument or a captured value, or a tensor in a container of these; not of a module, an optimizer or an object."""
+
+
+class Reachable(NamedTuple):
+    """All that was found."""
+
+    tensors: dict[int, Reached]
+    """By identity."""
+    optimizers: list[torch.optim.Optimizer]
+
+
+def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> object, of a call: arguments by the function's parameters, the object of a bound method, captured values and globals."""
+    roots: dict[str, Any] = {}
+    while isinstance(function, partial):
+        roots |= {f"argument {i}": value for i, value in enumerate(function.args)} | dict(function.keywords)
+        function = function.func
+    try:
+        roots |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
+        roots |= {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
+    if isinstance(function, MethodType):
+        roots["self"] = function.__self__
+        function = function.__func__
+    elif not isinstance(function, FunctionType):
+        roots["self"] = function
+    return roots | _captured(inspect.unwrap(function))
+
+
+def reachable(roots: Mapping[str, Any]) -> Reachable:
+    """The tensors reached from these objects."""
+    found = Reachable({}, [])
+    seen: set[int] = set()
+    waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
+    while waiting and len(seen) < _MAX_OBJECTS:
+        name, value, is_direct, depth = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.tensors.setdefault(id(value), Reached(name, value, is_direct))
+            if value.is_leaf and value.grad is not None:
+                found.tensors.setdefault(id(value.grad), Reached(f"{name}.grad", value.grad, is_direct=False))
+        elif id(value) not in seen and depth <= _MAX_DEPTH:
+            seen.add(id(value))
+            if isinstance(value, torch.optim.Optimizer):
+                found.optimizers.append(value)
+            is_direct = is_direct and isinstance(value, Mapping | list | tuple)
+            waiting += [(f"{name}{path}", each, is_direct, depth + 1) for path, each in _parts(value)]
+    return found
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.nn.Module):
+        yield from ((f".{path}", each) for path, each in value.named_parameters())
+        yield from ((f".{path}", each) for path, each in value.named_buffers())
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from ((".params", each) for group in value.param_groups for each in group["params"])
+        yield from ((f".state.{key}", each) for state in value.state.values() for key, each in state.items())
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{i}]", each) for i, each in enumerate(value))
+    elif isinstance(value, FunctionType):
+        yield from ((f".{name}", each) for name, each in _captured(value).items())
+    elif isinstance(value, MethodType):
+        yield from ((".self", value.__self__), (".function", value.__func__))
+    elif isinstance(value, partial):
+        yield from ((f".{name}", each) for name, each in (("func", value.func), ("args", value.args), ("keywords", value.keywords)))
+    elif not isinstance(value, type) and type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy"):
+        yield from ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
+
+
+def _captured(function: Any) -> dict[str, Any]:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    cells = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    named = {name: function.__globals__.get(name) for name in code.co_names}
+    return cells | {name: value for name, value in named.items() if isinstance(value, _GLOBALS)}

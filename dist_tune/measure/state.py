@@ -1,0 +1,175 @@
+"""The state that a step changes in place, so that replays of it leave what its first run left.
+
+The first run shows which tensors a step changes: torch counts its writes to them (``_version``), and arguments that kernels write have
+other values after the next run. The state after the first run is kept and put back, so a step that acts in place acts once, by its first
+run, whose value is the call's. Knows tensors and who can reach them; nothing of candidates or ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from dist_tune.errors import InPlaceError
+from dist_tune.measure.memory import memory_of, version_of
+from dist_tune.measure.reachable import Reachable, Reached, reachable
+
+_CPU_LIMIT_BYTES = 2 << 30
+_FREE_SHARE = 0.25
+"""Share of the free memory of a device that copies may take."""
+_COMPARED_SHARE = 0.05
+"""Share of it for copies of arguments that only might have been changed; larger ones are not compared."""
+
+
+class StepState:
+    """The state that one call's step can reach."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        is_left_alone: Callable[[torch.Tensor], bool],
+        *,
+        restores: bool,
+        known: frozenset[str] | None = None,
+    ) -> None:
+        """Note the versions of tensors before the first run.
+
+        ``is_left_alone``: memory that others write to. ``restores``: False refuses a step that changes its state. ``known``: the first
+        run has begun already, and these are the names of what it changes, as an earlier call has shown.
+        """
+        self.has_changed = known is not None
+        """True if the first run counts, because the step acts in place, or because it is not known."""
+        self._roots = roots
+        self._is_left_alone = is_left_alone
+        self._restores = restores
+        self._known = known
+        self._names: set[str] = set()
+        self._written: list[Reached] = []
+        # The tensors are kept with their versions, so that no identity is given away again.
+        self._before = {key: (each, version_of(each.tensor)) for key, each in reachable(roots).tensors.items()}
+        self._bare = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf and each.tensor.grad is None}
+        """Tensors without a gradient: one that a run makes is made again by the next."""
+        self._changed: list[tuple[Reached, torch.Tensor]] = []
+        """Tensors that the step changes, with copies of what its first run left."""
+        self._compared: list[tuple[Reached, torch.Tensor]] = []
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
+        """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
+        self._optimizers: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._is_kept = False
+
+    def note_first_run(self) -> None:
+        """Find out what the first run has changed, by the versions."""
+        self._after = reachable(self._roots)
+        made = {id(each.tensor.grad) for key, each in self._after.tensors.items() if key in self._bare}
+        written = [each for key, each in self._after.tensors.items() if key not in made and self._is_written(key, each)]
+        self._written = [each for each in written if not self._is_left_alone(each.tensor)]
+        self.has_changed |= bool(self._written)
+        self._names |= {each.name for each in self._written}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of what the step was seen to change."""
+        return frozenset(self._names)
+
+    def keep(self) -> str:
+        """Before the second run: copy what the first one left; returns what is kept, for people.
+
+        Raises:
+            InPlaceError: the step changes tensors, and may not or cannot be restored.
+        """
+        self._is_kept = True
+        self._before.clear()
+        n_bytes = _n_bytes(self._written)
+        names = ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each in self._written[:5])
+        names += f" and {len(self._written) - 5} more" if len(self._written) > 5 else ""
+        remedy = "pass reset= with a function that puts them back before each replay, or call the step once on copies to tune it"
+        if self._written and not self._restores:
+            raise InPlaceError(
+                f"the step changes {names} in place, and tuning runs it many times: {remedy}, or leave restore= at its default."
+            )
+        if not _fits(self._written, _FREE_SHARE):
+            raise InPlaceError(f"the step changes {names} in place, {n_bytes} bytes in all, too much for copies in free memory: {remedy}.")
+        self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
+        if self._restores:
+            mine = {id(each.tensor) for each in self._written}
+            rest = [each for each in self._after.tensors.values() if each.is_direct and id(each.tensor) not in mine]
+            rest = [each for each in rest if memory_of(each.tensor) is not None and not self._is_left_alone(each.tensor)]
+            if _fits(rest, _COMPARED_SHARE):
+                self._compared = [(each, each.tensor.detach().clone()) for each in rest]
+        self._keep_objects(self._after)
+        del self._after
+        return names
+
+    def compare(self) -> str:
+        """After the second run: find arguments with other values than the first one left, which kernels have written; their names."""
+        found = [(each, copy) for each, copy in self._compared if not _is_same(each.tensor, copy)]
+        self._compared.clear()
+        self._changed += found
+        self._names |= {each.name for each, _ in found}
+        self.has_changed |= bool(found)
+        return ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each, _ in found)
+
+    def put_back(self, *, is_last: bool = False) -> None:
+        """Put back what the first run left, if the step changes it. Gradients that it made are left out, until the end."""
+        for tensor, at_first, left in self._gradients:
+            tensor.grad = left if is_last and self.has_changed else at_first
+        if self.has_changed:
+            with torch.no_grad():
+                for each, copy in self._changed:
+                    each.tensor.copy_(copy)
+            for mine, kept in self._optimizers:
+                mine.clear()
+                mine.update(kept)
+
+    def forget(self) -> None:
+        """Free the copies."""
+        for kept in (self._written, self._changed, self._compared, self._gradients, self._optimizers, self._before):
+            kept.clear()
+
+    @property
+    def is_kept(self) -> bool:
+        """True after ``keep``."""
+        return self._is_kept
+
+    def _is_written(self, key: int, each: Reached) -> bool:
+        if self._known is not None:
+            return each.name in self._known
+        if key not in self._before:
+            return True  # made by the run: an optimizer's state
+        version = version_of(each.tensor)
+        return version is not None and version != self._before[key][1]
+
+    def _keep_objects(self, reached: Reachable) -> None:
+        """Gradients and optimizers' plain values, which replays replace."""
+        leaves = [(key, each.tensor) for key, each in reached.tensors.items() if each.tensor.is_leaf]
+        self._gradients = [(leaf, None if key in self._bare else leaf.grad, leaf.grad) for key, leaf in leaves]
+        for optimizer in reached.optimizers:
+            states = [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+            self._optimizers += [(each, dict(each)) for each in states]
+
+
+def _n_bytes(tensors: Iterable[Reached]) -> int:
+    return sum(each.tensor.numel() * each.tensor.element_size() for each in tensors)
+
+
+def _fits(tensors: list[Reached], share: float) -> bool:
+    """True if copies of the tensors take at most this share of the free memory of their devices."""
+    for device in {each.tensor.device for each in tensors}:
+        n_bytes = _n_bytes(each for each in tensors if each.tensor.device == device)
+        limit = _CPU_LIMIT_BYTES * share / _FREE_SHARE
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            limit = share * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        if n_bytes > limit:
+            return False
+    return True
+
+
+def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """True if all bits are equal, NaN's too."""
+    mine, theirs = (memory_of(each) for each in (tensor, copy))
+    if mine is None or theirs is None:
+        return True
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (mine, theirs)))

@@ -1,0 +1,52 @@
+"""Tensors that launches change and that a replay puts back at its end.
+
+At the end of a replay and not after each launch, because later kernels read what the launch wrote. Tensors that die before it are forgotten
+with their copies: a step of many layers has temporaries in each. Knows tensors and nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dist_tune.measure import Region
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors, each with a copy of its values."""
+
+
+class Undo:
+    """The tensors that one replay has changed."""
+
+    def __init__(self) -> None:
+        self._saved: dict[Region, torch.Tensor] = {}
+
+    def keep(self, copies: Copies) -> None:
+        """Keep the copies of tensors' values; the first of a replay counts."""
+        for dead in [each for each in self._saved if each.storage is not None and each.storage.expired()]:
+            del self._saved[dead]
+        for tensor, copy in copies:
+            region = Region.of(tensor)
+            if region is not None:
+                self._saved.setdefault(region, copy)
+
+    def restore(self) -> None:
+        """Put all back and forget them."""
+        alive = [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
+        put_back([(memory, torch.view_as_real(copy) if copy.is_complex() else copy) for memory, copy in alive])
+        self.forget()
+
+    def forget(self) -> None:
+        """Let what was written stand."""
+        self._saved.clear()
+
+
+def copies_of(tensors: list[torch.Tensor]) -> Copies:
+    """Tensors with copies of their values."""
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+def put_back(copies: Copies) -> None:
+    """Copy each second tensor into the first, the last pair first."""
+    with torch.no_grad():
+        for tensor, copy in reversed(copies):
+            tensor.copy_(copy)

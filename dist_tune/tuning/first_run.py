@@ -1,0 +1,81 @@
+"""The first run of a step, made before it is known that there is something to tune: is it the one that counts?
+
+It is not, where the step leaves all it can reach as it was: what its kernels changed is undone, and the last run counts, with the winners.
+It is, where the step acts in place: torch writes to a tensor that it did not make, or a kernel to an argument. Then replays begin from
+the state that the first run has left, and that state and the first run's value are the call's. Knows nothing of candidates or ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dist_tune.measure import StepState
+from dist_tune.runtime import Undo
+
+if TYPE_CHECKING:
+    import loguru
+
+
+class FirstRun:
+    """The first run of one call, after it was made."""
+
+    def __init__(self, held: list[Any], state: StepState | None, closure: str, log: loguru.Logger) -> None:
+        """``held``: its value, alone in a list, so that it can be freed. ``state``: None where the user's ``reset`` puts all back."""
+        self._held = held
+        self._state = state
+        self._closure = closure
+        self._log = log
+        self._undo = Undo()
+        self._is_decided = False
+        if state is not None:
+            state.note_first_run()
+
+    @property
+    def counts(self) -> bool:
+        """True if its value is the call's; also as long as no second run has shown whether kernels change arguments."""
+        return self._state is not None and (self._state.has_changed or not self._is_decided)
+
+    def take(self, undo: Undo) -> None:
+        """Take what the run changed under ``restore_value``, until it is decided."""
+        self._undo = undo
+
+    def restart(self) -> None:
+        """Before a further run: put back what the step changes.
+
+        Raises:
+            InPlaceError: it acts in place, and may not or cannot be restored.
+        """
+        state = self._state
+        if state is None:
+            self._decide()
+            return
+        if not state.is_kept:
+            self._tell(state.keep())
+            if state.has_changed:
+                self._decide()
+        elif not self._is_decided:
+            self._tell(state.compare())
+            self._decide()
+        state.put_back()
+
+    def finish(self) -> Any:
+        """The value, with the state that the run has left."""
+        self._undo.forget()
+        if self._state is not None:
+            self._state.put_back(is_last=True)
+            self._state.forget()
+        return self._held.pop() if self._held else None
+
+    def _decide(self) -> None:
+        if not self._is_decided:
+            self._is_decided = True
+            if self.counts:
+                self._undo.forget()
+            else:
+                self._undo.restore()
+                self._held.clear()
+
+    def _tell(self, names: str) -> None:
+        if names:
+            line = f"closure={self._closure} acts in place on {names}: its first run counts, replays are undone"
+            self._log.bind(progress=True).info(line)

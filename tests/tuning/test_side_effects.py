@@ -1,0 +1,209 @@
+"""Steps that change what they are given: a tuned call leaves what one plain call would leave."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from dist_tune import DistTuneError, contextual_autotune
+from dist_tune.testing import on_ranks, values
+from tests.ranks.kernels import accumulate_kernel, autotuned, launch
+
+pytestmark = pytest.mark.once
+
+QUICK: Any = {"n_repeat": 2, "n_warmup": 1}
+
+
+def only(function: Any, *args: Any) -> Any:
+    """The value of a function that runs in one process of its own."""
+    return values(on_ranks(1, function, *args, is_dist=False))[0]
+
+
+def _known(rank: int, kind: str) -> Any:
+    """An accumulating kernel beside one that is tuned, with a config of its own before or after."""
+    option: Any = {"reset_to_zero": ["y_ptr"]} if kind == "zeroed" else {"restore_value": ["y_ptr"]}
+    total = autotuned(accumulate_kernel, blocks=(32,) if kind == "single" else (16, 32), **option)
+    other, key = autotuned(blocks=(16, 32, 64)), (64, "torch.float32", "torch.float32")
+    y, n = torch.zeros(64), [64]
+    if kind != "single":
+        total.cache[key] = total.configs[0]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        launch(total, x, y)
+        out = launch(other, torch.zeros(n[0]))
+        launch(total, x, y)
+        return out
+
+    step = contextual_autotune(**QUICK)(run)
+    if kind == "late":  # the miss is not the first launch, and the signature not new
+        other.cache[key] = other.configs[0]
+        step(torch.ones(64))
+        y.zero_()
+        other.cache.clear()
+    out = step(torch.ones(64))
+    return y[0].item(), out[0].item(), len(other.cache)
+
+
+@pytest.mark.parametrize("kind", ["known", "single", "zeroed", "late"])
+def test_kernels_with_a_config_are_undone_too(kind: str):
+    """Two launches a step add up to two, though the step is replayed for the sake of another kernel."""
+    assert only(_known, kind) == (2.0, 1.0, 1)
+
+
+def _from_the_cache(rank: int) -> Any:
+    total, other = autotuned(accumulate_kernel, blocks=(16, 32), restore_value=["y_ptr"]), autotuned(blocks=(16, 32))
+    contextual_autotune(**QUICK)(lambda x, y: launch(total, x, y))(torch.ones(64), torch.zeros(64))
+    total.cache.clear()
+    y = torch.zeros(64)
+
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        launch(total, x, y)
+        return launch(other, x)
+
+    step(torch.ones(64))
+    return y[0].item(), [each.is_recalled for each in step.records]
+
+
+def test_a_kernel_from_the_cache_is_undone_too():
+    """One config comes from a record and the other is tuned: the first adds once."""
+    assert only(_from_the_cache) == (1.0, [True, False])
+
+
+def _zeroed_twice(rank: int) -> Any:
+    total = autotuned(accumulate_kernel, blocks=(16, 32), reset_to_zero=["y_ptr"])
+    y = torch.zeros(64)
+
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        launch(total, x, y)
+        launch(total, x, y)
+
+    step(torch.ones(64), y)
+    return y[0].item()
+
+
+def test_zeroing_happens_once_as_in_triton():
+    """Triton zeroes while it tunes, at the first launch; the second one adds."""
+    assert only(_zeroed_twice) == 2.0
+
+
+def _in_place(rank: int, kind: str) -> Any:
+    kernel = autotuned(blocks=(16, 32, 64))
+    plain = triton.jit(accumulate_kernel.fn)
+    c, x = torch.zeros(64), torch.ones(64)
+
+    def run(c: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        if kind == "torch":
+            c.add_(y)
+        elif kind == "kernel":
+            plain[(4,)](y, c, 64, BLOCK=16)
+        else:
+            torch.add(c, y, out=c)
+        return c
+
+    step = contextual_autotune(**QUICK)(run)
+    got = step(c, x)
+    first = got[0].item(), c[0].item(), got is c, len(kernel.cache)
+    kernel.cache.clear()
+    step(c, x)  # the signature is not new: the miss comes in the middle
+    return first, c[0].item(), len(kernel.cache)
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernel", "out"])
+def test_an_in_place_step_acts_once(kind: str):
+    """An argument that torch or a kernel of the step writes holds what one run leaves, in the first call and in a later one."""
+    assert only(_in_place, kind) == ((2.0, 2.0, True, 1), 4.0, 1)
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+        self.register_buffer("count", torch.zeros(()))
+        self.kernel = autotuned(blocks=(16, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)  # type: ignore[operator]
+        return (self.weight * launch(self.kernel, x)).sum()
+
+
+def _trained(rank: int, is_tuned: bool, name: str) -> Any:
+    torch.manual_seed(0)
+    model: Any = _Model()
+    make: Any = {"adam": torch.optim.Adam, "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)}[name]
+    optimizer = make(model.parameters(), lr=0.1)
+
+    def run(x: torch.Tensor) -> Any:
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    step = contextual_autotune(**QUICK)(run) if is_tuned else run
+    if not is_tuned:
+        model.kernel.cache[(64, "torch.float32", "torch.float32")] = model.kernel.configs[0]
+    losses = [step(torch.ones(64)) for _ in range(3)]
+    state = [float(v) for each in optimizer.state.values() for v in each.values() if isinstance(v, torch.Tensor) and v.numel() == 1]
+    return losses, model.weight[0].item(), model.count.item(), model.weight.grad[0].item(), state
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_an_optimizer_step_is_made_once(name: str):
+    """Parameters, buffers, gradients and the optimizer's state after three calls are those of a run without tuning."""
+    assert only(_trained, True, name) == only(_trained, False, name)
+
+
+def _bound(rank: int) -> Any:
+    model: Any = _Model()
+    step = contextual_autotune(**QUICK)(model.forward)
+    step(torch.ones(64))
+    return model.count.item()
+
+
+def test_buffers_of_a_bound_method_are_put_back():
+    """A batch counter in the module of a decorated bound method counts one."""
+    assert only(_bound) == 1.0
+
+
+def _refused(rank: int) -> Any:
+    kernel, runs = autotuned(blocks=(16, 32)), []
+
+    @contextual_autotune(restore=None, **QUICK)
+    def step(total: torch.Tensor, x: torch.Tensor) -> None:
+        runs.append(1)
+        total.add_(launch(kernel, x))
+
+    try:
+        step(torch.zeros(64), torch.ones(64))
+    except DistTuneError as error:
+        return type(error).__name__, str(error), len(runs)
+    return None
+
+
+def test_without_restoring_an_in_place_step_is_refused():
+    """Before its second run, with the name of the argument and what to do."""
+    kind, message, n_runs = only(_refused)
+    assert (kind, n_runs) == ("InPlaceError", 1)
+    assert "total" in message
+    assert "reset=" in message
+
+
+def _told(rank: int) -> Any:
+    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(**QUICK)(lambda c, x: c.add_(launch(kernel, x)))
+    step(torch.zeros(64), torch.ones(64))
+
+
+def test_what_is_put_back_is_told_in_one_line(capfd: pytest.CaptureFixture[str]):
+    """The log names the argument and the bytes."""
+    (outcome,) = on_ranks(1, _told, is_dist=False)
+    lines = [line for line in outcome.log.splitlines() if "in place" in line]
+    assert len(lines) == 1
+    assert "c (256 bytes)" in lines[0]
