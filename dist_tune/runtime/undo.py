@@ -31,13 +31,27 @@ class Undo:
 
     def restore(self) -> None:
         """Put all back and forget them."""
-        alive = [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
-        put_back([(memory, torch.view_as_real(copy) if copy.is_complex() else copy) for memory, copy in alive])
+        put_back([(memory, _real(copy)) for memory, copy in self._alive()])
         self.forget()
+
+    def exchange(self) -> None:
+        """Put all back, and keep the values that were there instead."""
+        alive = self._alive()
+        values = [memory.clone() for memory, _ in alive]
+        put_back([(memory, _real(copy)) for memory, copy in alive])
+        regions = [region for region in self._saved if region.tensor() is not None]
+        self._saved = dict(zip(regions, values, strict=True))
+
+    def _alive(self) -> Copies:
+        return [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
 
     def forget(self) -> None:
         """Let what was written stand."""
         self._saved.clear()
+
+
+def _real(copy: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(copy) if copy.is_complex() else copy
 
 
 def copies_of(tensors: list[torch.Tensor]) -> Copies:

@@ -53,13 +53,18 @@ class FirstRun:
             self._tell(state.keep())
             if state.has_changed:
                 self._decide()
+            else:
+                self._undo.exchange()
         elif not self._is_decided:
+            self._undo.exchange()
             self._tell(state.compare())
             self._decide()
         state.put_back()
 
     def finish(self) -> Any:
         """The value, with the state that the run has left."""
+        if self._state is not None and self._state.is_kept and not self._is_decided:
+            self._undo.exchange()
         self._undo.forget()
         if self._state is not None:
             self._state.put_back(is_last=True)
