@@ -6,6 +6,7 @@ and what to do about it. A caller's mistake in the arguments is a ``ValueError``
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -40,6 +41,16 @@ Failures = dict[str, dict[int, CandidateFailure]]
 def reasons(failures: Mapping[int, CandidateFailure]) -> dict[int, str]:
     """Candidate -> reason alone."""
     return {candidate: failure.reason for candidate, failure in failures.items()}
+
+
+def free_frames(error: BaseException) -> None:
+    """Free what the frames of an error's traceback hold, as a kernel's workspace; call it in the function that caught the error."""
+    if error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = error.__traceback__.tb_next  # the caller's frame, which runs
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            traceback.clear_frames(other.__traceback__)
 
 
 class DistTuneError(RuntimeError):

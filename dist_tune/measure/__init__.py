@@ -12,10 +12,11 @@ from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.reachable import named_roots
 from dist_tune.measure.reference import Matches, matches
 from dist_tune.measure.rng import RngState
-from dist_tune.measure.state import StepState
+from dist_tune.measure.state import StepState, peak_bytes
 from dist_tune.measure.statistics import median, spread, without_outliers
 
 __all__ = [
     "Checker", "Clock", "Latency", "Matches", "Region", "RngState", "Span", "StepState", "benchmark_config", "device_clock", "is_capturing",
-    "is_interpreted", "matches", "measure", "median", "named_roots", "spread", "tensors_in", "without_outliers", "wrong_output",
+    "is_interpreted", "matches", "measure", "median", "named_roots", "peak_bytes",
+    "spread", "tensors_in", "without_outliers", "wrong_output",
 ]  # fmt: skip

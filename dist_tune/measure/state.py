@@ -16,11 +16,12 @@ from dist_tune.errors import InPlaceError
 from dist_tune.measure.memory import memory_of, version_of
 from dist_tune.measure.reachable import Reachable, Reached, reachable
 
-_CPU_LIMIT_BYTES = 2 << 30
+_HOST_LIMIT_BYTES = 2 << 30
+_SMALL_BYTES = 64 << 20
 _FREE_SHARE = 0.25
 """Share of the free memory of a device that copies may take."""
 _COMPARED_SHARE = 0.05
-"""Share of it for copies of arguments that only might have been changed; larger ones are not compared."""
+"""Share of a device's peak so far for copies of arguments that only might have been changed; larger ones are copied to the host."""
 
 
 class StepState:
@@ -73,8 +74,10 @@ class StepState:
         """Names of what the step was seen to change."""
         return frozenset(self._names)
 
-    def keep(self) -> str:
+    def keep(self, *, is_comparing: bool = True) -> str:
         """Before the second run: copy what the first one left; returns what is kept, for people.
+
+        ``is_comparing``: False if ``compare`` shall find nothing, since it is not worth the memory.
 
         Raises:
             InPlaceError: the step changes tensors, and may not or cannot be restored.
@@ -89,15 +92,16 @@ class StepState:
             raise InPlaceError(
                 f"the step changes {names} in place, and tuning runs it many times: {remedy}, or leave restore= at its default."
             )
-        if not _fits(self._written, _FREE_SHARE):
+        if not _fits(self._written):
             raise InPlaceError(f"the step changes {names} in place, {n_bytes} bytes in all, too much for copies in free memory: {remedy}.")
         self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
         if self._restores:
             mine = {id(each.tensor) for each in self._written}
-            rest = [each for each in self._after.tensors.values() if each.is_direct and id(each.tensor) not in mine]
+            rest = [each for each in self._after.tensors.values() if is_comparing and each.is_direct and id(each.tensor) not in mine]
             rest = [each for each in rest if memory_of(each.tensor) is not None and not self._is_left_alone(each.tensor)]
-            if _fits(rest, _COMPARED_SHARE):
-                self._compared = [(each, each.tensor.detach().clone()) for each in rest]
+            is_small = _n_bytes(rest) <= max(_SMALL_BYTES, _COMPARED_SHARE * peak_bytes())
+            if is_small or _n_bytes(rest) <= _HOST_LIMIT_BYTES:
+                self._compared = [(each, each.tensor.detach().clone() if is_small else each.tensor.detach().cpu()) for each in rest]
         self._keep_objects(self._after)
         del self._after
         return names
@@ -154,14 +158,19 @@ def _n_bytes(tensors: Iterable[Reached]) -> int:
     return sum(each.tensor.numel() * each.tensor.element_size() for each in tensors)
 
 
-def _fits(tensors: list[Reached], share: float) -> bool:
-    """True if copies of the tensors take at most this share of the free memory of their devices."""
+def peak_bytes() -> int:
+    """Peak of the memory that this process has allocated on the current GPU; 0 without one."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
+
+
+def _fits(tensors: list[Reached]) -> bool:
+    """True if copies of the tensors fit into the free memory of their devices."""
     for device in {each.tensor.device for each in tensors}:
         n_bytes = _n_bytes(each for each in tensors if each.tensor.device == device)
-        limit = _CPU_LIMIT_BYTES * share / _FREE_SHARE
+        limit: float = _HOST_LIMIT_BYTES
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            limit = share * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+            limit = _FREE_SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
         if n_bytes > limit:
             return False
     return True
@@ -169,7 +178,7 @@ def _fits(tensors: list[Reached], share: float) -> bool:
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """True if all bits are equal, NaN's too."""
-    mine, theirs = (memory_of(each) for each in (tensor, copy))
+    mine, theirs = (memory_of(each) for each in (tensor.detach().to(copy.device), copy))
     if mine is None or theirs is None:
         return True
     return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (mine, theirs)))

@@ -22,6 +22,7 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     for label, winner in winners.items():
         times = {i: each.times.kernel_ms for i, each in enumerate(race.results(label)) if each.times is not None}
         context.sites.apply(label, context.entries[label].texts[winner], times)
+    context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     value = context.replays.last_run(closure, before)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end

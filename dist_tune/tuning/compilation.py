@@ -19,7 +19,7 @@ from dist_tune.tuning.site import Site, take_failures
 
 def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
     """Compile, share and load all candidates of new sites; returns those that cannot run on some rank."""
-    new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled]
+    new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
     failed = _load_all(context, new, compile_keys)
     for site in context.sites.met.values():
         site.is_new = False

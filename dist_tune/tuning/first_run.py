@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.measure import StepState
+from dist_tune.measure import StepState, tensors_in
 from dist_tune.runtime import Undo
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ class FirstRun:
             self._decide()
             return
         if not state.is_kept:
-            self._tell(state.keep())
-            if state.has_changed:
+            # A value with its graph holds all activations: until the end of the next run they would be there twice.
+            has_graph = any(each.grad_fn is not None for each in tensors_in(self._held).values())
+            self._tell(state.keep(is_comparing=not has_graph))
+            if state.has_changed or has_graph:
                 self._decide()
             else:
                 self._undo.exchange()

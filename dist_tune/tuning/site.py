@@ -1,6 +1,6 @@
 """One (kernel, key) of a closure as this rank sees it, and what is said when it cannot go on.
 
-Knows nothing of launching, of Triton or of other ranks.
+Knows nothing of launching or of other ranks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import triton
 
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
@@ -60,6 +62,8 @@ class Site:
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""
     stand_in: int | None = None
     """A candidate that has run here, for launches whose own candidate fails."""
+    is_given_up: bool = False
+    """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
     last_error: Exception | None = None
     winner: Any = None
 
@@ -81,6 +85,8 @@ def take_failures(sites: Iterable[Site]) -> Failures:
     """Failures on this rank that are new since the last time."""
     news = {}
     for site in sites:
+        if site.is_given_up:  # other ranks may do without this one
+            continue
         if failures := {i: failure for i, failure in site.failures.items() if i not in site.reported}:
             news[site.label] = failures
             site.reported |= failures.keys()
@@ -95,6 +101,22 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
         f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
         "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
     )
+
+
+class _NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
+    """Raised at a launch, also for a step that catches Triton's error to do without the kernel."""
+
+    __init__ = Exception.__init__
+    __str__ = Exception.__str__
+
+
+_NoFitError.__name__ = _NoFitError.__qualname__ = NoValidConfigError.__name__
+
+
+def no_fit(message: str, site: Site) -> NoValidConfigError:
+    """The error of a launch without a candidate: Triton's own kind, too, where resources are short."""
+    is_short = isinstance(site.last_error, triton.OutOfResources) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
+    return _NoFitError(message) if is_short else NoValidConfigError(message)
 
 
 def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -> None:

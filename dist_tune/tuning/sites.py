@@ -40,7 +40,7 @@ class Sites:
     @property
     def new(self) -> list[str]:
         """Sites that this rank has yet to report."""
-        return [label for label, site in self.met.items() if site.is_new]
+        return [label for label, site in self.met.items() if site.is_new and not site.is_given_up]
 
     # -- during a replay -----------------------------------------------------------------------------------------
 
@@ -112,13 +112,20 @@ class Sites:
         """Use a config, described, from now on; at a site not met here yet as soon as it is met."""
         self._winners[label] = winner
         site = self.met.get(label)
-        if site is None:
+        if site is None or site.is_given_up:
             return
         site.is_new = False
         site.winner = site.configs[site.texts.index(winner)]
         times = [(config, timings_ms.get(i, float("inf"))) for i, config in enumerate(site.configs)]
         for slot in site.slots.values():
             slot.fill(site.winner, times)
+
+    def leave_given_up(self) -> None:
+        """Let Triton launch the first config where none runs here: it raises the error that the step expects."""
+        for site in self.met.values():
+            if site.is_given_up:
+                for slot in site.slots.values():
+                    slot.fill(site.configs[0], [])
 
     def reset_once(self, labels: set[str]) -> None:
         """In the run to come, which counts, kernels of these sites zero once as vanilla Triton does."""

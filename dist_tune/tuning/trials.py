@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import reason_of
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
-from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, NoValidConfigError, reasons
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, reasons
 from dist_tune.measure import Clock, Span
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo
 from dist_tune.search import Replay, Samples, Trial
-from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_valid_config
+from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.tuning.sites import Sites
 
 if TYPE_CHECKING:
@@ -152,8 +152,9 @@ class Trials:
                 self.samples.disturb(self._replay)
                 self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
                 return None
+        site.is_given_up = True
         message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
-        raise NoValidConfigError(message) from site.last_error
+        raise no_fit(message, site) from site.last_error
 
     def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
         """Launch one candidate, and time or check it if it is its turn."""
@@ -175,6 +176,7 @@ class Trials:
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
             self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
+            free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and (wrong := checker.judge(value, *launch.arguments)):

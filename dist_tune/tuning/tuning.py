@@ -15,7 +15,7 @@ from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_thr
 from dist_tune.distributed import Calls, Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.log import tuning_log
-from dist_tune.measure import RngState, StepState, device_clock
+from dist_tune.measure import RngState, StepState, device_clock, peak_bytes
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -168,15 +168,21 @@ class Tuning:
 
     def _finish(self, closure: Closure, after: RngState | None) -> Any:
         """Race, and apply. ``after``: the generators where the first run left them, and so shall the last."""
+        untuned_bytes = peak_bytes()
         run_race(self._context, closure)
         if after is not None:
             self._exit.callback(after.restore)
-        return apply_winners(self._context, closure, self._before)
+        value = apply_winners(self._context, closure, self._before)
+        if untuned_bytes:
+            peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
+            self._context.log.info(f"closure={self._context.name} peak_memory_bytes {peaks} (of the process so far)")
+        return value
 
     def _counted(self, after: RngState) -> None:
         """A run had nothing to tune, so it counts."""
         context = self._context
         self._trials.take_undo().forget()
+        context.sites.leave_given_up()
         if context.replays.n_replays > 1:
             after.restore()
         context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")

@@ -1,0 +1,91 @@
+"""Memory that a tuning holds: no workspace of failed configs, no value of the first run, no copies of dead temporaries."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from dist_tune import contextual_autotune
+from dist_tune.runtime.undo import Undo, copies_of
+from dist_tune.testing import on_ranks, values
+from tests.ranks.kernels import add_kernel, autotuned, launch
+
+pytestmark = pytest.mark.once
+
+
+class _Bytes:
+    """An object whose life can be watched; tensors' own wrappers may be resurrected."""
+
+
+def _failing(rank: int) -> Any:
+    held: list[Any] = []
+    n_alive: list[int] = []
+
+    def hook(args: Any) -> None:
+        n_alive.append(sum(each() is not None for each in held))
+        workspace = _Bytes()
+        held.append(weakref.ref(workspace))
+        if args["BLOCK"] != 64:
+            raise RuntimeError(f"no room beside {workspace}")
+
+    configs = [triton.Config({"BLOCK": block}, pre_hook=hook) for block in (16, 32, 64)]
+    kernel = triton.autotune(configs=configs, key=["n"])(add_kernel)
+    gc.disable()  # references alone free it
+    contextual_autotune(n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.zeros(64))
+    return n_alive
+
+
+def test_a_failed_config_holds_nothing():
+    """What its frames held is free when the next candidate is launched."""
+    (n_alive,) = values(on_ranks(1, _failing, is_dist=False))
+    assert len(n_alive) > 2
+    assert set(n_alive) == {0}
+
+
+def _first_value(rank: int, has_graph: bool) -> Any:
+    kernel = autotuned(blocks=(16, 32, 64))
+    values: list[Any] = []
+    n_alive: list[int] = []
+
+    @contextual_autotune(n_repeat=2, n_warmup=1)
+    def step(x: torch.Tensor) -> Any:
+        n_alive.append(sum(each() is not None for each in values))
+        value = _Value()
+        value["y"] = launch(kernel, x.detach()) * x
+        values.append(weakref.ref(value))
+        return value
+
+    gc.disable()
+    step(torch.zeros(64, requires_grad=has_graph))
+    return n_alive
+
+
+class _Value(dict[str, Any]):
+    """A value of a step."""
+
+
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_the_first_value_is_freed(has_graph: bool):
+    """By the third run; and before the second one if it holds a graph."""
+    (n_alive,) = values(on_ranks(1, _first_value, has_graph, is_dist=False))
+    assert n_alive[:2] == [0, 0 if has_graph else 1]
+    assert set(n_alive[2:]) == {0}
+
+
+def test_copies_die_with_their_tensors():
+    """A hundred layers with temporaries hold one copy; one that lives is put back, also through a view."""
+    undo, kept = Undo(), torch.ones(8)
+    undo.keep(copies_of([kept]))
+    for _ in range(100):
+        undo.keep(copies_of([torch.ones(1000)]))
+        assert len(undo._saved) <= 2
+    view = kept[2:4]
+    kept.fill_(3)
+    del kept
+    undo.restore()
+    assert view.tolist() == [1.0, 1.0]
