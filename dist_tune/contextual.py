@@ -58,6 +58,7 @@ def contextual_autotune(
     search: SearchName = "racing",
     objective: Objective = "closure",
     max_replays: int | None = None,
+    budget_s: float | None = None,
     cache: bool = True,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
     """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
@@ -83,12 +84,14 @@ def contextual_autotune(
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
         max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
             race and one round of finals, and up to three times that if kernels are not met in every replay.
+        budget_s: seconds after which the search ends with what it knows, on all ranks at once; a replay or compilation under way is
+            finished first. Candidates that were not measured by then are named in the log and the record.
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
 
     Raises:
-        TypeError: a number of replays is not an int, or what is decorated is not an ordinary function.
-        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, an unknown ``search`` or ``objective``, a ``group`` without
-            ``is_dist``; at a call: this rank is not in ``group``.
+        TypeError: a number of replays is not an int, ``budget_s`` is no number, or what is decorated is not an ordinary function.
+        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
+            ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -97,7 +100,7 @@ def contextual_autotune(
         )
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
-    plan = Plan(n_warmup, n_repeat, search, objective, max_replays)
+    plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
         raise ValueError(f'restore must be "args" or None, got {restore!r}')
 

@@ -64,6 +64,7 @@ def autotune(
     reset: Callable[[], object] | None = None,
     n_warmup: int = 5,
     n_repeat: int = 10,
+    budget_s: float | None = None,
     cache: bool = True,
     bucket: Callable[[int], Hashable] | None = None,
     nearest: bool = False,
@@ -90,6 +91,7 @@ def autotune(
         reset: called before each replay but the first.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
+        budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
         nearest: whether ``autotune=False`` uses the config of the nearest shape in the cache instead of the first one. The first such
@@ -100,7 +102,7 @@ def autotune(
         ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
-    plan = Plan(n_warmup, n_repeat)
+    plan = Plan(n_warmup, n_repeat, budget_s=budget_s)
     space = list(config_space)
 
     def decorate(function: Callable[..., Any]) -> TunedFunction:

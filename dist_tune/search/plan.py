@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -24,6 +25,8 @@ class Plan:
     """Decide by the time of the whole closure, or of the kernel alone."""
     max_replays: int | None = None
     """Replays of the search at most; None: those of an exhaustive search, or of a race and one round of finals."""
+    budget_s: float | None = None
+    """Seconds after which the search ends with what it knows; None: no such bound."""
     is_cold: bool = False
     """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
 
@@ -36,9 +39,25 @@ class Plan:
                 raise TypeError(f"{name} must be an int, got {value!r}")
             if value < least:
                 raise ValueError(f"need {name} >= {least}, got {value}")
+        check_budget(self.budget_s)
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {text!r}")
+
+
+def check_budget(budget_s: object) -> None:
+    """Refuse what is no positive number of seconds.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive, or not finite.
+    """
+    if budget_s is None:
+        return
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float):
+        raise TypeError(f"budget_s must be a number of seconds, or None, got {budget_s!r}")
+    if not (math.isfinite(budget_s) and budget_s > 0):
+        raise ValueError(f"need a finite budget_s > 0, got {budget_s!r}")
 
 
 @dataclass(frozen=True, slots=True)

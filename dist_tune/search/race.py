@@ -8,7 +8,8 @@ site that is done runs its incumbent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import inf, isfinite
 
 from dist_tune.errors import reasons
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
@@ -16,6 +17,14 @@ from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 from dist_tune.search.standings import Standings
+
+LONG_S = 0.25
+"""Replays from this length on are asked for in batches of about ``BATCH_S``."""
+BATCH_S = 1.0
+BUDGET_BATCH_S = 0.1
+"""Length of batches where there is a budget: a candidate may be far slower than those before it, and a meeting takes some ms at most."""
+WARM_UP_S = 1.0
+"""Untimed replays before a race last about this long at most."""
 
 
 class Race:
@@ -27,6 +36,10 @@ class Race:
         self._plan = plan
         self._options = options or RacingOptions()
         self._sites: dict[str, SiteRace] = {}
+        self._elapsed_s = 0.0
+        self._pace_s: float | None = None
+        """Seconds of a replay in the batch before."""
+        self._first_s = 0.0
 
     def add(self, site: str, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes | None = None) -> None:
         """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason."""
@@ -52,25 +65,72 @@ class Race:
             return self._plan.max_replays
         return max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
 
+    @property
+    def is_spent(self) -> bool:
+        """True if the search has used up its budget."""
+        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s
+
+    def expect(self, run_s: float) -> None:
+        """Take in the time of a run that may have compiled: replays may be as long, until one has been timed."""
+        self._first_s = max(self._first_s, run_s)
+
+    def n_next(self, replays: Sequence[Replay]) -> int:
+        """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
+        expected_s = [self._expected_s(each) for each in replays]
+        budget_s = self._plan.budget_s
+        if budget_s is None and sum(expected_s) < LONG_S * len(replays):
+            return len(replays)
+        allowed_s = BATCH_S if budget_s is None else min(BUDGET_BATCH_S, budget_s - self._elapsed_s)
+        n_next = 0
+        while n_next < len(replays) and (allowed_s := allowed_s - expected_s[n_next]) >= 0:
+            n_next += 1
+        return min(max(1, n_next), len(replays))
+
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
         self._sites[site].drop(failures)
 
     def warm_up(self, sites: Mapping[str, int]) -> list[Replay]:
         """Untimed and checked runs of each candidate of these sites: site -> runs of each."""
-        orders = {name: [i for i in self._sites[name].standings.alive() for _ in range(n_runs)] for name, n_runs in sites.items()}
+        orders = {name: [i for i in self._sites[name].standings.in_turn() for _ in range(n_runs)] for name, n_runs in sites.items()}
         others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.incumbent()) is not None}
         return [
             others | {name: Trial(order[k], is_timed=False, is_checked=True) for name, order in orders.items() if k < len(order)}
             for k in range(max(map(len, orders.values()), default=0))
         ]
 
+    def tell_warm_up(self, n_replays: int, report: ReducedReport) -> None:
+        """Take in the times of untimed runs so far, and who failed in them."""
+        self._spend(n_replays, report.elapsed_s)
+        for name, site in self._sites.items():
+            site.standings.warm_ups.update(report.times.get(name, {}))
+            site.drop(reasons(report.failures.get(name, {})))
+
+    def is_enough(self, sites: Collection[str]) -> bool:
+        """True if the budget is spent and each of these sites has a candidate that has had its warm-up."""
+        return self.is_spent and all(set(s.standings.alive()) & s.standings.warm_ups.keys() for s in map(self._sites.__getitem__, sites))
+
+    def end_warm_up(self, sites: Collection[str]) -> None:
+        """Go on to the race of these sites, with the candidates whose warm-ups took no multiple of the best one's."""
+        for name in sites:
+            self._sites[name].end_warm_up(self._why_spent if self.is_spent else "")
+
     def batch(self) -> list[Replay]:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
         for site in self._sites.values():
+            if self.is_spent:
+                site.stop(self._why_spent)
             site.advance(self._n_left)
         if self.is_final:
             self._begin_round()
+        replays = self._queued()
+        if self._plan.search == "racing" and (n_spare := self._n_spare(replays)) > 0:
+            for site in self._sites.values():
+                site.shorten_warm_up(n_spare)
+            replays = self._queued()
+        return replays[: self.n_next(replays)]
+
+    def _queued(self) -> list[Replay]:
         lengths = [len(site.queue) for site in self._sites.values() if site.queue]
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
         n_replays = (max if self._plan.search == "racing" else min)(lengths, default=0)
@@ -82,6 +142,7 @@ class Race:
     def tell(self, n_replays: int, report: ReducedReport) -> None:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
+        self._spend(n_replays, report.elapsed_s)
         for name, site in self._sites.items():
             site.tell(n_replays, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
@@ -107,8 +168,37 @@ class Race:
         allowed = self._plan.max_replays
         return allowed - self.n_replays if allowed is not None else MAX_OVERTIME * sum(s.n_nominal for s in self._sites.values())
 
+    @property
+    def _why_spent(self) -> str:
+        return f"not raced: the budget of {self._plan.budget_s:g} s was spent"
+
+    def _spend(self, n_replays: int, elapsed_s: float) -> None:
+        if n_replays and elapsed_s > self._elapsed_s:
+            self._pace_s = (elapsed_s - self._elapsed_s) / n_replays
+        self._elapsed_s = max(self._elapsed_s, elapsed_s)
+
+    def _expected_s(self, replay: Replay) -> float:
+        """Seconds of a replay by what is known of its candidates, or of the replays before; endless if they may be long."""
+        known = {name: self._sites[name].standings.known_ms(trial.candidate) for name, trial in replay.items()}
+        least_s = max((ms for ms in known.values() if ms is not None), default=0.0) / 1e3
+        if None not in known.values():
+            return least_s
+        may_be_long = self._plan.budget_s is not None or self._first_s >= LONG_S
+        return max(least_s, self._pace_s) if self._pace_s is not None else inf if may_be_long else least_s
+
+    def _n_spare(self, replays: Sequence[Replay]) -> int:
+        """Untimed replays at the front of a race that are too many because they are long."""
+        timed = (k for k, replay in enumerate(replays) if any(trial.is_timed for trial in replay.values()))
+        n_untimed = next(timed, 0)
+        each_s = self._expected_s(replays[0]) if n_untimed else 0.0
+        return max(0, n_untimed - int(WARM_UP_S / each_s)) if isfinite(each_s) and each_s > 0 else 0
+
     def _begin_round(self) -> None:
-        finals = [(site, site.round_length(self._n_left)) for site in self._sites.values() if site.stage == "finals" and not site.queue]
+        waiting = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
+        n_left = self._n_left
+        if waiting and self._plan.max_replays is None:  # a site whose race was short has no longer finals for it
+            n_left = min(n_left, max(site.n_nominal for site in waiting) - max(site.n_since for site in waiting))
+        finals = [(site, site.round_length(n_left)) for site in waiting]
         n_replays = max((own for _, own in finals), default=0)
         for site, own in finals:
             site.begin_round(n_replays if own else 0)

@@ -45,6 +45,8 @@ class BatchReport:
     """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
     has_new_sites: bool = False
     """True if this rank met sites that it has not reported."""
+    elapsed_s: float = 0.0
+    """Seconds of the search on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class ReducedReport:
     """Each of the first rank on which the candidate failed, with the rank in the reason."""
     disturbed: list[int] = field(default_factory=list)
     has_new_sites: bool = False
+    elapsed_s: float = 0.0
+    """On the rank with the most."""
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
@@ -80,7 +84,9 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
         for site, ranks in by_site.items()
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
-    return ReducedReport(times, failures, disturbed, any(report.has_new_sites for report in reports.values()))
+    has_new_sites = any(report.has_new_sites for report in reports.values())
+    elapsed_s = max((report.elapsed_s for report in reports.values()), default=0.0)
+    return ReducedReport(times, failures, disturbed, has_new_sites, elapsed_s)
 
 
 def _reduce(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:

@@ -27,6 +27,8 @@ class Samples:
         """Site -> candidate -> replays that time it."""
         self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
+        self._warm_ups_ms: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        """Function -> candidate -> its untimed runs."""
         self._inner: dict[str, set[str]] = defaultdict(set)
         """Function -> sites that are launched inside it."""
         self._schedules: dict[int, Replay] = {}
@@ -40,6 +42,10 @@ class Samples:
     def nest(self, function: str, site: str) -> None:
         """Note that launches of a site are a part of a function's."""
         self._inner[function].add(site)
+
+    def add_warm_up(self, site: str, candidate: int, ms: float) -> None:
+        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better."""
+        self._warm_ups_ms[site][candidate].append(ms)
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """Add one timed launch; a site may be launched several times in a replay."""
@@ -87,6 +93,14 @@ class Samples:
                 elif launches:
                     measured[site][candidate] = self._measured(site, candidate, reduced_ms)
         return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites)
+
+    def report_warm_ups(self, failures: Failures) -> BatchReport:
+        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
+        measured = {
+            site: {i: LocalTimes(_to_ns(min(each)), _to_ns(min(each)), n_replays=len(each), n_timed=len(each)) for i, each in runs.items()}
+            for site, runs in self._warm_ups_ms.items()
+        }
+        return BatchReport(measured, failures)
 
     def _measured(self, site: str, candidate: int, reduced_ms: Times) -> LocalTimes:
         launched = self._launches[site][candidate]

@@ -16,6 +16,12 @@ Objective = Literal["closure", "kernel"]
 
 _SE_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation (normal noise)."""
+HOPELESS = 2.0
+"""A candidate that takes this many times the best one's time runs no more."""
+_ONE_SIDED = 20.0
+"""Ratio of the slowest rank's time to the fastest's: ranks of one step differ by their work, and by some per cent, not by an order."""
+_ONE_SIDED_MS = 500.0
+"""Shortest time that counts as such: no interrupt and no other process's turn lasts that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,10 @@ class RacingOptions:
     """Finalists that are clearly slower leave after each round."""
     tie: float = 0.0075
     """Share of the kernel's time below which two candidates are as good as each other."""
+    insured_ms: float = 50.0
+    """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
+    enough_ms: float = 1000.0
+    """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
 
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
@@ -82,6 +92,54 @@ class Selection:
     """True if more replays would change nothing: each other contender is as good or worse, beyond noise."""
     closure_weight: float
     """Weight of the closure's time where it differs from the kernel's, from 0 (noise) to 1."""
+
+
+def one_sided(times: ReducedTimes) -> str:
+    """The reason to drop a candidate that takes one rank beyond all measure; empty if it does not."""
+    ranks_ms = times.rank_latencies_ms
+    if len(ranks_ms) < 2:
+        return ""
+    slowest, fastest = max(ranks_ms, key=ranks_ms.__getitem__), min(ranks_ms, key=ranks_ms.__getitem__)
+    if ranks_ms[slowest] < max(_ONE_SIDED_MS, _ONE_SIDED * ranks_ms[fastest]):
+        return ""
+    return f"rank {slowest}: {ranks_ms[slowest] / 1e3:.2f} s a launch, where rank {fastest} needs {ranks_ms[fastest] / 1e3:.3g} s"
+
+
+def hopeless(
+    times: Mapping[int, ReducedTimes],
+    warm_ups: Mapping[int, ReducedTimes],
+    options: RacingOptions,
+    objective: Objective,
+    *,
+    is_first: bool,
+    is_alone: bool,
+) -> set[int]:
+    """Candidates that take ``HOPELESS`` times as long as the best, by more than a hiccup: they run no more, however few there are.
+
+    After the first rung (``is_first``) a median is one sample. A hiccup is one of a single rank, or of a run whose candidate did better
+    in its warm-up (``warm_ups``); where neither can tell, a short one is doubted once, and a long one costs more than it may be worth.
+    By the closure's time, too, which sees hooks and the like; one sample of it tells only where the site ``is_alone``, because another
+    site's candidate may have been the slow one.
+    """
+    if not times:
+        return set()
+    best_ms, closure_ms = min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values())
+    typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
+    slow = {i for i, each in times.items() if each.launches_ms > HOPELESS * best_ms}
+    slow_closures = set[int]()
+    if objective == "closure":
+        slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
+        if closure_ms > 0 and (is_alone or not is_first):
+            least_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
+            hiccup_ms = {i: each.launches_ms - typical_ms[i] if is_first else 0.0 for i, each in times.items()}
+            slow_closures = {i for i, each in times.items() if each.closure_ms - hiccup_ms[i] > least_ms}
+    if not is_first:
+        return slow | slow_closures
+    doubtful = {i for i, each in warm_ups.items() if each.launches_ms <= HOPELESS * best_ms}
+    confirmed = (slow & warm_ups.keys()) | slow_closures
+    typical_limit_ms = HOPELESS * min(typical_ms.values())
+    long = {i for i in slow - warm_ups.keys() if times[i].launches_ms > options.insured_ms and typical_ms[i] > typical_limit_ms}
+    return (confirmed | long) - doubtful
 
 
 def kept(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Literal
 
 from dist_tune.search.plan import Plan, Trial
-from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, kept, select
+from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
+MIN_WARM_UP_MS = 100.0
+"""Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 
 
 class SiteRace:
@@ -26,7 +28,11 @@ class SiteRace:
         self.is_alone = True
         """True if no other site has a choice to make, so that no other one changes a replay's time."""
         self.n_nominal = 0
+        self.n_since = 0
+        """Replays since the site was entered, those in which it waited for others included."""
         self._n_run = 0
+        self._n_last = 0
+        """Replays that were asked for after the end of the budget."""
         self._label = label
         self._plan = plan
         self._options = options
@@ -35,11 +41,9 @@ class SiteRace:
         self._wanted: dict[int, int] = {}
         """Candidate -> timed replays that it needs by the end of the queue."""
         self._timed_in_finals: set[int] = set()
+        self._n_finalists = 0
         self._leave_by_prior_times()
-        alive = standings.alive()
-        self._n_finalists = min(options.max_finalists, len(alive))
-        if len(alive) > 1:
-            self._begin(alive)
+        self._begin()
 
     def incumbent(self) -> int | None:
         """The winner, or the fastest so far."""
@@ -54,17 +58,57 @@ class SiteRace:
         incumbent = self.incumbent()
         return None if incumbent is None else Trial(incumbent, is_timed=False)
 
+    def end_warm_up(self, budget: str) -> None:
+        """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
+        standings = self.standings
+        alive = standings.alive()
+        known = {i: each for i, each in standings.warm_ups.items() if i in alive}
+        best_ms = min((each.launches_ms for each in known.values()), default=0.0)
+        for i, each in known.items():
+            # A single run may have compiled.
+            if each.n_timed > 1 and each.launches_ms > max(HOPELESS * best_ms, MIN_WARM_UP_MS):
+                standings.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
+        if budget:
+            standings.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
+        if self._n_run == 0 and not standings.times:
+            self._begin()
+
+    def shorten_warm_up(self, n_replays: int) -> None:
+        """Leave out untimed replays from the front of the queue."""
+        self.queue = self.queue[n_replays:]
+
+    def stop(self, reason: str) -> None:
+        """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
+        standings, best = self.standings, self.incumbent()
+        if self.stage == "done":
+            return
+        is_untried = best is not None and standings.known_ms(best) is None
+        if best is not None and is_untried and self._n_last <= len(standings.failures):  # once, and again only for one that failed
+            self._n_last += 1
+            self.queue = [Trial(best, is_timed=True)]
+            return
+        self.queue = []
+        standings.left.update({i: reason for i in standings.alive() if i not in standings.times and i != best})
+        self._choose()
+
     def drop(self, failures: Mapping[int, str]) -> None:
         """Take candidates out that do not run on some rank."""
         self.standings.fail(failures)
-        has_choice = len(self.standings.alive()) > 1
-        self.queue = [trial for trial in self.queue if trial.candidate not in self.standings.failures] if has_choice else []
+        alive = self.standings.alive()
+        self.queue = [trial for trial in self.queue if trial.candidate not in self.standings.failures]
+        if len(alive) < 2:
+            # In the midst of a rung the last one may not have run yet, and be no better than those that failed.
+            is_untried = self._n_run > 0 and any(self.standings.known_ms(i) is None for i in alive)
+            self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
 
     def tell(self, n_replays: int, times: Mapping[int, ReducedTimes]) -> None:
         """Take in the reduced times after some replays of the queue."""
+        self.n_since += n_replays
         self._n_run += min(n_replays, len(self.queue))
         self.queue = self.queue[n_replays:]
         self.standings.update(times)
+        self.standings.fail_one_sided()
+        self.drop({})
         if self.stage == "finals":
             self._timed_in_finals |= times.keys()
 
@@ -99,11 +143,17 @@ class SiteRace:
 
     def round_length(self, n_left: int) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_replays = min(self._n_finalists * self._plan.n_repeat, self._n_allowed(n_left))
+        n_each = min(self._plan.n_repeat, self._n_enough())
+        n_replays = min(self._n_finalists * n_each, self._n_allowed(n_left))
         return n_replays if n_replays >= 2 * len(self.standings.alive()) else 0  # the noise is known from repeats only
 
-    def _begin(self, alive: Sequence[int]) -> None:
-        plan, incumbent = self._plan, self.standings.prior_winner
+    def _begin(self) -> None:
+        plan, alive = self._plan, self.standings.alive()
+        incumbent = self.standings.prior_winner if self.standings.prior_winner in alive else None
+        self._n_finalists = min(self._options.max_finalists, len(alive))
+        self.stage, self.queue, self.n_nominal = "done", [], 0
+        if len(alive) < 2:
+            return
         self.n_nominal = len(alive) * (plan.n_warmup + plan.n_repeat)
         if plan.search == "racing" and plan.n_repeat > 1:
             # Where there are few candidates, enough for a race and a round of finals.
@@ -117,7 +167,8 @@ class SiteRace:
             self.stage = "race"
             self._wanted = dict.fromkeys(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
-            first = alive[0] if incumbent is None else incumbent
+            fastest = self.standings.fastest()
+            first = incumbent if incumbent is not None else fastest if fastest in alive else alive[0]
             self.queue = [Trial(first, is_timed=False)] * plan.n_warmup + self._shuffled(alive)
         if incumbent is not None:  # in front: where replays run out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
@@ -131,13 +182,20 @@ class SiteRace:
 
     def _end_rung(self, alive: list[int], n_left: int) -> None:
         standings, options, objective = self.standings, self._options, self._plan.objective
-        n_finalists, margin = options.max_finalists, options.margin(self._rung)
+        n_enough = self._n_enough()
+        is_long = n_enough < 2  # one sample says as much as many short ones
+        n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
         quota = options.quota(standings.n_candidates - len(standings.failures), self._rung)
-        prior = [i for i in alive if i == standings.prior_winner]  # beaten in the finals or not at all
-        # The best few always reach the finals: one hiccup of the leader's rivals shall not end the race.
-        best = kept(standings.measured(alive), quota, margin, objective, n_least=n_finalists, by_typical=self._rung == 0)
+        is_first, measured = self._rung == 0, standings.measured(alive)
+        no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.is_alone)
+        # Beaten in the finals or not at all, unless that costs real time.
+        prior = [i for i in alive if i == standings.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
+        # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
+        n_least = 1 if is_long else n_finalists
+        hopeful = {i: each for i, each in measured.items() if i not in no_more}
+        best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
         staying = self._leave(alive, [*prior, *best] or alive[:1])
-        is_small = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= options.min_rungs)
+        is_small = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= max(2, min(options.min_rungs, n_enough)))
         if not is_small and self._rung + 1 < self._plan.n_repeat and self._n_allowed(n_left) >= len(staying):
             self._rung += 1
             self._wanted = dict.fromkeys(staying, self._rung + 1)
@@ -149,6 +207,12 @@ class SiteRace:
         self.stage = "finals"
         if len(staying) < 2 or self.round_length(n_left) == 0:
             self._choose()
+
+    def _n_enough(self) -> int:
+        """Samples of a candidate that are enough, by the best one's time."""
+        measured = self.standings.measured(self.standings.alive()).values()
+        best_ms = min((each.launches_ms for each in measured), default=0.0)
+        return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
@@ -174,7 +238,8 @@ class SiteRace:
             times = {i: contenders[i] for i in near}
             self.selection = select(times, "kernel" if is_mixed else objective, self._options.tie, is_alone=self.is_alone)
         else:  # never met: the first that runs
-            self.selection = Selection(next(iter(alive), 0), frozenset(), is_clear=True, closure_weight=0.0)
+            best = self.standings.fastest()
+            self.selection = Selection(0 if best is None else best, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection
 
     def _n_allowed(self, n_left: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from dist_tune.search.plan import CandidateResult, PriorTimes
-from dist_tune.search.selection import ReducedTimes
+from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
 
 
 class Standings:
@@ -16,7 +17,9 @@ class Standings:
         self.failures = dict(failures)
         self.times: dict[int, ReducedTimes] = {}
         self.left: dict[int, str] = {}
-        """Candidate -> rung or round after which it left the race."""
+        """Candidate -> rung or round after which it left the race, or why it did not enter it."""
+        self.warm_ups: dict[int, ReducedTimes] = {}
+        """Untimed runs of a function's candidates: the shortest on the slowest rank."""
         self.prior_times = {i: each for i, each in prior.times.items() if i not in self.failures}
         self.prior_winner = prior.winner if prior.winner in self.prior_times else None
 
@@ -24,17 +27,23 @@ class Standings:
         """Candidates that run everywhere and have not left the race."""
         return [i for i in self._runnable() if i not in self.left]
 
+    def in_turn(self) -> list[int]:
+        """Candidates that are alive, an earlier winner first: where time runs out it has had its turn."""
+        return sorted(self.alive(), key=lambda i: i != self.prior_winner)
+
     def measured(self, candidates: Iterable[int]) -> dict[int, ReducedTimes]:
         """Those of the candidates that have times."""
         return {i: self.times[i] for i in candidates if i in self.times}
 
     def fastest(self) -> int | None:
-        """By the kernel's time; if nothing was measured, the choice of an earlier tuning, or the first that runs."""
+        """By the kernel's time; if nothing was measured, an earlier tuning's choice, the best in its warm-up, or the first that runs."""
         runnable = self._runnable()
         if measured := self.measured(runnable):
             return min(measured, key=lambda i: (measured[i].kernel_ms, i))
         prior = [i for i in runnable if i in self.prior_times]
-        first = next(iter(runnable), None)
+        if run := [i for i in runnable if i in self.warm_ups]:  # another one may not even run
+            return min(run, key=lambda i: (i != self.prior_winner, self.warm_ups[i].kernel_ms, i))
+        first = next(iter([*self.alive(), *runnable]), None)
         return min(prior, key=lambda i: (i != self.prior_winner, self.prior_times[i].kernel_ms, i), default=first)
 
     def fail(self, failures: Mapping[int, str]) -> None:
@@ -47,6 +56,18 @@ class Standings:
         # A rank that met the site late may be the slowest, so times without it do not count.
         n_owners = max((each.n_owners for each in self.times.values()), default=0)
         self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
+
+    def known_ms(self, candidate: int) -> float | None:
+        """What a replay with this candidate takes, as far as it is known."""
+        times = self.times.get(candidate) or self.warm_ups.get(candidate)
+        return None if times is None else max(times.closure_ms, times.launches_ms)
+
+    def fail_one_sided(self) -> None:
+        """Take candidates out that take one rank beyond all measure, while others show that this rank can do better."""
+        measured = self.measured(self._runnable())
+        reasons = {i: reason for i, each in measured.items() if (reason := one_sided(each))}
+        best_ms = min((each.launches_ms for i, each in measured.items() if i not in reasons), default=inf)
+        self.fail({i: reason for i, reason in reasons.items() if measured[i].launches_ms > HOPELESS * best_ms})
 
     def results(self) -> list[CandidateResult]:
         """The result of each candidate, with the time of an earlier tuning where there is no new one."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import Failures
-from dist_tune.search import BatchReport, Plan, Race, reduce_reports
+from dist_tune.search import BatchReport, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.tuning.site import check_alive
 from dist_tune.tuning.sites import Sites
 
@@ -63,6 +63,8 @@ class Expenses:
     meetings: list[float] = field(default_factory=list)
     """Seconds of each meeting on this rank, waiting for others included."""
     began: float = field(default_factory=time.monotonic)
+    search_began: float = field(default_factory=time.monotonic)
+    """When all ranks had come: a budget is not spent by waiting for one of them."""
     _phase_began: float = field(default_factory=time.monotonic)
 
     def end_phase(self, name: str) -> None:
@@ -70,6 +72,10 @@ class Expenses:
         now = time.monotonic()
         setattr(self.seconds, name, getattr(self.seconds, name) + now - self._phase_began)
         self._phase_began = now
+
+    def begin_search(self) -> None:
+        """Count the seconds of a budget from here on."""
+        self.search_began = time.monotonic()
 
     def total(self) -> Seconds:
         """All phases, the meetings in them, and the sum so far."""
@@ -115,6 +121,11 @@ class TuningContext:
         yield
         self.expenses.meetings.append(time.monotonic() - began)
         self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
+
+    def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:
+        """Bring a report to a meeting, with the seconds of the search on this rank."""
+        elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
+        return self.reduce(topic, replace(report, elapsed_s=elapsed_s), REPORTS)
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""

@@ -135,4 +135,5 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         prior={label: lookup.prior_times(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
+        run_s=round(context.replays.run_s, 4),
     )

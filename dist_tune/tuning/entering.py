@@ -17,6 +17,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
     """
     sites, race = context.sites, context.race
+    race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
     if not manifest.to_tune:
         return
@@ -41,7 +42,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
             break
         warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
         # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
-        inner = discover(context, closure, is_watched=False, is_under_way=True)
+        inner = discover(context, closure, is_watched=True, is_under_way=True)
         assert inner is not None  # None only where nothing is under way
         manifest = inner
         context.records.extend(take_cached(context, manifest))

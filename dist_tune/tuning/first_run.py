@@ -25,7 +25,7 @@ class FirstRun:
         self._state = state
         self._closure = closure
         self._log = log
-        self._undo = Undo()
+        self._undo, self._has_taken = Undo(), False
         self._is_decided = False
         if state is not None:
             state.note_first_run()
@@ -36,8 +36,9 @@ class FirstRun:
         return self._state is not None and (self._state.has_changed or not self._is_decided)
 
     def take(self, undo: Undo) -> None:
-        """Take what the run changed under ``restore_value``, until it is decided."""
-        self._undo = undo
+        """Take what the run changed under ``restore_value``, until it is decided; the first time counts."""
+        if not self._has_taken:
+            self._undo, self._has_taken = undo, True
 
     def restart(self) -> None:
         """Before a further run: put back what the step changes.

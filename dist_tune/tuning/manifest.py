@@ -39,6 +39,8 @@ class RankManifest:
     """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
     has_recorded: bool = False
     """True if launches inside one of these are recorded, to compile those of its other candidates."""
+    run_s: float = 0.0
+    """Host seconds of this rank's latest run of the closure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class SiteManifest:
     warm_ups: dict[str, int] = field(default_factory=dict)
     has_recorded: bool = False
     """On some rank: all take part in the compilation."""
+    run_s: float = 0.0
+    """Of the slowest rank."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -122,6 +126,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         prior={label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()},
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
+        run_s=max((mine.run_s for mine in everyone), default=0.0),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_tune.search import Replay
-from dist_tune.tuning.context import REPORTS, Closure, TuningContext
+from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.replays import RACE, finals_of
@@ -36,7 +36,7 @@ def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> bo
     failures = context.sites.take_failures()
     while True:
         local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
-        reduced = context.reduce("report", local, REPORTS)
+        reduced = context.reduce_reports("report", local)
         if set(reduced.disturbed) <= struck:
             break
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.

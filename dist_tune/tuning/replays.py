@@ -53,6 +53,8 @@ class Replayer:
     def __init__(self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
         self.n_replays = 0
         """Runs of the closure so far; the caller says so if it has made the first."""
+        self.run_s = 0.0
+        """Host seconds of the latest run of the closure."""
         self.trials = trials
         self._ranks = ranks
         self._clock = clock
@@ -117,6 +119,7 @@ class Replayer:
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
         interception.push(self.trials)
+        began = time.perf_counter()
         try:
             if whole is not None:
                 whole.begin()
@@ -125,6 +128,7 @@ class Replayer:
                 whole.end()
             return value
         finally:
+            self.run_s = time.perf_counter() - began
             interception.pop()
 
     def run_batch(self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions) -> None:

@@ -67,7 +67,7 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
         if each.failure is not None:
             log.info(f"site={site} candidate={each.index} dropped: {each.failure} {facts}")
         elif each.latency_ms is None:
-            log.info(f"site={site} candidate={each.index} not measured on all ranks {facts}")
+            log.info(f"site={site} candidate={each.index} {each.left or 'not measured on all ranks'} {facts}")
         else:
             ranks_ms = " ".join(f"{rank}:{ms:.4f}" for rank, ms in each.rank_latencies_ms.items())
             log.info(
@@ -79,7 +79,9 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
     n_dropped = sum(each.failure is not None for each in record.candidates)
     n_left = sum(each.left is not None for each in record.candidates)
     if best.latency_ms is None:
-        why = "the only one that runs" if n_dropped == len(record.candidates) - 1 else "nothing was measured: no replay met this site"
+        n_others = len(record.candidates) - 1
+        left = next((each.left for each in record.candidates if each.left), "nothing was measured: no replay met this site")
+        why = "the only one that runs" if n_dropped == n_others else left
         line = f'site={site} winner={best.index} ({why}) dropped={n_dropped} config="{best.config}"'
     else:
         fastest_ms, slowest = min(best.rank_latencies_ms.values()), max(best.rank_latencies_ms, key=best.rank_latencies_ms.__getitem__)

@@ -67,6 +67,8 @@ class Trials:
         self._undo = Undo()
         self._spans: list[tuple[str, int, int, Span]] = []
         """Site, candidate, replay, and its clock."""
+        self._warm_ups: list[tuple[str, int, Span]] = []
+        """Function, candidate, and the clock of an untimed run."""
 
     # -- a replay ------------------------------------------------------------------------------------------------
 
@@ -81,8 +83,8 @@ class Trials:
         """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
         self._repeated = {label for label, trial in schedule.items() if self._schedule.get(label) == trial}
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
-        # Launches that hit matter only where no schedule asks for speed: in discovery and in the final run.
-        self.is_watching = not schedule
+        # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
+        self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
         self._launched.clear()
 
     def take_undo(self) -> Undo:
@@ -98,6 +100,9 @@ class Trials:
             text = self._sites.met[label].texts[candidate]
             self._log.trace(f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{text}"')
         self._spans.clear()
+        for label, candidate, span in self._warm_ups:
+            self.samples.add_warm_up(label, candidate, span.ms())
+        self._warm_ups.clear()
 
     # -- a listener's part ---------------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Trials:
     def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
         """Launch one candidate, and time or check it if it is its turn."""
         is_turn = index == trial.candidate
-        span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
+        span = self._clock.span() if is_turn and (trial.is_checked or (trial.is_timed and self._times_launches)) else None
         checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
@@ -185,7 +190,9 @@ class Trials:
         site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
-        if span is not None:
+        if span is not None and trial.is_checked:
+            self._warm_ups.append((site.label, index, span))
+        elif span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
 

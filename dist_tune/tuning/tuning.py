@@ -6,6 +6,7 @@ alone is reported at the next meeting, or posted as the end of the tuning.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -113,10 +114,12 @@ class Tuning:
             DistTuneError: on all ranks, for a reason that is the same on all.
             Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
+        run_s = time.monotonic() - self._context.expenses.began
         with self._under_way():
             after = RngState()
             context = self._context
             context.replays.begin_after(FirstRun(held, state, context.name, context.log))
+            context.replays.run_s = run_s
             if self._discovered(closure, is_watched=is_watched):
                 return self._finish(closure, after)
             self._counted(after)
@@ -202,6 +205,7 @@ class Tuning:
 
     def _begin(self) -> None:
         self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})")
+        self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:
         context = self._context

@@ -5,10 +5,11 @@ Results are checked here, and candidates that fail or answer wrongly on any rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from dist_tune.errors import FailureKind, reasons
+from dist_tune.errors import FailureKind
 from dist_tune.runtime import LaunchRecorder
+from dist_tune.search import Replay
 from dist_tune.tuning.compilation import precompile
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.replays import WARM_UP
@@ -20,19 +21,42 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     ``is_recorded``: the first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all
     ranks. The same on all of them.
     """
-    replays, trials = context.replays, context.replays.trials
+    met, race, trials = context.sites.met, context.race, context.replays.trials
+    replays = race.warm_up(n_runs)
     if is_recorded:
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
-            replays.run_batch(closure, context.race.warm_up(n_runs)[:1], WARM_UP)
-            precompile(context, recorder)
-            replays.run_batch(closure, context.race.warm_up(n_runs), WARM_UP)
+            context.replays.run_batch(closure, replays[:1], WARM_UP)
+            if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+                _tell(context, 1)
+            if not race.is_enough(n_runs):
+                precompile(context, recorder)
+                _run(context, closure, replays[1:], n_runs)
         trials.recorder = None
     else:
-        replays.run_batch(closure, context.race.warm_up(n_runs), WARM_UP)
-    for label, failures in context.vote("warmed up", context.sites.take_failures()).items():
-        context.race.drop(label, reasons(failures))
+        _run(context, closure, replays, n_runs)
+    race.end_warm_up(n_runs)
+    for label in n_runs:
+        if label in met:  # the last one to run may be the slowest
+            met[label].stand_in = race.best(label)
+    context.check_alive()
+
+
+def _run(context: TuningContext, closure: Closure, replays: Sequence[Replay], sites: Collection[str]) -> None:
+    """Run untimed replays, in batches that a budget allows, and stop where it is spent."""
+    is_told = False
+    while not is_told or (replays and not context.race.is_enough(sites)):
+        n_next = context.race.n_next(replays)
+        context.replays.run_batch(closure, list(replays[:n_next]), WARM_UP)
+        _tell(context, n_next)
+        replays, is_told = replays[n_next:], True
+
+
+def _tell(context: TuningContext, n_replays: int) -> None:
+    """Reduce what these replays took, and drop candidates that failed in them on some rank."""
+    reduced = context.reduce_reports("warmed up", context.replays.trials.samples.report_warm_ups(context.sites.take_failures()))
+    context.race.tell_warm_up(n_replays, reduced)
+    for label, failures in reduced.failures.items():
         for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
             log = context.log.bind(progress=kind is FailureKind.WRONG_RESULT)
             log.warning(f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"')
-    context.check_alive()
