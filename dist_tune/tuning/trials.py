@@ -164,14 +164,19 @@ class Trials:
     def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
         """Launch one candidate, and time or check it if it is its turn."""
         is_turn = index == trial.candidate
-        span = self._clock.span() if is_turn and (trial.is_checked or (trial.is_timed and self._times_launches)) else None
+        span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
+        warm_up = self._clock.span() if is_turn and trial.is_checked else None
         checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
         try:
             with nullcontext() if site.is_compiled else self._running(site, index):
+                if warm_up is not None:
+                    warm_up.begin()
                 value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None and self._zeroes)
+                if warm_up is not None:
+                    warm_up.end()
         # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
         # it here would leave the peers alone in the closure's collectives.
         except Exception as error:
@@ -190,9 +195,9 @@ class Trials:
         site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
-        if span is not None and trial.is_checked:
-            self._warm_ups.append((site.label, index, span))
-        elif span is not None:
+        if warm_up is not None:
+            self._warm_ups.append((site.label, index, warm_up))
+        if span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
 
