@@ -131,3 +131,8 @@ def test_reports_and_accounts_travel_as_json(told: list[BatchReport]):
         assert list(parts.validate_json(parts.dump_json(each)).measured) == list(each.measured)
     result = reduce_reports(dict(enumerate(told)))
     assert results.validate_json(results.dump_json(result)) == result
+
+
+def test_the_rank_with_the_most_seconds_spends_the_budget():
+    """All ranks end with the same number, whoever was late."""
+    assert reduce_reports({0: BatchReport(elapsed_s=1.5), 1: BatchReport(elapsed_s=2.5), 2: BatchReport()}).elapsed_s == 2.5

@@ -133,3 +133,13 @@ def test_a_restarted_ledger_has_launches_and_no_replays():
     ledger.add_run("a", 0, 2)
     ledger.add_replay(2, 30.0, {})
     assert ledger.report({}, batch_of(a=[0]), {}).measured == {"a": {0: LocalTimes(1.0, 30.0)}}
+
+
+def test_warm_ups_are_reported_by_the_shortest_run():
+    """A first run compiles, a hiccup adds; the number of runs says whether there was more than a first. The race does not see them."""
+    samples = Samples()
+    for candidate, ms in ((0, 900.0), (0, 30.0), (1, 40.0)):
+        samples.add_warm_up("f", candidate, ms)
+    told = samples.report_warm_ups({})
+    assert {i: (each.kernel_ms, each.n_timed) for i, each in told.measured["f"].items()} == {0: (30.0, 2), 1: (40.0, 1)}
+    assert samples.report({}, [{"f": Trial(0, is_timed=True)}], {}).measured == {}
