@@ -58,11 +58,25 @@ def describe(config: triton.Config | Mapping[str, Any]) -> str:
     return " ".join([f"{name}={value!r}" for name, value in fields.items()] + ([f"pre_hook={hook}"] if hook else []))
 
 
-def unique(configs: Iterable[triton.Config]) -> list[triton.Config]:
-    """The configs without repeats, in their order. Hooks compare by identity, as Triton compares them."""
-    seen: dict[tuple[str, int], triton.Config] = {}
+def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[str]:
+    """Each described; of those that read alike and are not equal, the second and later ones have a number, in the order of the list."""
+    alike: dict[str, list[Any]] = {}
+    texts = []
     for config in configs:
-        seen.setdefault((describe(config), id(config.pre_hook)), config)
+        text = describe(config)
+        others = alike.setdefault(text, [])
+        at = next((i for i, other in enumerate(others) if _is_same(config, other)), len(others))
+        if at == len(others):
+            others.append(config)
+        texts.append(f"{text} (#{at + 1})" if at else text)
+    return texts
+
+
+def unique(configs: Sequence[triton.Config]) -> list[triton.Config]:
+    """The configs without repeats, in their order. Hooks compare by identity, as Triton compares them."""
+    seen: dict[str, triton.Config] = {}
+    for text, config in zip(describe_all(configs), configs, strict=True):
+        seen.setdefault(text, config)
     return list(seen.values())
 
 
@@ -97,17 +111,10 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
 
 def distinct(configs: Sequence[FunctionConfig]) -> tuple[list[FunctionConfig], list[str]]:
     """The configs without repeats, and their descriptions; those that read alike and are not equal are numbered."""
-    alike: dict[str, list[FunctionConfig]] = {}
-    kept, texts = [], []
-    for config in configs:
-        text = describe(config)
-        others = alike.setdefault(text, [])
-        if any(_is_equal(config, other) for other in others):
-            continue
-        others.append(config)
-        kept.append(config)
-        texts.append(text if len(others) == 1 else f"{text} (#{len(others)})")
-    return kept, texts
+    seen: dict[str, FunctionConfig] = {}
+    for text, config in zip(describe_all(configs), configs, strict=True):
+        seen.setdefault(text, config)
+    return list(seen.values()), list(seen)
 
 
 def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
@@ -117,17 +124,16 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
     return list({id(each): each for each in [*values, *hooks] if callable(each)}.values())
 
 
-def _is_equal(a: FunctionConfig, b: FunctionConfig) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
+    """Equality of two configs, or two values in them, that read alike."""
+    if isinstance(a, triton.Config) and isinstance(b, triton.Config):
+        return a.pre_hook is b.pre_hook and _is_same(a.kwargs, b.kwargs)  # all else is in their description
     try:
-        return all(a[name] is b[name] or _same(a[name], b[name]) for name in a)
+        if isinstance(a, dict) and isinstance(b, dict):
+            return all(a[name] is b[name] or _is_same(a[name], b[name]) for name in a)
+        return bool(a == b)
     except Exception:  # noqa: BLE001  # a comparison of the user's values may raise anything: they count as different then
         return False
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, triton.Config) and isinstance(b, triton.Config):
-        return a.pre_hook is b.pre_hook  # all else is in their description, which is the same
-    return bool(a == b)
 
 
 def _config_parameter(function: Callable[..., Any], value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache.inspection import EMPTY, nested_codes
+from dist_tune.cache.inspection import EMPTY, attributes_of, nested_codes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _WRITES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
@@ -25,6 +25,12 @@ _MAX_DEPTH = 3
 def plain_values(function: Any) -> list[str]:
     """Each as "name=value", sorted; tensors by shape and dtype. Lists, dicts and variables that the code assigns to are state: left out."""
     return sorted({f"{name}={text}" for name, text in _seen(function, "", 0)})
+
+
+def plain_parts(thing: Any) -> Iterator[tuple[str, str]]:
+    """Plain attributes of an object by path, and of objects in it."""
+    for attribute, each in list(attributes_of(thing).items())[:64]:
+        yield from _seen(each, attribute, 1)
 
 
 def _seen(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -40,11 +40,11 @@ def fingerprint(function: object) -> str:
     and what an object holds. A variable that the code itself assigns to is state and not counted. Never raises.
     The work is bounded: code near the function counts first.
     """
-    return _Reader(function).digest()
+    return Reader(function).digest()
 
 
-class _Reader:
-    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first."""
+class Reader:
+    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first. Used once."""
 
     def __init__(self, root: object) -> None:
         self._layers = [root]
@@ -59,6 +59,7 @@ class _Reader:
         """Read even if it is a library."""
 
     def digest(self) -> str:
+        """16 hex digits of all that is read."""
         hasher = hashlib.sha256(ascii(self._value(self._layers[0])).encode())
         for node in self._nodes:  # grows
             try:
@@ -83,7 +84,7 @@ class _Reader:
         if kind is FunctionType:
             return self._foreign_function(node) if self._is_foreign(node) else self._function(node)
         if parts := parts_of(node):
-            return name_of(kind), [self._value(part) for part in parts]
+            return name_of(kind), [self._held(name_of(kind), part) for part in parts]
         return self._class(node) if issubclass(kind, type) else self._object(node)
 
     def _function(self, function: FunctionType) -> tuple[Any, ...]:
@@ -94,10 +95,18 @@ class _Reader:
         scopes = [function.__globals__, *[vars_of_module(each) for each in captured.values() if issubclass(type(each), ModuleType)]]
         return (
             self._code(function.__code__),
-            self._value((function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__dict__.get("__wrapped__"))),
-            [(name, self._value(each)) for name, each in captured.items() if name not in written or is_code(each)],
+            self._arguments(function),
+            [(name, self._held(name, each)) for name, each in captured.items() if name not in written or is_code(each)],
             self._globals(read - written, {name for code in codes for name in code.co_names}, scopes),
         )
+
+    def _arguments(self, function: FunctionType) -> Any:
+        """Defaults and annotations, and the function that this one wraps."""
+        return self._value((function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__dict__.get("__wrapped__")))
+
+    def _held(self, name: str, value: object) -> Any:
+        """The meaning of a value that code has under this name."""
+        return self._value(value)
 
     def _foreign_function(self, function: FunctionType) -> tuple[Any, ...]:
         """A library's function by its name and what it wraps."""
@@ -133,7 +142,7 @@ class _Reader:
         if is_code(value):
             return self._reference(value)
         if name_of(kind) == "constexpr" or (name.isupper() and (is_constant(value) or not issubclass(kind, CONTAINERS))):
-            return self._value(value)
+            return self._held(name, value)
         return None if self._is_foreign(value) else ("object", self._reference(kind))
 
     def _class(self, cls: type) -> tuple[Any, ...]:

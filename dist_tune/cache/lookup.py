@@ -6,6 +6,7 @@ Knows keys and records, and nothing of how ranks agree on them. A failure here c
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache.folder import Cache
@@ -85,6 +86,10 @@ class CacheLookup:
         found = "found" if record is not None else "not found"
         self._log.debug(f"site={label} {found} in {self._cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
         return record
+
+    def rename(self, labels: Mapping[str, str]) -> None:
+        """Give sites other labels: old -> new."""
+        self._keys.update({labels[old]: self._keys.pop(old) for old in [*self._keys] if old in labels})
 
     def source(self, label: str) -> str:
         """Digest of the site's code; empty if it was not looked up."""

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -77,6 +77,11 @@ class Compiler:
             with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
                 self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
         self.queue(label, first)
+
+    def rename(self, labels: Mapping[str, str]) -> None:
+        """Give sites other labels: old -> new."""
+        self._sites.update({labels[old]: self._sites.pop(old) for old in [*self._sites] if old in labels})
+        self._orders.update({labels[old]: self._orders.pop(old) for old in [*self._orders] if old in labels})
 
     def keys(self, label: str) -> str:
         """The site's compile keys in a row, as ranks compare them."""

@@ -6,7 +6,7 @@ Runs hold their inputs, so only as many are kept as memory allows. Knows the fac
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ class RunLaunch(FunctionLaunch):
     """One round of a problem: some of its candidates, by index. Each run of a candidate is a call of one function."""
 
     name = ""
-    identity = ("run",)
+    identity: Mapping[str, str] = {}
 
     def __init__(
         self, name: str, runs: Runs, indices: Sequence[int], tolerances: tuple[float, float], *, is_alone: bool, is_watched: bool

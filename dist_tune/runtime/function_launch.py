@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from dist_tune.cache import fingerprint, nearest_key
+from dist_tune.cache import anatomy, fingerprint, nearest_key
 from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
@@ -58,6 +58,13 @@ class TunableFunction:
         """
         check = [] if self.check is None else [self.check]
         return digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
+
+    @cached_property
+    def identity(self) -> Mapping[str, str]:
+        """Digests of the functions that decide results and candidates, and each value that they captured."""
+        rules = {"key_fn": self.key_fn, "prune_fn": self.prune_fn, "check": self.check, "bucket": self.bucket}
+        inner = {f"function{k}": each for k, each in enumerate(functions_in(self.configs))}
+        return anatomy({"code": self.function, **rules, **inner})
 
     def source_for(self, args: tuple[Any, ...]) -> str:
         """Digest for a call; of a method with its class, because it may call other methods through ``self``."""
@@ -149,9 +156,9 @@ class FunctionLaunch:
         return text if text.startswith("[") else f"[{text}]"
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """Digest of its code, with captured values."""
-        return (self.owner.source,)
+    def identity(self) -> Mapping[str, str]:
+        """Digests of all its functions, and the values that they captured."""
+        return self.owner.identity
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""

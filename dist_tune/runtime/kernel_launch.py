@@ -6,20 +6,23 @@ ranks, times or search, and does not patch anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import triton
 
-from dist_tune.cache import fingerprint, nearest_key
-from dist_tune.configs import describe, digest, stable_repr, unique
+from dist_tune.cache import anatomy, fingerprint, nearest_key
+from dist_tune.configs import describe_all, digest, stable_repr, unique
 from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
+"""Kernel -> its configs by id, with their descriptions."""
 
 
 class KernelSlot:
@@ -61,19 +64,17 @@ class Launch:
         return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """Equal for launches of one kernel, even if the decorated object is made anew.
+    def identity(self) -> Mapping[str, str]:
+        """What decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
 
-        The code with captured values, the heuristics, and the tensors to zero and restore.
+        The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune and the names of the key; and
+        each value that any of these has captured. Made once for each kernel object.
         """
-        function = self.kernel.base_fn
-        captured = tuple(stable_repr(cell.cell_contents) for cell in function.__closure__ or ())
-        heuristics = []
-        layer = self.kernel.fn
-        while layer is not function:
-            heuristics += [(name, rule.__code__) for name, rule in getattr(layer, "values", {}).items() if hasattr(rule, "__code__")]
-            layer = layer.fn
-        return function.__code__, captured, tuple(heuristics), tuple(self.kernel.reset_to_zero), tuple(self.kernel.restore_value)
+        kernel = self.kernel
+        if kernel not in _identities:
+            pruning = {name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")}
+            _identities[kernel] = anatomy({"code": kernel, **pruning, "key": ",".join(map(str, kernel.keys))})
+        return _identities[kernel]
 
     def source(self) -> str:
         """Digest of the code, and of all it calls; made once for each kernel object."""
@@ -96,7 +97,7 @@ class Launch:
 
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
-        return digest([describe(config) for config in self.kernel.configs])
+        return digest(describe_all(self.kernel.configs))
 
     def known_config(self) -> triton.Config | None:
         """The config that Triton would launch; None for a miss and for kernels with one config."""
@@ -107,13 +108,18 @@ class Launch:
         """The configs after the kernel's own pruning, without repeats."""
         self.kernel.nargs = self._named()
         try:
-            return unique(self.kernel.prune_configs(self.arguments[1]))
+            configs = unique(self.kernel.prune_configs(self.arguments[1]))
         finally:
             self.kernel.nargs = None
+        self._describe([*self.kernel.configs, *configs])
+        return configs
 
     def describe(self, config: triton.Config) -> str:
-        """A candidate on one line."""
-        return describe(config)
+        """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
+        known = _texts.get(self.kernel, {}).get(id(config))
+        if known is None or known[0]() is not config:
+            self._describe([*self.kernel.configs, config])
+        return _texts[self.kernel][id(config)][1]
 
     def run(self, config: triton.Config, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
@@ -176,6 +182,9 @@ class Launch:
             self.kernel.pre_hook(full, reset_only=True)
         else:
             self._zero(full)
+
+    def _describe(self, configs: Sequence[triton.Config]) -> None:
+        _texts[self.kernel] = {id(config): (ref(config), text) for config, text in zip(configs, describe_all(configs), strict=True)}
 
     def _named(self) -> dict[str, Any]:
         return dict(zip(self.kernel.arg_names, self.arguments[0], strict=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dist_tune.measure import Checker, Span
@@ -48,8 +48,8 @@ class Tunable(Protocol):
         """The tuning key, the same on all ranks for equal keys."""
 
     @property
-    def identity(self) -> tuple[Any, ...]:
-        """Equal for launches of one kernel or function, even if the decorated object is made anew."""
+    def identity(self) -> Mapping[str, str]:
+        """What decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""

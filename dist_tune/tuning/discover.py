@@ -41,6 +41,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             return None
         is_under_way = True
         if not manifest.disputed and not manifest.refused and manifest.is_watched:
+            context.sites.settle(dict.fromkeys(manifest.sites, ()))
             return manifest
         context.sites.evict(set(manifest.disputed))
         context.sites.distrust_records(set(manifest.refused))
@@ -102,6 +103,10 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         else:
             manifest = context.reduce("manifest", mine, MANIFESTS)
         gathers = False
+        if manifest.told_apart:
+            context.sites.settle(manifest.told_apart)
+            spelled = set(context.sites.new) if context.ranks.is_first else set()
+            continue
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
@@ -126,6 +131,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         lists={label: site.texts for label, site in sites.items() if label in spelled},
         keys={site.label: context.compiler.keys(site.label) for site in compiled},
         hits=dict(context.sites.hits),
+        mixed=context.sites.labels.mixed,
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={

@@ -32,7 +32,7 @@ class Site:
     """One (kernel, key) of the closure; a function with configs is a kernel in this sense."""
 
     label: str
-    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by."""
+    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by. See ``dist_tune.tuning.labels``."""
     kernel: str
     key: str
     configs: list[Any]

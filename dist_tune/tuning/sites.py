@@ -6,13 +6,14 @@ reported at the next meeting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quiet_terminal
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import Slot, Tunable
+from dist_tune.tuning.labels import Labels
 from dist_tune.tuning.site import Site, take_failures
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class Sites:
         self._log = log
         self._compiler = compiler
         self._placement = placement
-        self._labels: dict[str, list[tuple[Any, ...]]] = {}
-        self._digests: dict[int, tuple[Any, str]] = {}
+        self.labels = Labels()
+        self._identities: dict[int, tuple[Any, Mapping[str, str]]] = {}
+        """By id of the decorated object, kept with it, so that its id is not given to another one."""
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
         self._winners: dict[str, str] = {}
@@ -108,6 +110,17 @@ class Sites:
             self._log.info(f"site={label} is tuned although this rank has a record: not all ranks can use the same one")
         self._uncached |= labels
 
+    def settle(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Agree on what tells kernels of one name and key apart (``Labels.settle``): sites known here get their new labels."""
+        renamed = self.labels.settle(names)
+        self.met.update({renamed[old]: self.met.pop(old) for old in [*self.met] if old in renamed})
+        self.hits.update({renamed[old]: self.hits.pop(old) for old in [*self.hits] if old in renamed})
+        self._hit_slots.update({renamed[old]: self._hit_slots.pop(old) for old in [*self._hit_slots] if old in renamed})
+        for label, site in self.met.items():
+            site.label = label
+        self._compiler.rename(renamed)
+        self.lookup.rename(renamed)
+
     def apply(self, label: str, winner: str, timings_ms: Mapping[int, float]) -> None:
         """Use a config, described, from now on; at a site not met here yet as soon as it is met."""
         self._winners[label] = winner
@@ -160,14 +173,7 @@ class Sites:
         return site
 
     def _label_of(self, launch: Tunable) -> str:
-        base = launch.name + launch.key_text
-        if id(launch.owner) not in self._digests:  # kept with the kernel, so that its id is not given to another one
-            self._digests[id(launch.owner)] = (launch.owner, launch.all_configs_digest())
-        _, digest = self._digests[id(launch.owner)]
-        alike = self._labels.setdefault(base, [])
-        identity = (*launch.identity, digest)
-        if identity not in alike:
-            alike.append(identity)
-        # Two kernels of one name and key, told apart by the order in which the closure comes to them.
-        number = alike.index(identity)
-        return base if number == 0 else f"{base}#{number + 1}"
+        if id(launch.owner) not in self._identities:
+            self._identities[id(launch.owner)] = launch.owner, {**launch.identity, "configs": launch.all_configs_digest()}
+        _, identity = self._identities[id(launch.owner)]
+        return self.labels.of(launch.name + launch.key_text, identity)

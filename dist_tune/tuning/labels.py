@@ -1,0 +1,83 @@
+"""Labels of sites: kernel and key, and with them what tells one kernel from another of the same name and key.
+
+Ranks match sites by label. A kernel that is alone with its name and key on its rank goes by these, whatever it has captured there, such
+as the rank's number. Kernels that share them on some rank go by the values in which they differ, on all ranks and in whatever
+order a rank comes to them. Pure: an identity is text by name, see ``Tunable.identity``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+Identity = Mapping[str, str]
+_PLAIN = re.compile(r"[\w.+'-]+")
+_ODD = re.compile(r"[^\w.@]+")
+
+
+def suffix(identity: Identity, names: Iterable[str]) -> str:
+    """Values of an identity by name, "{BLOCK=16,code=3f09d2c1a5b4}"; empty without names."""
+    values = ((name, identity.get(name, "-")) for name in names)
+    text = ",".join(f"{_ODD.sub('_', name)}={value if _PLAIN.fullmatch(value) else value.encode().hex()}" for name, value in values)
+    return f"{{{text}}}" if text else ""
+
+
+def differing(identities: Sequence[Identity]) -> list[str]:
+    """Names of which these identities do not all have the same value, sorted."""
+    names = {name for each in identities for name in each}
+    return sorted(name for name in names if len({each.get(name) for each in identities}) > 1)
+
+
+def telling(by_rank: Sequence[Sequence[Identity]]) -> list[str]:
+    """The names that tell the kernels of one name and key apart on every rank; each rank brings those that it has met.
+
+    Names whose values are the same on these ranks, if that is enough: then ranks agree which kernel is which.
+    """
+    names = sorted({name for each in by_rank for name in differing(each)})
+    shared = [name for name in names if len({tuple(sorted(one.get(name, "") for one in each)) for each in by_rank}) == 1]
+    is_enough = all(len({suffix(one, shared) for one in each}) == len(each) for each in by_rank)
+    return shared if is_enough else names
+
+
+class Labels:
+    """The labels of one tuning on this rank."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, Identity]] = {}
+        """Kernel and key -> label -> identity of the kernel that has it."""
+        self._names: dict[str, Sequence[str]] = {}
+        """Kernel and key -> names of values in its labels, the same on all ranks once they have agreed."""
+
+    def of(self, base: str, identity: Identity) -> str:
+        """The label of a kernel's site. ``base``: kernel and key."""
+        names = self._names.get(base, ())
+        label = base + suffix(identity, names)
+        kinds = self._kinds.setdefault(base, {})
+        owner = kinds.setdefault(label, identity)
+        if owner is identity or owner == identity:
+            return label
+        # Another kernel has this label: until the ranks agree, or where they have done so before this one was met.
+        label = base + suffix(identity, sorted({*names, *differing([owner, identity])}))
+        kinds.setdefault(label, identity)
+        return label
+
+    @property
+    def mixed(self) -> dict[str, list[dict[str, str]]]:
+        """Kernels that share name and key on this rank, by what they differ in; without those that ranks have agreed on."""
+        found = {}
+        for base, kinds in self._kinds.items():
+            if base not in self._names and len(kinds) > 1:
+                names = differing(list(kinds.values()))
+                found[base] = [{name: each.get(name, "-") for name in names} for each in kinds.values()]
+        return found
+
+    def settle(self, names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Agree on the names of values (kernel and key -> names) from now on; returns old label -> new label."""
+        renamed: dict[str, str] = {}
+        for base, told in names.items():
+            if base in self._names:
+                continue
+            self._names[base] = told
+            kinds = self._kinds.pop(base, {})
+            renamed |= {old: self.of(base, identity) for old, identity in kinds.items()}
+        return {old: new for old, new in renamed.items() if old != new}

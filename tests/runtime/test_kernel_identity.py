@@ -1,0 +1,167 @@
+"""Identity of a launch: all that decides the code and the candidates of a kernel tells it from others of its name and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dist_tune import configs as dist_tune_configs
+from dist_tune.runtime import Launch
+from tests.ranks.kernels import configs
+
+pytestmark = pytest.mark.once
+
+
+def identity(kernel: Any) -> Any:
+    """Identity of a launch of ``kernel``."""
+    x = torch.zeros(64)
+    return Launch(kernel, (x, 64), {}).identity, Launch(kernel, (x, 64), {}).all_configs_digest()
+
+
+def adding() -> Any:
+    @triton.jit
+    def helper(x):
+        return x + 1.0
+
+    return helper
+
+
+def doubling() -> Any:
+    @triton.jit
+    def helper(x):
+        return x * 2.0
+
+    return helper
+
+
+def made(captured: Any = 1, helper: Any = None, heuristics: Any = None, **options: Any) -> Any:
+    """A kernel of a factory, always of one name."""
+    helper = adding() if helper is None else helper
+    captured = tl.constexpr(captured)
+
+    @triton.jit
+    def kernel(x_ptr, n, m, BLOCK: tl.constexpr):
+        tl.store(x_ptr, helper(tl.load(x_ptr)) + captured)
+
+    inner = kernel if heuristics is None else triton.heuristics(heuristics)(kernel)
+    options = {"configs": configs(16, 32), "key": ["n"], **options}
+    return triton.autotune(**options)(inner)
+
+
+def rule(limit: Any) -> Callable[..., Any]:
+    return lambda configs, named, **kwargs: [each for each in configs if each.kwargs["BLOCK"] <= limit]
+
+
+class Rule:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __call__(self, configs: Any, named: Any, **kwargs: Any) -> Any:
+        return [each for each in configs if each.kwargs["BLOCK"] <= self.limit]
+
+    keep = __call__
+
+
+def model(cost: int) -> Callable[..., float]:
+    return lambda **kwargs: float(cost * kwargs["BLOCK"])
+
+
+def hook(number: int) -> Callable[..., None]:
+    return lambda *args, **kwargs: print(number)
+
+
+def block(size: Any) -> dict[str, Any]:
+    return {"BLOCK": lambda args: size}
+
+
+def with_hook(number: int) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": 16}, pre_hook=hook(number)), triton.Config({"BLOCK": 32})]
+
+
+def of_globals(value: int) -> Any:
+    """A kernel that reads a global, of a module of its own."""
+    names: dict[str, Any] = {"__name__": "own", "size": value, "__annotations__": {"size": tl.constexpr}}
+
+    def kernel(x_ptr, n, m, BLOCK: tl.constexpr):
+        tl.store(x_ptr, size)  # type: ignore[name-defined]  # noqa: F821
+
+    moved = FunctionType(kernel.__code__, names, "kernel")
+    return triton.autotune(configs=configs(16, 32), key=["n"])(triton.jit(moved))
+
+
+PAIRS: dict[str, Any] = {
+    "captured value": ({"captured": 1}, {"captured": 2}),
+    "captured helper": ({"helper": adding()}, {"helper": doubling()}),
+    "a prune rule": ({}, {"prune_configs_by": {"early_config_prune": rule(16)}}),
+    "what a prune rule captured": tuple({"prune_configs_by": {"early_config_prune": rule(each)}} for each in (16, 32)),
+    "a list that a prune rule captured": tuple({"prune_configs_by": {"early_config_prune": rule([each])}} for each in (16, 32)),
+    "what a rule object holds": tuple({"prune_configs_by": {"early_config_prune": Rule(each)}} for each in (16, 32)),
+    "what a rule's object holds": tuple({"prune_configs_by": {"early_config_prune": Rule(each).keep}} for each in (16, 32)),
+    "performance model": tuple({"prune_configs_by": {"perf_model": model(each), "top_k": 1}} for each in (1, -1)),
+    "top_k": tuple({"prune_configs_by": {"perf_model": model(1), "top_k": each}} for each in (1, 2)),
+    "key names": ({"key": ["n"]}, {"key": ["m"]}),
+    "heuristics": ({}, {"heuristics": block(16)}),
+    "what heuristics captured": ({"heuristics": block(16)}, {"heuristics": block(32)}),
+    "reset_to_zero": ({}, {"reset_to_zero": ["x_ptr"]}),
+    "restore_value": ({}, {"restore_value": ["x_ptr"]}),
+    "pre_hook": ({}, {"pre_hook": hook(1)}),
+    "what a pre_hook captured": ({"pre_hook": hook(1)}, {"pre_hook": hook(2)}),
+    "what a post_hook captured": ({"post_hook": hook(1)}, {"post_hook": hook(2)}),
+    "configs": ({}, {"configs": configs(16, 64)}),
+    "what a config's hook captured": ({"configs": with_hook(1)}, {"configs": with_hook(2)}),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_kernels_of_one_name_and_key_differ_by(kind: str):
+    """Each of these decides the code or the candidates of a launch."""
+    one, other = (made(**options) for options in PAIRS[kind])
+    assert identity(one) != identity(other)
+
+
+def test_kernels_differ_by_a_global_that_they_read():
+    """Triton compiles the values of globals in."""
+    assert identity(of_globals(1)) != identity(of_globals(2))
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_kernel_that_is_made_anew_is_the_same(kind: str):
+    """A step may decorate its kernels in each call."""
+    for options in PAIRS[kind]:
+        assert identity(made(**options)) == identity(made(**options))
+
+
+def test_configs_that_read_alike_are_numbered():
+    """Hooks of one factory have one name; the second config is not the first."""
+    kernel = made(configs=[triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)] + configs(32))
+    launch = Launch(kernel, (torch.zeros(64), 64), {})
+    text = dist_tune_configs.describe(kernel.configs[0])
+    texts = [launch.describe(each) for each in launch.candidates()]
+    assert texts == [text, f"{text} (#2)", dist_tune_configs.describe(kernel.configs[2])]
+
+
+def test_a_config_keeps_its_number_where_others_are_pruned():
+    """Its text is how it is found again."""
+    alike = [triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)]
+    kernel = made(configs=alike, prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs[1:]})
+    launch = Launch(kernel, (torch.zeros(64), 64), {})
+    assert [launch.describe(each) for each in launch.candidates()] == [f"{dist_tune_configs.describe(alike[1])} (#2)"]
+
+
+class Opaque:
+    pass
+
+
+def test_values_that_read_alike_are_two_configs():
+    """A config's values compare as Triton compares them, not by their text."""
+    kernel = made(configs=[triton.Config({"BLOCK": 16, "MODE": Opaque()}) for _ in range(2)])
+    launch = Launch(kernel, (torch.zeros(64), 64), {})
+    candidates = launch.candidates()
+    assert len(candidates) == 2
+    assert len({launch.describe(each) for each in candidates}) == 2
