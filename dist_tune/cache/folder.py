@@ -104,7 +104,8 @@ class Cache:
     def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
         """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
 
-        A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced.
+        A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced,
+        and so is one dated in the future.
         With ``is_import`` the one with more timed replays stays, whenever it was written.
         """
         path = self.path_of(record.cache_key)
@@ -235,10 +236,10 @@ def _less_software(key: CacheKey) -> CacheKey:
 
 
 def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:
-    return sorted(records, key=lambda record: record.tuned_at, reverse=True)
+    return sorted(records, key=lambda record: record.recency, reverse=True)
 
 
 def _replaces(record: TuningRecord, present: TuningRecord, is_import: bool) -> bool:
     # As numbers, because dates end with the year 9999, and ``seconds`` in a file may be anything.
-    is_older = present.tuned_at.timestamp() <= record.tuned_at.timestamp() - record.seconds
-    return (is_older and not is_import) or (record.n_samples, record.tuned_at) > (present.n_samples, present.tuned_at)
+    is_older = present.tuned_at.timestamp() <= record.tuned_at.timestamp() - record.seconds or present.recency[0] < record.recency[0]
+    return (is_older and not is_import) or (record.n_samples, record.recency) > (present.n_samples, present.recency)

@@ -28,7 +28,7 @@ def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object,
 def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
     """The record of this kernel or function that differs in the fewest fields, of equals the newest; None if it has none."""
     own = [record for record in records if record.kernel == wanted.name]
-    return min(own, key=lambda record: (len(differences(wanted, record.cache_key)), -record.tuned_at.timestamp()), default=None)
+    return max(own, key=lambda record: (-len(differences(wanted, record.cache_key)), record.recency), default=None)
 
 
 def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
@@ -54,7 +54,7 @@ def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRe
     """
     shape, sizes = _numbers(wanted.key)
     fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"} and _numbers(each.key)[0] == shape]
-    return min(fitting, key=lambda each: (_distance(sizes, _numbers(each.key)[1]), -each.tuned_at.timestamp()), default=None)
+    return max(fitting, key=lambda each: (-_distance(sizes, _numbers(each.key)[1]), each.recency), default=None)
 
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self
 
 import torch
@@ -19,6 +19,8 @@ from dist_tune.configs import digest, triton_version
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]
+_MAX_SKEW = timedelta(minutes=1)
+"""Between the clocks of two hosts."""
 # Records come back from files that may be forged: no NaN, no unknown field.
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -156,6 +158,11 @@ class TuningRecord(BaseModel):
     def best(self) -> CandidateRecord:
         """The winner."""
         return self.candidates[self.winner]
+
+    @property
+    def recency(self) -> tuple[bool, datetime]:
+        """Newer records compare greater; one dated in the future is older than all others, because its clock was wrong."""
+        return self.tuned_at <= datetime.now(UTC) + _MAX_SKEW, self.tuned_at
 
     @property
     def cache_key(self) -> CacheKey:

@@ -83,4 +83,4 @@ def by_environment(chosen: Iterable[Listed]) -> list[tuple[Environment, list[Lis
     groups: dict[Environment, list[Listed]] = defaultdict(list)
     for each in chosen:
         groups[each.record.environment].append(each)
-    return sorted(groups.items(), key=lambda group: max(each.record.tuned_at for each in group[1]))
+    return sorted(groups.items(), key=lambda group: max(each.record.recency for each in group[1]))

@@ -145,4 +145,6 @@ def _take_in(cache: Cache, record: TuningRecord) -> tuple[Outcome, str]:
 def _comparison(better: TuningRecord, other: TuningRecord) -> str:
     if better.n_samples != other.n_samples:
         return f"{better.n_samples} timed replays are better than {other.n_samples}"
+    if not other.recency[0]:
+        return f"the other is dated {other.tuned_at:%Y-%m-%d}, in the future"
     return f"newer: {better.tuned_at:%Y-%m-%d %H:%M} after {other.tuned_at:%Y-%m-%d %H:%M}"

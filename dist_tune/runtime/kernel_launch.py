@@ -6,7 +6,9 @@ ranks, times or search, and does not patch anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,6 +21,7 @@ from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
+_PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
@@ -200,7 +203,7 @@ class Launch:
 
 
 def _text(key: tuple[Any, ...]) -> str:
-    return "[" + ",".join(value if isinstance(value, str) else stable_repr(value) for value in key) + "]"
+    return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in key) + "]"
 
 
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -214,6 +217,12 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             named[name] = value
     values = [named[name] for name in kernel.keys if name in named]
     return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
+
+
+@lru_cache(maxsize=1024)
+def _word(text: str) -> str:
+    """A string in a key: a plain word as it is; in quotes what reads like another value, or like several."""
+    return text if _PLAIN_WORD.fullmatch(text) else ascii(text)
 
 
 class _DtypeTexts(dict[Any, str]):

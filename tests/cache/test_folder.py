@@ -144,7 +144,7 @@ BETTER: list[tuple[TuningRecord, TuningRecord, bool, bool]] = [
     (measured(9), measured(1, tuned_at=NOON - timedelta(days=9)), False, False),
     (measured(1), measured(9, tuned_at=NOON + timedelta(days=9)), True, True),
     (measured(9), measured(1, tuned_at=NOON + timedelta(days=9)), True, False),
-    (measured(9, tuned_at=datetime(9999, 12, 31, tzinfo=UTC)), measured(1), False, False),
+    (measured(9, tuned_at=datetime(9999, 12, 31, tzinfo=UTC)), measured(1), True, False),
     (measured(9), measured(1, tuned_at=datetime(1, 1, 1, tzinfo=UTC), seconds=1e300), False, False),
     (measured(1), measured(1, tuned_at=NOON + timedelta(days=9), seconds=-1e300), True, True),
 ]
@@ -215,3 +215,21 @@ def test_keys_of_text_that_is_alike(cache: Cache):
     assert len({cache.path_of(key) for key in keys}) == 4
     nones = [CacheKey(**{**dict(record().cache_key), "environment": environment(cuda=cuda)}) for cuda in (None, "None", "null", "")]
     assert len({cache.path_of(key) for key in nones}) == 4
+
+
+FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def test_a_date_in_the_future_wins_no_comparison(cache: Cache):
+    """Of a clock that was wrong, or of a forged file: the record is found, and replaced by the next tuning or by an equal one."""
+    wrong = measured(9, tuned_at=FUTURE)
+    cache.store(wrong)
+    assert cache.find(wrong.cache_key) == wrong
+    cache.store(measured(9), is_import=True)
+    assert cache.find(wrong.cache_key) == measured(9)
+    cache.store(wrong, is_import=True)
+    assert cache.find(wrong.cache_key) == measured(9)
+    here = record(environment=environment(triton="3.9.0"))
+    cache.store(measured(1, environment=environment(triton="3.1"), tuned_at=FUTURE))
+    assert cache.find(here.cache_key, any_software=True) == measured(9)
+    assert [each.tuned_at for each in cache.of_name("model.gemm")] == [NOON, FUTURE]
