@@ -17,6 +17,7 @@ import torch
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, group_of, is_symmetric, member_ranks
 from dist_tune.errors import NestedTuningError
+from dist_tune.keys import to_hashable
 from dist_tune.measure import StepState, is_capturing, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
@@ -158,7 +159,7 @@ class _Tuner(Generic[P, R]):
                 return function(*args, **kwargs)
             try:
                 signature = _signature(args, kwargs) if args or kwargs else ()
-                is_new = signature not in seen
+                is_new = signature not in seen and (signature := _lasting(signature, args, kwargs)) not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
             if is_new and not self.is_waived and not is_capturing():
@@ -274,10 +275,26 @@ def _signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Identity of a kind of call: shapes and dtypes of tensors, types of all else."""
     try:
         signature: object = tuple(map(_shape_and_dtype, args))
-    except AttributeError:  # not all of them are tensors
+    except (AttributeError, RuntimeError):  # not all of them are tensors, or a nested one has no shape
         signature = tuple([_kind(arg) for arg in args])
     return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
 
 
+def _lasting(signature: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """The signature without symbols that stand for the ragged sizes of one nested tensor alone."""
+    if not any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in (*args, *kwargs.values())):
+        return signature
+    return tuple([_lasting_kind(arg) for arg in args]), tuple([(name, _lasting_kind(arg)) for name, arg in kwargs.items()])
+
+
+def _lasting_kind(value: object) -> object:
+    return (type(value), to_hashable(value)) if isinstance(value, torch.Tensor) and value.is_nested else _kind(value)
+
+
 def _kind(value: object) -> object:
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else type(value)
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    try:
+        return value.shape, value.dtype
+    except RuntimeError:  # a nested one has none
+        return type(value)

@@ -21,13 +21,20 @@ _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 def to_hashable(value: Any) -> Any:
     """``value`` as a key can hold it: ``(shape, stride, dtype)`` of a tensor, tuples of lists, dicts and sets, recursively.
 
+    Of a nested tensor ``(sizes, layout, dtype)``, with None for ragged sizes.
+
     Dicts and sets come in one order however they were filled. A dataclass that cannot be hashed is its name and its fields.
     All else stays what it is.
     """
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:  # has no strides
-            return value.shape, str(value.layout), value.dtype
-        return value.shape, value.stride(), value.dtype
+            return shared_sizes(value) if value.is_nested else value.shape, str(value.layout), value.dtype
+        try:
+            return value.shape, value.stride(), value.dtype
+        except RuntimeError:
+            if not value.is_nested:
+                raise
+            return shared_sizes(value), str(value.layout), value.dtype
     kind = type(value)
     if kind in _SCALARS or kind is torch.Size:
         return value
@@ -40,6 +47,19 @@ def to_hashable(value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and not isinstance(value, Hashable):
         return kind.__qualname__, *[(field.name, to_hashable(getattr(value, field.name))) for field in dataclasses.fields(kind)]
     return value
+
+
+def shared_sizes(nested: torch.Tensor) -> tuple[int | None, ...]:
+    """Sizes of a nested tensor; None for those in which its parts may differ."""
+    return tuple([_shared_size(nested, k) for k in range(nested.dim())])
+
+
+def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
+    try:
+        size = nested.size(dimension)
+    except RuntimeError:  # of a strided one
+        return None
+    return size if type(size) is int else None  # a jagged one has a symbol, another one in each tensor
 
 
 def key_text(key: Any) -> str:

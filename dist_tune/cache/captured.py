@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dist_tune.cache.inspection import EMPTY, attributes_of, nested_codes
+from dist_tune.keys import shared_sizes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _WRITES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
@@ -37,7 +38,7 @@ def _seen(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, _PLAIN):
         yield name, repr(value)
     elif isinstance(value, torch.Tensor):
-        yield name, f"{tuple(value.shape)} {value.dtype}"
+        yield name, f"{shared_sizes(value) if value.is_nested else tuple(value.shape)} {value.dtype}"
     elif isinstance(value, tuple):
         for k, each in enumerate(value[:16]):
             yield from _seen(each, f"{name}[{k}]", depth + 1)

@@ -38,7 +38,9 @@ def difference(got: Any, expected: Any, rtol: float | None = None, atol: float |
         TypeError: something is neither a tensor nor a number, and cannot say whether it is equal.
     """
     if isinstance(expected, torch.Tensor) or isinstance(got, torch.Tensor):
-        if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and got.is_nested == expected.is_nested:
+            if got.is_nested:
+                return difference(got.unbind(), expected.unbind(), rtol, atol, where)
             return _of_tensors(got, expected, rtol, atol, where)
         return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
     mine, theirs = parts_of(got), parts_of(expected)
@@ -166,7 +168,7 @@ def _is_equal(got: Any, expected: Any) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a tensor {list(value.shape)} {value.dtype}"
+        return f"a nested tensor of {value.dtype}" if value.is_nested else f"a tensor {list(value.shape)} {value.dtype}"
     parts = parts_of(value)
     if isinstance(value, Mapping) or (parts is not None and not isinstance(value, list | tuple)):
         return f"a {type(value).__name__} of {', '.join(map(repr, parts or ()))}"[:200]

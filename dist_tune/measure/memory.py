@@ -42,9 +42,9 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Region | None:
-        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of others."""
+        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of others; or if it is nested."""
         storage = _storage(tensor)
-        if storage is None or storage.nbytes() == 0 or tensor.numel() == 0:
+        if storage is None or storage.nbytes() == 0 or tensor.is_nested or tensor.numel() == 0:
             return None
         shape = tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))  # once, if expanded
         offset = int(tensor.storage_offset())
@@ -131,7 +131,7 @@ def _captured(function: FunctionType) -> list[Any]:
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
-        return tensor.untyped_storage()
+        return tensor.untyped_storage() if tensor.layout is not torch.jagged else None  # which has one that cannot be asked anything
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
         return None
 
