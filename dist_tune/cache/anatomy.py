@@ -81,8 +81,8 @@ class _Anatomist(Reader):
         return super()._object(thing)
 
     def _attributes(self, thing: object) -> Iterator[tuple[str, str]]:
-        """Plain attributes of an object of the user's."""
-        return iter(()) if self._is_foreign(thing) else plain_parts(thing)
+        """Plain attributes of an object of the user's, or of a check of ours."""
+        return iter(()) if self._is_foreign(thing) and package_of(thing) != "dist_tune" else plain_parts(thing)
 
 
 def _text(value: object, spelled: str) -> str:

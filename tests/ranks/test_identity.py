@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dist_tune import autotune
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
 
@@ -122,6 +123,67 @@ def _known_in_another_order(rank: int) -> Any:
 def test_known_configs_are_compared_kernel_by_kernel():
     """A step whose kernels all have configs runs once, however the ranks come to them."""
     assert values(on_ranks(2, _known_in_another_order, mode="fake")) == [(1, 0)] * 2
+
+
+def _made_anew(rank: int) -> Any:
+    used: dict[int, list[list[int]]] = {16: [], 32: []}
+
+    def closure() -> None:
+        kernels = {block: _runs_only(block) for block in ((16, 32) if rank else (32, 16))}
+        for kernel in kernels.values():
+            kernel[(1,)](torch.zeros(64), 64)
+        for block, kernel in kernels.items():
+            used[block].append(best(kernel))
+
+    step = tuned(None, closure)
+    step()
+    return [each[-1] for each in used.values()], len(step.records)
+
+
+def test_factory_kernels_that_the_step_makes_anew_keep_their_sites():
+    """In each replay they are other objects, and the same kernels."""
+    assert values(on_ranks(2, _made_anew, mode="fake")) == [([[16], [32]], 2)] * 2
+
+
+def _recalled_in_another_order(rank: int) -> Any:
+    got = []
+    for turn in range(2):
+        kernels = [_runs_only(block) for block in (16, 32)]
+        step = _stepped(kernels[::-1] if rank != turn else kernels)
+        got.append(([best(kernel) for kernel in kernels], [record.is_recalled for record in step.records]))
+    return got
+
+
+def test_factory_kernels_are_recalled_in_another_order():
+    """Each with its own record."""
+    assert (
+        values(on_ranks(2, _recalled_in_another_order, mode="fake")) == [[([[16], [32]], [False, False]), ([[16], [32]], [True, True])]] * 2
+    )
+
+
+def _functions_of_one_factory(rank: int) -> Any:
+    ran: list[tuple[int, int]] = []
+
+    def made(good: int) -> Any:
+        def work(x: torch.Tensor, *, block: int) -> torch.Tensor:
+            ran.append((good, block))
+            if block != good:
+                raise ValueError("another block")
+            return x + 1.0
+
+        return autotune([{"block": block} for block in (16, 32)], None, n_warmup=0, n_repeat=1)(work)
+
+    functions = [made(16), made(32)]
+    step = tuned(None, lambda x: [each(x) for each in (functions[::-1] if rank else functions)])
+    step(torch.zeros(4))
+    ran.clear()
+    step(torch.zeros(4))
+    return sorted(ran), len(step.records)
+
+
+def test_functions_of_one_factory_are_sites_of_their_own():
+    """As kernels are."""
+    assert values(on_ranks(2, _functions_of_one_factory)) == [([(16, 16), (32, 32)], 2)] * 2
 
 
 def _seen(number: int, found: list[int]) -> Any:
