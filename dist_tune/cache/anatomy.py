@@ -23,12 +23,12 @@ _MAX_CHARACTERS = 24
 def anatomy(parts: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text, of each part and of each value that its code has; digests are 12 hex digits.
 
-    Equal in all processes where code and values are. A captured function or kernel is code; lists and dicts count with what they
-    hold at this moment, objects with their plain attributes.
+    Equal in all processes where code and values are. A part is code, a tuple of code, or text. A captured function or kernel is code;
+    lists and dicts count with what they hold at this moment, objects with their plain attributes.
     """
     found: dict[str, str] = {}
     for part, thing in parts.items():
-        if is_code(thing):
+        if is_code(thing) or isinstance(thing, tuple):
             reader = _Anatomist(thing)
             digest = reader.digest()
             values = [(part, digest[:12]), *reader.values]

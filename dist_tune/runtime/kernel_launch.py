@@ -73,11 +73,9 @@ class Launch:
         The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune and the names of the key; and
         each value that any of these has captured. Made once for each kernel object.
         """
-        kernel = self.kernel
-        if kernel not in _identities:
-            pruning = {name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")}
-            _identities[kernel] = anatomy({"code": kernel, **pruning, "key": ",".join(map(str, kernel.keys))})
-        return _identities[kernel]
+        if self.kernel not in _identities:
+            _identities[self.kernel] = anatomy(_parts_of(self.kernel))
+        return _identities[self.kernel]
 
     def source(self) -> str:
         """Digest of the code, and of all it calls; made once for each kernel object."""
@@ -204,6 +202,24 @@ class Launch:
 
 def _text(key: tuple[Any, ...]) -> str:
     return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in key) + "]"
+
+
+def _parts_of(kernel: Any) -> dict[str, Any]:
+    """What decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
+    layer, heuristics = kernel.fn, []
+    while layer.fn is not kernel.base_fn:
+        heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]
+        layer = layer.fn
+    hooks = [getattr(kernel, name) for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}")]
+    config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
+    return {
+        "code": layer,
+        "heuristics": tuple(heuristics),
+        "hooks": (kernel.user_defined_pre_hook, *hooks),
+        "config_hooks": tuple(config_hooks.values()),
+        **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
+        **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
+    }
 
 
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

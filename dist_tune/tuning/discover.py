@@ -131,7 +131,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         lists={label: site.texts for label, site in sites.items() if label in spelled},
         keys={site.label: context.compiler.keys(site.label) for site in compiled},
         hits=dict(context.sites.hits),
-        mixed=context.sites.labels.mixed,
+        kinds=context.sites.labels.kinds,
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={

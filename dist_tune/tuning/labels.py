@@ -1,8 +1,8 @@
 """Labels of sites: kernel and key, and with them what tells one kernel from another of the same name and key.
 
-Ranks match sites by label. A kernel that is alone with its name and key on its rank goes by these, whatever it has captured there, such
-as the rank's number. Kernels that share them on some rank go by the values in which they differ, on all ranks and in whatever
-order a rank comes to them. Pure: an identity is text by name, see ``Tunable.identity``.
+Ranks match sites by label. Kernels that are alone with their name and key on each rank go by these, whatever they have captured there,
+such as the rank's number, if their code is the same. Kernels that share them on some rank go by the values in which they differ, on
+all ranks and in whatever order a rank comes to them. Pure: an identity is text by name, see ``Tunable.identity``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ def differing(identities: Sequence[Identity]) -> list[str]:
 
 
 def telling(by_rank: Sequence[Sequence[Identity]]) -> list[str]:
-    """The names that tell the kernels of one name and key apart on every rank; each rank brings those that it has met.
+    """The names that tell the kernels of one name and key apart; each rank brings those that it has met. Empty if all are one.
 
-    Names whose values are the same on these ranks, if that is enough: then ranks agree which kernel is which.
+    Where a rank has several, names whose values are the same on all such ranks, if that is enough: then ranks agree which kernel is
+    which. And the code, where ranks have different code.
     """
-    names = sorted({name for each in by_rank for name in differing(each)})
-    shared = [name for name in names if len({tuple(sorted(one.get(name, "") for one in each)) for each in by_rank}) == 1]
-    is_enough = all(len({suffix(one, shared) for one in each}) == len(each) for each in by_rank)
-    return shared if is_enough else names
+    mixed = [each for each in by_rank if len(each) > 1]
+    names = sorted({name for each in mixed for name in differing(each)})
+    shared = [name for name in names if len({tuple(sorted(one.get(name, "") for one in each)) for each in mixed}) == 1]
+    is_enough = all(len({suffix(one, shared) for one in each}) == len(each) for each in mixed)
+    by_code = {"code"} if len({one.get("code") for each in by_rank for one in each}) > 1 else set()
+    return sorted({*(shared if is_enough else names), *by_code})
 
 
 class Labels:
@@ -62,13 +65,16 @@ class Labels:
         return label
 
     @property
-    def mixed(self) -> dict[str, list[dict[str, str]]]:
-        """Kernels that share name and key on this rank, by what they differ in; without those that ranks have agreed on."""
+    def kinds(self) -> dict[str, list[dict[str, str]]]:
+        """Kernel and key -> the kernels that this rank has met there, each by its code and by what they differ in.
+
+        Without those that the ranks have agreed on.
+        """
         found = {}
-        for base, kinds in self._kinds.items():
-            if base not in self._names and len(kinds) > 1:
-                names = differing(list(kinds.values()))
-                found[base] = [{name: each.get(name, "-") for name in names} for each in kinds.values()]
+        for base in self._kinds.keys() - self._names.keys():
+            kinds = list(self._kinds[base].values())
+            names = {*differing(kinds), "code"}
+            found[base] = [{name: each.get(name, "-") for name in names} for each in kinds]
         return found
 
     def settle(self, names: Mapping[str, Sequence[str]]) -> dict[str, str]:

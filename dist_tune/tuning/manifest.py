@@ -42,8 +42,8 @@ class RankManifest:
     """True if launches inside one of these are recorded, to compile those of its other candidates."""
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
-    mixed: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Kernel and key -> identities of the kernels that share them on this rank, by what they differ in."""
+    kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """Kernel and key -> the kernels that share them on this rank, each by its code and by what they differ in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for rank, mine in manifests.items()
         if label not in cached and label in mine.lookups and mine.lookups[label].miss
     )
-    mixed = sorted({base for mine in everyone for base in mine.mixed})
+    bases = sorted({base for mine in everyone for base in mine.kinds})
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
@@ -133,7 +133,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
-        told_apart={base: telling([mine.mixed[base] for mine in everyone if base in mine.mixed]) for base in mixed},
+        told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
     )
 
 

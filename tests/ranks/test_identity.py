@@ -63,6 +63,30 @@ def test_a_captured_rank_leaves_one_site():
     assert all("kernel[64,torch.float32] winner=0" in outcome.log for outcome in outcomes)
 
 
+def _of_other_code(rank: int) -> Any:
+    if rank == 0:
+
+        @triton.jit
+        def kernel(x_ptr, n, BLOCK: tl.constexpr):
+            tl.static_assert(BLOCK == 16)
+            tl.store(x_ptr, 1.0)
+    else:
+
+        @triton.jit
+        def kernel(x_ptr, n, BLOCK: tl.constexpr):
+            tl.static_assert(BLOCK > 16)
+            tl.store(x_ptr, 2.0)
+
+    mine = autotuned(kernel, blocks=(16, 32))
+    step = _stepped([mine])
+    return best(mine), len(step.records)
+
+
+def test_a_kernel_of_other_code_on_each_rank_is_two_sites():
+    """No config that only one of them can run is lost to it."""
+    assert values(on_ranks(2, _of_other_code, mode="fake")) == [([16], 2), ([32], 2)]
+
+
 def _with_rank_and_block(rank: int, turns: list[list[int]]) -> Any:
     kernels = [_runs_only(block, turn) for block, turn in zip((16, 32), turns[rank], strict=True)]
     step = _stepped(kernels[::-1] if rank else kernels)

@@ -22,9 +22,9 @@ def agreed(*ranks: list[dict[str, str]]) -> list[dict[str, str]]:
     for mine, kernels in zip(labels, ranks, strict=True):
         for each in kernels:
             mine.of("k[64]", each)
-    told = [mine.mixed["k[64]"] for mine in labels if mine.mixed]
+    told = telling([mine.kinds["k[64]"] for mine in labels])
     for mine in labels:
-        mine.settle({"k[64]": telling(told)} if told else {})
+        mine.settle({"k[64]": told} if told else {})
     return [{each["BLOCK"]: mine.of("k[64]", each) for each in kernels} for mine, kernels in zip(labels, ranks, strict=True)]
 
 
@@ -40,6 +40,13 @@ def test_the_order_in_which_a_rank_meets_kernels_does_not_matter(order: list[Any
     assert agreed([A, B, C], [{**each, "rank": "1"} for each in order]) == [expected, expected]
 
 
+def test_other_code_is_another_kernel():
+    """Also where each rank has one of them; what is on both ranks is still one."""
+    assert agreed([A], [{**A, "code": "d"}]) == [{"16": "k[64]{code=c}"}, {"16": "k[64]{code=d}"}]
+    one, other = agreed([A, {**B, "code": "d"}], [{**B, "code": "d"}])
+    assert one["32"] == other["32"] == "k[64]{BLOCK=32,code=d}"
+
+
 def test_a_rank_that_meets_one_of_them_knows_which():
     """The others say by what they differ."""
     assert agreed([A, B], [B]) == [{"16": "k[64]{BLOCK=16}", "32": "k[64]{BLOCK=32}"}, {"32": "k[64]{BLOCK=32}"}]
@@ -47,7 +54,7 @@ def test_a_rank_that_meets_one_of_them_knows_which():
 
 def test_what_ranks_do_not_share_tells_kernels_apart_where_nothing_else_does():
     """Each is a site on its rank alone then."""
-    one, other = agreed([{"BLOCK": "16"}, {"BLOCK": "32"}], [{"BLOCK": "16"}, {"BLOCK": "64"}])
+    one, other = agreed([A, B], [A, C])
     assert one.keys() & other.keys() == {"16"}
     assert one["16"] == other["16"]
     assert len({*one.values(), *other.values()}) == 3
@@ -59,7 +66,7 @@ def test_a_kernel_met_after_the_ranks_agreed_is_another_site():
     labels.of("k[64]", A)
     assert labels.settle({"k[64]": ()}) == {}
     assert labels.of("k[64]", B) == "k[64]{BLOCK=32}"
-    assert labels.mixed == {}
+    assert labels.kinds == {}
     assert labels.of("k[64]", dict(A)) == "k[64]"
 
 
@@ -84,9 +91,9 @@ def test_no_two_kernels_of_a_rank_share_a_label(ranks: list[list[dict[str, str]]
             met = random.sample(met, len(met)) if shuffled else met
             assert len({mine.of("k", each) for each in met}) == len(met)
             assert [mine.of("k", each) for each in met] == [mine.of("k", dict(each)) for each in met]
-        told = [mine.mixed["k"] for mine in labels if mine.mixed]
+        told = telling([mine.kinds["k"] for mine in labels])
         for mine in labels:
-            mine.settle({"k": telling(told)} if told else {})
+            mine.settle({"k": told} if told else {})
         after.append([[mine.of("k", each) for each in met] for mine, met in zip(labels, ranks, strict=True)])
         assert all(len({*each}) == len(each) for each in after[-1])
     assert after[0] == after[1]
