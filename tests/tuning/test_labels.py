@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from dist_tune.compiler import Placement
 from dist_tune.tuning.labels import Labels, differing, telling
+from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
 
@@ -102,3 +105,16 @@ def test_no_two_kernels_of_a_rank_share_a_label(ranks: list[list[dict[str, str]]
 def test_names_that_differ_are_found():
     """Also one that only some have."""
     assert differing([{"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}]) == ["b", "c"]
+
+
+def test_manifests_say_what_tells_kernels_apart():
+    """And travel as JSON; nothing where each rank has one kernel of one code."""
+    placement, parts, results = Placement("h", 0, 2), TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
+    ranks = [
+        RankManifest(placement, kinds={"k": [{"code": "c", "B": each} for each in blocks], "one": [{"code": "d"}]})
+        for blocks in ("12", "2")
+    ]
+    assert [parts.validate_json(parts.dump_json(each)) for each in ranks] == ranks
+    reduced = reduce_manifests(dict(enumerate(ranks)))
+    assert reduced.told_apart == {"k": ["B"]}
+    assert results.validate_json(results.dump_json(reduced)) == reduced
