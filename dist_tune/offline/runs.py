@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_tune.compiler import reason_of
-from dist_tune.configs import describe
+from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Span, wrong_output
 from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, Watch
 from dist_tune.tuning import is_fatal
@@ -35,17 +35,17 @@ class Made(NamedTuple):
 class Candidate(dict[str, Any]):
     """A config with its index in the space. The callback may change its values, and not its text."""
 
-    def __init__(self, index: int, config: dict[str, Any]) -> None:
+    def __init__(self, index: int, config: dict[str, Any], text: str) -> None:
         super().__init__(config)
         self.index = index
-        self.text = describe(config)
+        self.text = text
 
 
 class Runs:
     """The runs of one problem, made when they are first needed."""
 
     def __init__(self, make: MakeRun, configs: Sequence[dict[str, Any]], callback: Callable[[dict[str, Any]], object] | None) -> None:
-        self.candidates = [Candidate(i, config) for i, config in enumerate(configs)]
+        self.candidates = [Candidate(i, *each) for i, each in enumerate(zip(configs, describe_all(configs), strict=True))]
         self.capacity = _MAX_HELD
         """Runs that can be held at once, as far as is known."""
         self._make = make

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from dist_tune.configs import describe
+from dist_tune.configs import describe_all
 from dist_tune.offline.config_files import without_amd_keys
 
 _FULL: dict[str, tuple[int, ...]] = {
@@ -48,12 +48,14 @@ def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str
         ValueError: the space is empty.
         TypeError: a config is no mapping.
     """
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for config in search_space:
+    space = list(search_space)
+    for config in space:
         if not isinstance(config, Mapping):
             raise TypeError(f"a search space holds dicts of values by name, got {config!r}")
-        own = without_amd_keys(config)
-        found.setdefault(describe(own), (own, dict(config)))
+    own = [without_amd_keys(config) for config in space]
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for text, config, original in zip(describe_all(own), own, space, strict=True):
+        found.setdefault(text, (config, dict(original)))
     if not found:
         raise ValueError("the search space is empty: there is nothing to choose from")
     return [own for own, _ in found.values()], [config for _, config in found.values()]

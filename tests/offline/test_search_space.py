@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune.offline.runs import Runs
 from dist_tune.offline.search_space import get_search_space, launchable, products
 
 pytestmark = pytest.mark.once
@@ -63,6 +64,19 @@ def test_repeats_are_left_out_in_order(monkeypatch: pytest.MonkeyPatch):
     assert repr(originals) == repr([space[0], space[1], space[4], space[5]])
     own[0]["A"] = originals[1]["A"] = 99
     assert space[:2] == [{"A": 2, "kpack": 2}, {"A": 1}]
+
+
+class Layout:
+    pass
+
+
+def test_values_that_read_alike_are_two_configs():
+    """Objects without a text of their own; each is one of its own repeats."""
+    one, other = Layout(), Layout()
+    own, _ = launchable([{"A": one}, {"A": other}, {"A": one}])
+    assert [each["A"] for each in own] == [one, other]
+    texts = [each.text for each in Runs(lambda config: (lambda: None, None), own, None).candidates]
+    assert texts[1] == f"{texts[0]} (#2)"
 
 
 def test_products_change_the_last_name_fastest():
