@@ -101,7 +101,7 @@ class Race:
 
     def tell_warm_up(self, n_replays: int, report: ReducedReport) -> None:
         """Take in the times of untimed runs so far, and who failed in them."""
-        self._spend(n_replays, report.elapsed_s)
+        self._spend(n_replays, report)
         for name, site in self._sites.items():
             site.standings.warm_ups.update(report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
@@ -142,7 +142,7 @@ class Race:
     def tell(self, n_replays: int, report: ReducedReport) -> None:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
-        self._spend(n_replays, report.elapsed_s)
+        self._spend(n_replays, report)
         for name, site in self._sites.items():
             site.tell(n_replays, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
@@ -172,10 +172,10 @@ class Race:
     def _why_spent(self) -> str:
         return f"not raced: the budget of {self._plan.budget_s:g} s was spent"
 
-    def _spend(self, n_replays: int, elapsed_s: float) -> None:
-        if n_replays and elapsed_s > self._elapsed_s:
-            self._pace_s = (elapsed_s - self._elapsed_s) / n_replays
-        self._elapsed_s = max(self._elapsed_s, elapsed_s)
+    def _spend(self, n_replays: int, report: ReducedReport) -> None:
+        if n_replays and report.batch_s > 0:
+            self._pace_s = report.batch_s / n_replays
+        self._elapsed_s = max(self._elapsed_s, report.elapsed_s)
 
     def _expected_s(self, replay: Replay) -> float:
         """Seconds of a replay by what is known of its candidates, or of the replays before; endless if they may be long."""

@@ -47,6 +47,8 @@ class BatchReport:
     """True if this rank met sites that it has not reported."""
     elapsed_s: float = 0.0
     """Seconds of the search on this rank."""
+    batch_s: float = 0.0
+    """Seconds of the batch on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ReducedReport:
     has_new_sites: bool = False
     elapsed_s: float = 0.0
     """On the rank with the most."""
+    batch_s: float = 0.0
+    """On the slowest rank."""
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
@@ -85,8 +89,8 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
     has_new_sites = any(report.has_new_sites for report in reports.values())
-    elapsed_s = max((report.elapsed_s for report in reports.values()), default=0.0)
-    return ReducedReport(times, failures, disturbed, has_new_sites, elapsed_s)
+    elapsed_s, batch_s = (max(each) for each in zip(*((report.elapsed_s, report.batch_s) for report in reports.values()), strict=True))
+    return ReducedReport(times, failures, disturbed, has_new_sites, elapsed_s, batch_s)
 
 
 def _reduce(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:

@@ -123,9 +123,9 @@ class TuningContext:
         self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
 
     def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:
-        """Bring a report to a meeting, with the seconds of the search on this rank."""
+        """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""
         elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
-        return self.reduce(topic, replace(report, elapsed_s=elapsed_s), REPORTS)
+        return self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""

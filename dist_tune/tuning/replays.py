@@ -55,6 +55,8 @@ class Replayer:
         """Runs of the closure so far; the caller says so if it has made the first."""
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""
+        self.batch_s = 0.0
+        """Seconds of the latest batch, until the device was through."""
         self.trials = trials
         self._ranks = ranks
         self._clock = clock
@@ -140,6 +142,7 @@ class Replayer:
         """
         wholes: list[tuple[int, Replay, Span]] = []
         n_done = 0
+        batch_began = time.monotonic()
         for k, schedule in enumerate(batch):
             self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
             self.restart()
@@ -160,6 +163,7 @@ class Replayer:
                 self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
             self.undo()
         self._await_device([span for _, _, span in wholes], n_done)
+        self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes:
             self.trials.samples.add_replay(number, span.ms(), schedule)
         self.trials.read_spans()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_tune import autotune, contextual_autotune
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Plan, Race, ReducedReport, ReducedTimes, Replay, SearchName
 from tests.search.test_race import searching
@@ -34,7 +36,8 @@ def play(
                 n_timed[i] += 1
         replays += batch
         times = {i: ReducedTimes(1e3 * seconds[i], 1e3 * seconds[i], n_replays=n, n_timed=n) for i, n in n_timed.items() if n}
-        search.tell(len(batch), ReducedReport({"s": times}, {"s": failures}, elapsed_s=elapsed_s))
+        batch_s = sum(seconds[replay["s"].candidate] for replay in batch)
+        search.tell(len(batch), ReducedReport({"s": times}, {"s": failures}, elapsed_s=elapsed_s, batch_s=batch_s))
     return replays, elapsed_s
 
 
@@ -78,7 +81,7 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
         n_next = search.n_next(replays)
         n_run, replays = n_run + n_next, replays[n_next:]
         times = {i: ReducedTimes(2e3 - i, 2e3 - i) for i in range(n_run)}
-        search.tell_warm_up(n_next, ReducedReport({"s": times}, elapsed_s=2.0 * n_run))
+        search.tell_warm_up(n_next, ReducedReport({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next))
     search.end_warm_up({"s": 1})
     assert (n_run, search.batch(), search.best("s")) == (3, [], 2)
     assert [each.left for each in search.results("s")][3:] == ["not raced: the budget of 5 s was spent"] * 7
@@ -102,7 +105,7 @@ def test_sites_end_together():
             elapsed_s += 1.0
             for site, trial in replay.items():
                 times[site][trial.candidate] = ReducedTimes(1.0 + trial.candidate, 1000.0)
-        search.tell(len(batch), ReducedReport(times, elapsed_s=elapsed_s))
+        search.tell(len(batch), ReducedReport(times, elapsed_s=elapsed_s, batch_s=1.0 * len(batch)))
     assert elapsed_s == 3.0
     for site, known in times.items():
         assert search.best(site) == min(known)
@@ -133,6 +136,8 @@ def test_any_search_overruns_by_little(took: list[float], budget_s: float, name:
 )
 def test_a_budget_is_a_positive_number_of_seconds(value: Any, error: type[Exception]):
     """The message names the option and the value."""
-    with pytest.raises(error, match="budget_s"):
-        Plan(budget_s=value)
+    decorators = Plan, contextual_autotune, partial(autotune, [{"i": 1}], None)
+    for each in decorators:
+        with pytest.raises(error, match="budget_s"):
+            each(budget_s=value)
     assert (Plan(budget_s=5).budget_s, Plan(budget_s=0.5).budget_s, Plan().budget_s) == (5, 0.5, None)

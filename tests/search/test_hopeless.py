@@ -138,7 +138,7 @@ def test_a_long_first_run_has_the_race_look_before_it_warms_up():
             times = {
                 replay["s"].candidate: ReducedTimes(1.0, 1.0 + 1e3 * replay_s, n_replays=9) for replay in batch if replay["s"].is_timed
             }
-            search.tell(len(batch), ReducedReport({"s": times}, elapsed_s=elapsed_s))
+            search.tell(len(batch), ReducedReport({"s": times}, elapsed_s=60.0 + elapsed_s, batch_s=replay_s * len(batch)))
         assert kinds.count(False) == n_untimed
 
 
