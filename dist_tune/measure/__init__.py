@@ -6,7 +6,8 @@ Knows devices and tensors; nothing of candidates, ranks or search.
 
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.checks import Checker
-from dist_tune.measure.clocks import Clock, Span, device_clock, is_capturing, is_interpreted
+from dist_tune.measure.clocks import Clock, Span, device_clock, is_capturing, is_interpreted, wait_for_device
+from dist_tune.measure.inputs import Inputs
 from dist_tune.measure.memory import Region, tensors_in
 from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.reachable import named_roots
@@ -16,7 +17,7 @@ from dist_tune.measure.state import StepState, peak_bytes
 from dist_tune.measure.statistics import median, spread, without_outliers
 
 __all__ = [
-    "Checker", "Clock", "Latency", "Matches", "Region", "RngState", "Span", "StepState", "benchmark_config", "device_clock", "is_capturing",
-    "is_interpreted", "matches", "measure", "median", "named_roots", "peak_bytes",
-    "spread", "tensors_in", "without_outliers", "wrong_output",
+    "Checker", "Clock", "Inputs", "Latency", "Matches", "Region", "RngState", "Span", "StepState", "benchmark_config", "device_clock",
+    "is_capturing", "is_interpreted", "matches", "measure", "median", "named_roots", "peak_bytes",
+    "spread", "tensors_in", "wait_for_device", "without_outliers", "wrong_output",
 ]  # fmt: skip

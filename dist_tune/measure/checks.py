@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dist_tune.measure.memory import leaves_of, shares_memory, tensors_in, version_of
+from dist_tune.measure.inputs import name_of
+from dist_tune.measure.memory import Path, leaves_of, shares_memory, tensors_in, version_of
 from dist_tune.measure.poison import ResultMemory
-from dist_tune.measure.reference import Matches, answer_of, as_reference, ask, name_of
+from dist_tune.measure.reference import Matches, answer_of, as_reference, ask
 from dist_tune.measure.rng import RngState
 
 _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -47,6 +48,7 @@ class Checker:
         self._call: _Call | None = None
         """The latest call, as it was left."""
         self._memory = ResultMemory()
+        self._written_by_reference: set[Path] = set()
         self._has_asked_twice = False
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
@@ -68,7 +70,7 @@ class Checker:
                 self._memory.forget(is_similar=self._call is not None and call.form == self._call.form)
                 self._expected.clear()
             if self._reference is not None and (self._memory.outputs or not self._expected):
-                self._expected = [ask(self._reference.reference, args, kwargs)]
+                self._expected = [ask(self._reference.reference, args, kwargs, self._written_by_reference)]
             if self._reference is not None and self._memory.outputs and not self._has_asked_twice:
                 self._has_asked_twice = True
                 self._find_read(self._reference, args, kwargs)
@@ -89,6 +91,11 @@ class Checker:
             wrong = self._memory.resolve(results, wrong, is_independent=self._reference is not None)
             self._memory.remember(results, tensors_in((args, kwargs)))
         return " ".join(wrong.split())
+
+    @property
+    def outputs(self) -> set[Path]:
+        """Positions of arguments that the function may write: results are part of them, or the reference writes them, too."""
+        return self._memory.outputs.keys() | self._written_by_reference
 
     def restore(self) -> None:
         """Put back what was poisoned for a run that ended without being judged. Called by the next ``begin``, too."""

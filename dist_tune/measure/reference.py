@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from dist_tune.measure.compare import difference, parts_of
-from dist_tune.measure.memory import memory_of, shares_memory, tensors_in, version_of
+from dist_tune.measure.inputs import name_of
+from dist_tune.measure.memory import Path, memory_of, shares_memory, tensors_in, version_of
 
 
 @dataclass(frozen=True)
@@ -55,24 +56,26 @@ def matches(reference: Callable[..., Any], *, rtol: float | None = None, atol: f
     return Matches(reference, rtol, atol)
 
 
-def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], written: set[Path] | None = None) -> Any:
     """The result of a reference, in memory that no argument shares; what torch has written to arguments meanwhile is undone.
 
     With ``out=`` it writes the right answer there, where a candidate that then writes nothing would find it. Needs memory for a copy of the
-    arguments while it runs; those that do not fit are left as the reference leaves them.
+    arguments while it runs; those that do not fit are left as the reference leaves them. ``written`` gets the positions of what it wrote.
     """
-    arguments = list(tensors_in((args, kwargs)).values())
+    arguments = tensors_in((args, kwargs))
     kept = []
-    for each in arguments:
+    for path, each in arguments.items():
         if (memory := memory_of(each)) is not None:
             with suppress(torch.OutOfMemoryError):
-                kept.append((each, version_of(each), memory, memory.clone()))
+                kept.append((path, each, version_of(each), memory, memory.clone()))
     try:
-        return _own(reference(*args, **kwargs), arguments)
+        return _own(reference(*args, **kwargs), list(arguments.values()))
     finally:
-        for argument, version, memory, copy in reversed(kept):
+        for path, argument, version, memory, copy in reversed(kept):
             if version is None or version_of(argument) != version:  # peers may write to symmetric memory meanwhile: that stays
                 memory.copy_(copy)
+                if written is not None and version is not None:
+                    written.add(path)
 
 
 def _own(value: Any, others: list[torch.Tensor]) -> Any:
@@ -121,11 +124,6 @@ def answer_of(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwa
             f"the result should be, say so: matches({name_of(check)})"
         )
     return "" if bool(answer) else f"{name_of(check)} returned False"
-
-
-def name_of(function: Any) -> str:
-    """Name of a function or callable object in messages."""
-    return getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -170,6 +170,8 @@ class _RunChecker:
 
     def __init__(self, scheduled: Callable[[], Made], atol: float, rtol: float, *, is_alone: bool) -> None:
         self.n_runs = 1 if is_alone else Checker.n_runs
+        self.outputs: set[Any] = set()
+        """Arguments that a run writes: it has none."""
         self._scheduled = scheduled
         self._tolerances = atol, rtol
         # For the checker the run is an argument of one function that calls it.

@@ -13,8 +13,8 @@ from typing import Any
 
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
-from dist_tune.measure import Clock, RngState, Span
-from dist_tune.runtime import interception
+from dist_tune.measure import Clock, RngState, Span, wait_for_device
+from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Plan, Replay
 from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.trials import Trials
@@ -77,15 +77,6 @@ class Replayer:
         else:
             undo.restore()
 
-    def restart(self) -> None:
-        """Call the user's ``reset``, or put back what the step changes in place: before each replay but the first."""
-        if self.n_replays == 0:
-            return
-        if self._reset is not None:
-            self._reset()
-        elif self._first_run is not None:
-            self._first_run.restart()
-
     def begin_after(self, first_run: FirstRun | None) -> None:
         """Go on from a run that the caller has made; None if ``reset`` puts all back."""
         self.n_replays += 1
@@ -99,6 +90,7 @@ class Replayer:
                 self.run(closure, {})  # for ranks where it is the one that counts
                 self.undo()
             return self._first_run.finish()
+        self.trials.inputs.forget()
         before.restore()
         value = self.run(closure, {})
         self.trials.take_undo().forget()
@@ -113,8 +105,32 @@ class Replayer:
     def give_up(self) -> None:
         """Leave what the first run left, after an error."""
         self.undo()
+        self.trials.inputs.put_back()
         if self._first_run is not None:
             self._first_run.finish()
+
+    def keep(self, launch: Tunable) -> None:
+        """Copy the arguments of the function that all replays call, if the user has no ``reset``."""
+        if self._reset is None:
+            wait_for_device()  # what is under way may be writing to them
+            self.trials.inputs.keep(launch.owner.function, *launch.arguments)
+
+    def restart(self, *, compares: bool = True) -> None:
+        """Call the user's ``reset``, or put back what the step changes in place: before each replay but the first.
+
+        ``compares``: the kept arguments with what the last replay changed, and none before; that waits for the device.
+
+        Raises:
+            DistTuneError: it has changed an argument that is too large to be kept, or may not.
+        """
+        if self.n_replays == 0:
+            return
+        if self._reset is not None:
+            self._reset()
+        elif self._first_run is not None:
+            self._first_run.restart()
+        else:
+            self.trials.inputs.restart(compares=compares)
 
     def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
         """One replay; ``whole`` times it."""
@@ -145,7 +161,7 @@ class Replayer:
         batch_began = time.monotonic()
         for k, schedule in enumerate(batch):
             self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
-            self.restart()
+            self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
                 ms = wholes[n_done][2].ms()
                 self._shortest_ms = min(ms, self._shortest_ms or ms)

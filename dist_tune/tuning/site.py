@@ -57,6 +57,8 @@ class Site:
     """Candidate -> why it cannot win, as found here."""
     reported: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
+    changes: dict[int, set[str]] = field(default_factory=dict)
+    """Candidate whose results were right -> arguments that it changed though they are no outputs."""
     resources: dict[int, Resources] = field(default_factory=dict)
     near: int | None = None
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""

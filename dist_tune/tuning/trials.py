@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.compiler import reason_of
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, reasons
-from dist_tune.measure import Clock, Span
+from dist_tune.measure import Clock, Inputs, Span
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_fit, no_valid_config
@@ -49,6 +49,8 @@ class Trials:
         """Candidates that raised after issuing a collective; peers may wait in the rest."""
         self.recorder: LaunchRecorder | None = None
         """Writes down the launches inside functions."""
+        self.inputs = Inputs()
+        """Arguments of the function that is tuned, if it is the whole closure."""
         self._closure = closure
         self._rank = ranks.rank
         self._sites = sites
@@ -167,6 +169,9 @@ class Trials:
         span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
         checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
+        inputs = self.inputs if launch.is_whole else Inputs()
+        if not launch.is_whole and not trial.is_timed and (trial.is_checked or site.checker is not None):
+            inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
@@ -185,13 +190,15 @@ class Trials:
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
+            inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
             self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
-        if checker is not None and (wrong := checker.judge(value, *launch.arguments)):
-            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
+        if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return _Returned(value)
+        if checker is None and site.checker is not None and not launch.is_whole:  # not judged: the first run of a closure, a stand-in's
+            self._undo.keep(inputs.copies(inputs.changed()))
         site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
@@ -200,6 +207,19 @@ class Trials:
         if span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
+
+    def _is_right(self, site: Site, index: int, value: Any, launch: Tunable, inputs: Inputs) -> bool:
+        """Judge a result, and note which arguments were changed though they are no outputs."""
+        assert site.checker is not None
+        wrong = site.checker.judge(value, *launch.arguments)
+        changed = inputs.changed() - (set() if wrong else site.checker.outputs)
+        if not launch.is_whole:  # nothing else puts back what a closure holds
+            self._undo.keep(inputs.copies(changed))
+        if wrong:
+            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
+        else:
+            site.changes.setdefault(index, set()).update(inputs.harmed(changed))
+        return not wrong
 
     @contextmanager
     def _running(self, site: Site, index: int) -> Iterator[None]:

@@ -92,7 +92,8 @@ class Tuning:
         return self._trials.missed(launch)
 
     def meet(self, launch: Tunable) -> Site:
-        """Enter the site of a launch before it is made."""
+        """Enter the site of the launch that is the whole closure, before it is made; its arguments are kept for all runs."""
+        self._context.replays.keep(launch)
         return self._context.sites.meet(launch)
 
     @property

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dist_tune.errors import FailureKind
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
 from dist_tune.tuning.compilation import precompile
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.replays import WARM_UP
+from dist_tune.tuning.site import Site
 
 
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool) -> None:
@@ -54,9 +55,23 @@ def _run(context: TuningContext, closure: Closure, replays: Sequence[Replay], si
 
 def _tell(context: TuningContext, n_replays: int) -> None:
     """Reduce what these replays took, and drop candidates that failed in them on some rank."""
+    for site in context.sites.met.values():
+        _drop_harmful(context, site)
     reduced = context.reduce_reports("warmed up", context.replays.trials.samples.report_warm_ups(context.sites.take_failures()))
     context.race.tell_warm_up(n_replays, reduced)
     for label, failures in reduced.failures.items():
         for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
             log = context.log.bind(progress=kind is FailureKind.WRONG_RESULT)
             log.warning(f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"')
+
+
+def _drop_harmful(context: TuningContext, site: Site) -> None:
+    """Drop candidates that change an argument which others, as right as they, leave as it was."""
+    right = {i: names for i, names in site.changes.items() if i not in site.failures}
+    for i, names in right.items():
+        if harmed := sorted(name for name in names if any(name not in others for others in right.values())):
+            reason = (
+                f"it changes its argument {' and '.join(harmed)}, which other configs leave as it is; memory that only some configs "
+                f"write to belongs into an object, not among the arguments"
+            )
+            context.sites.fail(site, i, CandidateFailure(FailureKind.WRONG_RESULT, reason))
