@@ -7,7 +7,7 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 from dist_tune.cache.anatomy import anatomy
 from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.fingerprints import Code, fingerprint, read_code
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
@@ -16,6 +16,6 @@ from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecor
 
 __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "LOCKS", "LOCK_NAME", "SOFTWARE", "TEMPORARY_SUFFIX", "BrokenRecordError", "Cache", "CacheKey",
-    "CacheLookup", "CandidateRecord", "Entry", "Environment", "LookupResult", "Seconds", "TuningRecord", "anatomy", "environment",
-    "fingerprint", "nearest_key", "nearest_shape", "plain_values", "read_record", "seal", "sweep", "unseal", "write_whole",
+    "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "LookupResult", "Seconds", "TuningRecord", "anatomy", "environment",
+    "fingerprint", "nearest_key", "nearest_shape", "plain_values", "read_code", "read_record", "seal", "sweep", "unseal", "write_whole",
 ]  # fmt: skip

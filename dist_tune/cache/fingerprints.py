@@ -10,10 +10,13 @@ import dis
 import enum
 import hashlib
 import inspect
+from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from dist_tune.cache.imports import Import, code_of, imports_in, is_installed, loaded
 
 # One name a line would be 21 lines.
 # isort: off
@@ -24,10 +27,20 @@ from dist_tune.cache.inspection import (
 # isort: on
 
 _MAX_NODES, _MAX_VALUES = 2_000, 20_000  # functions and classes; constants and captured values of all of them
+_MAX_FILES = 100  # of modules that are not loaded
 _MAX_CHARACTERS = 1 << 22  # of one string
 _MAX_DEPTH = 32  # containers in containers
 _KERNEL_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug", "reset_to_zero", "restore_value")
 _LOADS_OF_FIRST = [bytes([step, 0]) for step in dis.hasconst]
+
+
+class Code(NamedTuple):
+    """The code of a function as far as it was read."""
+
+    digest: str
+    """16 hex digits."""
+    not_followed: list[str]
+    """Imports whose code is not in the digest, as "module.name", sorted."""
 
 
 def fingerprint(function: object) -> str:
@@ -36,11 +49,27 @@ def fingerprint(function: object) -> str:
     The same in all processes of one minor version of Python, wherever the files are, and for a kernel under Triton's interpreter.
     Counted are bytecode, arguments, defaults and annotations; captured values, tensors by shape and dtype; of globals, constants in
     UPPER_CASE and Triton's ``constexpr``. Followed are globals, captured functions and attributes of modules that the code
-    names, into all packages but the standard library, torch, triton, numpy and dist_tune. Not followed: imports within a function,
-    and what an object holds. A variable that the code itself assigns to is state and not counted. Never raises.
-    The work is bounded: code near the function counts first.
+    names, into all packages but the standard library, torch, triton, numpy and dist_tune; so are imports within a function: into
+    modules that are loaded, and else into the user's files as a whole, which are not run. Not followed: what an object holds; imports
+    of installed packages that are not loaded, and of names that the code computes. A variable that the code itself assigns to is
+    state and not counted. Never raises. The work is bounded: code near the function counts first.
     """
-    return Reader(function).digest()
+    return read_code(function).digest
+
+
+def read_code(function: object) -> Code:
+    """The fingerprint of a function, and what it leaves out."""
+    reader = Reader(function)
+    return Code(reader.digest(), sorted(reader.not_followed))
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """A module that is not loaded."""
+
+    code: CodeType
+    package: str
+    """In which its relative imports are looked up."""
 
 
 class Reader:
@@ -52,7 +81,9 @@ class Reader:
         self._nodes: list[Any] = []
         """To be read; kept, so that no id is used twice."""
         self._places: dict[int, int] = {}
+        self._files: dict[str, _File | None] = {}
         self._values_left = _MAX_VALUES
+        self.not_followed: set[str] = set()
         while (wrapped := wrapped_by(self._layers[-1])) is not None and len(self._layers) < _MAX_DEPTH:
             self._layers.append(wrapped)
         self._opened = package_of(self._layers[-1])
@@ -81,6 +112,9 @@ class Reader:
 
     def _read(self, node: Any) -> tuple[Any, ...]:
         kind = type(node)
+        if kind is _File:
+            codes = list(nested_codes(node.code))
+            return self._code(node.code), self._imports(codes, node.package)
         if kind is FunctionType:
             return self._foreign_function(node) if self._is_foreign(node) else self._function(node)
         if parts := parts_of(node):
@@ -93,7 +127,10 @@ class Reader:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         captured = {name: cell.cell_contents for name, cell in cells if cell != EMPTY}
         scopes = [function.__globals__, *[vars_of_module(each) for each in captured.values() if issubclass(type(each), ModuleType)]]
+        package = dict.get(function.__globals__, "__package__") or ""
+        imports = self._imports(codes, package if type(package) is str else "")
         return (
+            *([imports] if imports else []),
             self._code(function.__code__),
             self._arguments(function),
             [(name, self._held(name, each)) for name, each in captured.items() if name not in written or is_code(each)],
@@ -107,6 +144,46 @@ class Reader:
     def _held(self, name: str, value: object) -> Any:
         """The meaning of a value that code has under this name."""
         return self._value(value)
+
+    def _imports(self, codes: list[CodeType], package: str) -> list[Any]:
+        """Meanings of what some code imports when it runs."""
+        attributes = {name for code in codes for name in code.co_names}
+        found: list[Any] = []
+        unknown = set() if is_installed(codes[0]) else self.not_followed  # of installed packages it is their own matter
+        for each in imports_in(codes, package):
+            if not each.module:
+                unknown.add(str(each))
+            elif not is_library(root := each.module.partition(".")[0]) or root == self._opened:
+                found.append((str(each), self._imported(each, attributes, unknown)))
+        return found
+
+    def _imported(self, wanted: Import, attributes: set[str], unknown: set[str]) -> list[Any]:
+        """Names in a module that is loaded; of others the files of the module and its packages, and of submodules that the names may be."""
+        module = loaded(wanted.module)
+        parts = wanted.module.split(".")
+        missing = [name for n in range(len(parts)) if loaded(name := ".".join(parts[: n + 1])) is None]
+        meanings: list[Any] = [self._file(name) for name in missing]
+        if meanings and meanings[-1] is None:
+            unknown.add(str(wanted))
+        scopes = [vars_of_module(module)] if module is not None else []
+        for name in wanted.names:
+            submodule = loaded(f"{wanted.module}.{name}")
+            if submodule is not None:
+                scopes.append(vars_of_module(submodule))
+            elif module is None or name not in scopes[0]:
+                meanings.append(self._file(f"{wanted.module}.{name}"))
+                if module is not None and meanings[-1] is None:
+                    unknown.add(f"{wanted.module}.{name}")
+        return [*meanings, self._globals(set(wanted.names) or attributes, attributes, scopes) if scopes else []]
+
+    def _file(self, module: str) -> Any:
+        """A module that is not loaded, by the whole of its file; None if there is none, or it is not the user's."""
+        if module not in self._files and len(self._files) < _MAX_FILES:
+            code = code_of(module)
+            is_package = code is not None and code.co_filename == "__init__.py"
+            self._files[module] = None if code is None else _File(code, module if is_package else module.rpartition(".")[0])
+        file = self._files.get(module)
+        return None if file is None else self._reference(file)
 
     def _foreign_function(self, function: FunctionType) -> tuple[Any, ...]:
         """A library's function by its name and what it wraps."""

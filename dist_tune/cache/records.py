@@ -126,6 +126,8 @@ class TuningRecord(BaseModel):
     key: str
     source: str
     """Digest of its code and of all it calls; empty on a rank that never met the site."""
+    not_followed: list[str] = []
+    """Imports inside that code, as "module.name", whose code is not in the digest: if it changes, the record still counts."""
     winner: int
     """Index into ``candidates``."""
     candidates: list[CandidateRecord]

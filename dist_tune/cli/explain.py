@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, environment, read_record
 from dist_tune.cli.cache import set_aside
+from dist_tune.cli.record_page import not_followed
 from dist_tune.cli.selection import Listed, by_environment, choose
 from dist_tune.cli.tables import Answer, amount, grid, plain
 from dist_tune.settings import Settings
@@ -42,7 +43,7 @@ def explain(cache: Cache, asked: Namespace) -> Answer:
         would_hit, reason = _verdict(list(differing), settings)
         verdict, style = ("would hit", "bold green") if would_hit else ("would miss", "bold red")
         heading = Text.assemble((f"{amount(len(group), 'record')} {verdict} here", style), f": {reason}")
-        page += [heading, _field_table(both), "", _record_table(group), ""]
+        page += [heading, _field_table(both), "", _record_table(group), *_warnings(group), ""]
         records += [_values(each, would_hit, reason, differing) for each in group]
     nothing = f"No records in {cache.folder}: no tuning has anything to start from."
     page.append(Text(_ASK_THE_PROGRAM, style="dim") if chosen else nothing)
@@ -89,9 +90,14 @@ def _record_table(group: Sequence[Listed]) -> Table:
     return table
 
 
+def _warnings(group: Sequence[Listed]) -> list[RenderableType]:
+    open_ended = [each for each in group if each.record.not_followed]
+    return [Text(f"  {each.id}: its source is without {not_followed(each.record)}", style="yellow") for each in open_ended]
+
+
 def _values(listed: Listed, would_hit: bool, reason: str, differing: Mapping[str, Any]) -> dict[str, Any]:
     record = listed.record
-    needs = {"source": record.source, "candidates": record.cache_key.candidates}
+    needs = {"source": record.source, "not_followed": record.not_followed, "candidates": record.cache_key.candidates}
     return {
         "id": listed.id,
         "stem": listed.path.stem,

@@ -68,11 +68,16 @@ def record_page(listed: Listed) -> list[RenderableType]:
         "took": f"{record.seconds:.1f} s ({phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
         "on": hardware(record.environment),
         "with": software(record.environment),
-        "source": plain(record.source),
+        "source": plain(record.source) + (f", without {not_followed(record)}" if record.not_followed else ""),
         "file": plain(listed.path.absolute(), 1000),
         "candidates": outcomes(record) + (f"; all with {plain(shared, 1000)}" if shared else ""),
     }
     return [title, facts(pairs), "", candidate_table(record)]
+
+
+def not_followed(record: TuningRecord) -> str:
+    """Imports that its digest leaves out, on one line."""
+    return f"{plain(', '.join(record.not_followed), 400)}: if these change, the record still counts"
 
 
 def _measured(best: CandidateRecord) -> list[str]:

@@ -132,6 +132,10 @@ class RunLaunch(FunctionLaunch):
         """Empty: scripts keep their results in their own files."""
         return ""
 
+    def not_followed(self) -> list[str]:
+        """None, as nothing is kept."""
+        return []
+
     def prepare(self, config: dict[str, Any]) -> None:
         """Make the run before the clock is started."""
         assert isinstance(config, Candidate)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import anatomy, fingerprint, nearest_key
+from dist_tune.cache import Code, anatomy, nearest_key, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
@@ -39,7 +39,7 @@ class TunableFunction:
         self.names = frozenset(name for config in self.configs for name in config)
         """Keyword arguments that come from configs."""
         self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
-        self._sources: dict[type | None, str] = {}
+        self._codes: dict[type | None, Code] = {}
 
     @property
     def name(self) -> str:
@@ -50,14 +50,19 @@ class TunableFunction:
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
         return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
 
-    @cached_property
+    @property
     def source(self) -> str:
+        """Digest of the code, the same for all calls."""
+        return self.code.digest
+
+    @cached_property
+    def code(self) -> Code:
         """Digest of the code of the function, the functions in its configs and its check, and of all they call.
 
         With the check, because a winner that was chosen without one may be wrong.
         """
         check = [] if self.check is None else [self.check]
-        return digest([fingerprint(each) for each in [self.function, *functions_in(self.configs), *check]])
+        return _together([read_code(each) for each in [self.function, *functions_in(self.configs), *check]])
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
@@ -66,14 +71,14 @@ class TunableFunction:
         inner = {f"function{k}": each for k, each in enumerate(functions_in(self.configs))}
         return anatomy({"code": self.function, **rules, **inner})
 
-    def source_for(self, args: tuple[Any, ...]) -> str:
-        """Digest for a call; of a method with its class, because it may call other methods through ``self``."""
+    def code_for(self, args: tuple[Any, ...]) -> Code:
+        """Code for a call; of a method with its class, because it may call other methods through ``self``."""
         cls = type(args[0]) if args else None
-        if cls not in self._sources:
+        if cls not in self._codes:
             member = inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None) if cls is not None else None
             is_method = getattr(member, "__wrapped__", None) is self.function
-            self._sources[cls] = digest([self.source, fingerprint(cls)]) if is_method else self.source
-        return self._sources[cls]
+            self._codes[cls] = _together([self.code, read_code(cls)]) if is_method else self.code
+        return self._codes[cls]
 
     def key(self, *args: Any, **kwargs: Any) -> Hashable:
         """The tuning key of a call whose keyword arguments are not those of a config."""
@@ -162,7 +167,11 @@ class FunctionLaunch:
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""
-        return self.owner.source_for(self.arguments[0])
+        return self.owner.code_for(self.arguments[0]).digest
+
+    def not_followed(self) -> list[str]:
+        """Imports whose code is not in that digest."""
+        return self.owner.code_for(self.arguments[0]).not_followed
 
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
@@ -224,6 +233,10 @@ class FunctionLaunch:
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""
         return Checker(self.owner.check, self.owner.function) if self.owner.check is not None else None
+
+
+def _together(codes: list[Code]) -> Code:
+    return Code(digest([each.digest for each in codes]), sorted({name for each in codes for name in each.not_followed}))
 
 
 def _has_tensor(key: object) -> bool:

@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import triton
 
-from dist_tune.cache import anatomy, fingerprint, nearest_key
+from dist_tune.cache import Code, anatomy, nearest_key, read_code
 from dist_tune.configs import describe_all, digest, stable_repr, unique
 from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
-_sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
 _identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
 """Kernel -> its configs by id, with their descriptions."""
@@ -79,9 +79,16 @@ class Launch:
 
     def source(self) -> str:
         """Digest of the code, and of all it calls; made once for each kernel object."""
-        if self.kernel not in _sources:
-            _sources[self.kernel] = fingerprint(self.kernel)
-        return _sources[self.kernel]
+        return self._code().digest
+
+    def not_followed(self) -> list[str]:
+        """Imports whose code is not in that digest."""
+        return self._code().not_followed
+
+    def _code(self) -> Code:
+        if self.kernel not in _codes:
+            _codes[self.kernel] = read_code(self.kernel)
+        return _codes[self.kernel]
 
     def checker(self) -> None:
         """None: the result of a kernel is unknown here."""

@@ -54,6 +54,9 @@ class Tunable(Protocol):
     def source(self) -> str:
         """Digest of the code, and of all it calls."""
 
+    def not_followed(self) -> list[str]:
+        """Imports inside that code, as "module.name", that are not in the digest."""
+
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
 

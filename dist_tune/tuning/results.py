@@ -25,6 +25,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         kernel=site.kernel if site is not None else label.partition("[")[0],
         key=site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
         source=site.source if site is not None else "",
+        not_followed=site.not_followed if site is not None else [],
         winner=winner,
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
         n_replays=context.replays.n_replays,

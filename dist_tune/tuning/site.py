@@ -40,6 +40,8 @@ class Site:
     """The configs described, in order."""
     source: str = ""
     """Digest of the code; empty where no cache is asked."""
+    not_followed: list[str] = field(default_factory=list)
+    """Imports in the code that the digest leaves out."""
     is_compiled: bool = True
     """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
     is_recorded: bool = True

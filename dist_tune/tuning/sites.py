@@ -158,6 +158,7 @@ class Sites:
             return site
         record = self.lookup.look_up(label, launch, texts)
         site.source = self.lookup.source(label)
+        site.not_followed = launch.not_followed() if site.source else []
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return site

@@ -124,6 +124,16 @@ def test_show_without_measured_times(cache: Cache, ask: Answers):
     assert "regs" not in out
 
 
+def test_imports_that_a_source_leaves_out_are_shown(cache: Cache, ask: Answers):
+    """A change of their code is not noticed, and the page says so."""
+    (stem,) = keep(cache, record(not_followed=["helper.work", "import_module(...)"]))
+    for command in ("show", "explain"):
+        assert "without helper.work, import_module(...): if these change, the record still counts" in ask(command, stem)
+        assert ask.json(command, stem)
+    (other,) = keep(cache, record(key="[8192]"))
+    assert "without helper" not in ask("show", other)
+
+
 def test_a_field_in_brackets_is_a_heading(cache: Cache, ask: Answers):
     """The name of a field is no markup of the table."""
     keep(cache, record(candidates=[candidate(index, fields={"[bold]M": index, "N": -index}) for index in range(2)]))

@@ -1,0 +1,96 @@
+"""Imports that code makes when it runs, and the files of modules that are not loaded yet. Nothing is imported or run.
+
+Knows Python's bytecode and its finders; nothing of fingerprints.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import _LazyModule  # type: ignore[attr-defined]  # missing in its stubs
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+from dist_tune.cache.inspection import vars_of_module
+
+_CALLS = {"import_module", "__import__"}
+_FOREIGN_FOLDERS = {"site-packages", "dist-packages"}
+_MAX_FILE_BYTES = 1 << 20
+
+
+class Import(NamedTuple):
+    """One import statement, or one call of ``importlib.import_module``."""
+
+    module: str
+    """Its absolute name; empty if that is not written in the code."""
+    names: tuple[str, ...] = ()
+    """Of ``from module import names``."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{self.module}.{name}" for name in self.names) or self.module or "import_module(...)"
+
+
+def imports_in(codes: Iterable[CodeType], package: str) -> list[Import]:
+    """The imports of some code, in order and without repeats; relative ones are those of a module in ``package``."""
+    found: list[Import] = []
+    for code in codes:
+        if dis.opmap["IMPORT_NAME"] in code.co_code[::2] or not _CALLS.isdisjoint((*code.co_names, *code.co_varnames, *code.co_freevars)):
+            found += _imports_of(code, package)
+    return list(dict.fromkeys(found))
+
+
+def is_installed(code: CodeType) -> bool:
+    """True for the code of an installed package."""
+    return not _FOREIGN_FOLDERS.isdisjoint(Path(code.co_filename).parts)
+
+
+def loaded(module: str) -> ModuleType | None:
+    """A module that has been imported, and is not to be loaded at its first use."""
+    value = sys.modules.get(module)
+    return value if isinstance(value, ModuleType) and not issubclass(type(value), _LazyModule) else None
+
+
+def code_of(module: str) -> CodeType | None:
+    """The code of a module that is not loaded, compiled and not run; None if it is not a file of the user's."""
+    with suppress(Exception):  # finders of the user's raise anything; so do files that are no Python
+        spec = _spec_of(module)
+        path = Path(spec.origin) if spec is not None and spec.origin is not None else None
+        if path is not None and _FOREIGN_FOLDERS.isdisjoint(path.parts) and path.stat().st_size <= _MAX_FILE_BYTES:
+            return compile(path.read_bytes(), path.name, "exec", dont_inherit=True)
+    return None
+
+
+def _spec_of(module: str) -> Any:
+    parent = module.rpartition(".")[0]
+    folders = None
+    if parent:
+        package = loaded(parent)
+        folders = vars_of_module(package).get("__path__") if package is not None else _spec_of(parent).submodule_search_locations
+        if folders is None:  # no package
+            return None
+    finders: list[Any] = [PathFinder, *(each for each in sys.meta_path if each is not PathFinder)]
+    return next((spec for each in finders if (spec := each.find_spec(module, folders)) is not None), None)
+
+
+def _imports_of(code: CodeType, package: str) -> Iterator[Import]:
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "PUSH_NULL", "KW_NAMES")]
+    for at, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, names = steps[at - 2].argval, steps[at - 1].argval
+            yield Import(_absolute("." * level + step.argval, package), tuple(names or ()))
+        elif step.opname.startswith("LOAD_") and step.argval in _CALLS and at + 1 < len(steps):
+            given = steps[at + 1].argval if steps[at + 1].opname == "LOAD_CONST" else None
+            yield Import(_absolute(given, package) if isinstance(given, str) else "")
+
+
+def _absolute(name: str, package: str) -> str:
+    stem = name.lstrip(".")
+    n_up = len(name) - len(stem) - 1
+    if n_up < 0:
+        return name
+    base = package.rsplit(".", n_up)[0] if n_up else package
+    return f"{base}.{stem}".strip(".")
