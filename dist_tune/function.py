@@ -87,7 +87,8 @@ def autotune(
             config for all calls.
         prune_fn: ``prune_fn(config, *args, **kwargs)``, True keeps. ``config["gemm_config"]["BLOCK_M"]`` and ``config["BLOCK_M"]`` work.
         check: ``check(result, *args, **kwargs)``, False or an AssertionError is wrong; or a function that returns the right result;
-            or ``matches(reference, rtol=..., atol=...)``. A config that changes an argument which others leave as it is is out, too.
+            or ``matches(reference, rtol=..., atol=...)``. A config from the cache is checked once, and tuned anew if it answers wrongly on
+            any rank. Out is also a config that changes an argument which others leave as it is.
         reset: called before each replay but the first. Without it, tensors among the arguments are copied (also those of a module, up to
             a quarter of the GPU's free memory, 1 GiB on a CPU) and put back before each run, so that the call changes them once.
         n_warmup: untimed replays before the race.

@@ -30,6 +30,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         CacheMissError: there must be a record, and there is none.
     """
     for _ in range(_MAX_DISCOVERIES):
+        wrong = context.replays.trials.wrong
         try:
             manifest = _exchange(context, is_watched, gathers=not is_under_way)
         except (AloneError, StoreGoneError) as error:
@@ -40,9 +41,11 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             context.log.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
             return None
         is_under_way = True
-        if not manifest.disputed and not manifest.refused and manifest.is_watched:
+        if not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched:
             context.sites.settle(dict.fromkeys(manifest.sites, ()))
             return manifest
+        wrong.clear()
+        _refute(context, manifest.wrong)
         context.sites.evict(set(manifest.disputed))
         context.sites.distrust_records(set(manifest.refused))
         is_watched = True
@@ -61,11 +64,22 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
     for label, record in records.items():
         times = {each.index: each.latency_ms for each in record.candidates if each.latency_ms is not None}
         context.sites.apply(label, record.best.config, times)
+        if (site := context.sites.met.get(label)) is not None:
+            site.is_unchecked = site.is_whole and site.checker is not None
         source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
         context.log.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, manifest.cached[label].winner, {})
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
+
+
+def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
+    """Tune sites anew whose config from the cache has answered wrongly on some rank."""
+    for label, how in wrong.items():
+        told = f"site={label} the config from the cache answers wrongly, and it is tuned anew: {how}"
+        context.log.bind(progress=True).warning(told)
+    context.sites.refute(set(wrong))
+    context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
 
 
 def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> None:
@@ -99,7 +113,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
     while True:
         mine = _manifest_of(context, spelled, is_watched)
         if gathers:
-            manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not context.sites.new)
+            manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not (context.sites.new or context.replays.trials.wrong))
         else:
             manifest = context.reduce("manifest", mine, MANIFESTS)
         gathers = False
@@ -114,6 +128,9 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
         if manifest.refused and context.lookup.is_required:
             raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use. {required}.")
+        for label, how in manifest.wrong.items():
+            if context.lookup.is_required:
+                raise CacheMissError(f"site {label}: the config from the cache answers wrongly, {how}. {required}.")
         if not manifest.unlisted:
             return manifest
         spelled |= set(manifest.unlisted)
@@ -138,6 +155,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             label: lookup.ticket(label, site.record, runs=site.record is None or site.record.winner not in site.failures)
             for label, site in sites.items()
         },
+        wrong=dict(context.replays.trials.wrong),
         prior={label: lookup.prior_times(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),

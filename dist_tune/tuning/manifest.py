@@ -44,6 +44,8 @@ class RankManifest:
     """Host seconds of this rank's latest run of the closure."""
     kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """Kernel and key -> the kernels that share them on this rank, each by its code and by what they differ in."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Sites whose config from the cache has answered wrongly here -> how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class SiteManifest:
     """Of the slowest rank."""
     told_apart: dict[str, list[str]] = field(default_factory=dict)
     """Kernel and key -> names of the values that tell kernels apart. If there are any, sites get new labels, and all else is void."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -134,6 +138,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
+        wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
     )
 
 

@@ -44,6 +44,8 @@ class Site:
     """Imports in the code that the digest leaves out."""
     is_compiled: bool = True
     """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    is_whole: bool = False
+    """True for a function that is the whole closure."""
     is_recorded: bool = True
     """True if the launches inside such a function are recorded, to compile those of other candidates ahead."""
     prepare: Callable[[Any], None] | None = None
@@ -53,6 +55,8 @@ class Site:
     """True until it is reported to the others and loaded."""
     record: TuningRecord | None = None
     """Of this rank's cache."""
+    is_unchecked: bool = False
+    """True if the next result is to be judged: of a config from the cache, or inside a closure the first one."""
     slots: dict[int, Slot] = field(default_factory=dict)
     """Places for the winner, by the identity of the decorated object."""
     failures: dict[int, CandidateFailure] = field(default_factory=dict)

@@ -121,6 +121,15 @@ class Sites:
         self._compiler.rename(renamed)
         self.lookup.rename(renamed)
 
+    def refute(self, labels: set[str]) -> None:
+        """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
+        for label in labels & self.met.keys():
+            for slot in self.met.pop(label).slots.values():
+                slot.clear()
+        for label in labels:
+            self._winners.pop(label, None)
+        self._uncached |= labels
+
     def apply(self, label: str, winner: str, timings_ms: Mapping[int, float]) -> None:
         """Use a config, described, from now on; at a site not met here yet as soon as it is met."""
         self._winners[label] = winner
@@ -151,18 +160,20 @@ class Sites:
         texts = [launch.describe(config) for config in configs]
         site = Site(
             label, launch.name, launch.key_text, configs, texts,
-            is_compiled=launch.is_compiled, is_recorded=launch.is_recorded, prepare=launch.prepare,
+            is_compiled=launch.is_compiled, is_whole=launch.is_whole, is_recorded=launch.is_recorded, prepare=launch.prepare,
         )  # fmt: skip
         if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
             site.winner, site.is_new = configs[texts.index(self._winners[label])], False
             return site
         record = self.lookup.look_up(label, launch, texts)
+        site.checker = launch.checker()
+        # On all ranks alike, whether they have a record or not: a reference may be collective.
+        site.is_unchecked = site.checker is not None and not launch.is_whole
         site.source = self.lookup.source(label)
         site.not_followed = launch.not_followed() if site.source else []
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return site
-        site.checker = launch.checker()
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:

@@ -49,6 +49,8 @@ class Trials:
         """Candidates that raised after issuing a collective; peers may wait in the rest."""
         self.recorder: LaunchRecorder | None = None
         """Writes down the launches inside functions."""
+        self.wrong: dict[str, str] = {}
+        """Sites whose config from the cache has answered wrongly -> how."""
         self.inputs = Inputs()
         """Arguments of the function that is tuned, if it is the whole closure."""
         self._closure = closure
@@ -134,7 +136,7 @@ class Trials:
             self.samples.nest(outer, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, [])
-            return launch.run(site.winner, self._undo)
+            return self._run_recalled(site, launch) if site.is_unchecked else launch.run(site.winner, self._undo)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
         self._zeroes = bool(self._schedule) or site.label not in self._launched
         self._launched.add(site.label)
@@ -168,9 +170,11 @@ class Trials:
         is_turn = index == trial.candidate
         span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
-        checker = site.checker if is_turn and trial.is_checked and index not in site.failures else None
+        is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
+        checker = site.checker if is_checked else None
+        site.is_unchecked &= not is_checked
         inputs = self.inputs if launch.is_whole else Inputs()
-        if not launch.is_whole and not trial.is_timed and (trial.is_checked or site.checker is not None):
+        if not launch.is_whole and not trial.is_timed and site.record is None and (trial.is_checked or site.checker is not None):
             inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
@@ -197,7 +201,9 @@ class Trials:
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return _Returned(value)
-        if checker is None and site.checker is not None and not launch.is_whole:  # not judged: the first run of a closure, a stand-in's
+        if (
+            checker is None and site.checker is not None and site.record is None and not launch.is_whole
+        ):  # not judged: the first run of a closure, a stand-in's
             self._undo.keep(inputs.copies(inputs.changed()))
         site.stand_in = index
         if is_turn and trial.is_timed:
@@ -207,6 +213,20 @@ class Trials:
         if span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
+
+    def _run_recalled(self, site: Site, launch: Tunable) -> Any:
+        """Launch a config from the cache, and judge its result once."""
+        assert site.checker is not None
+        site.is_unchecked = False
+        site.checker.begin(*launch.arguments, is_repeated=False)
+        try:
+            value = launch.run(site.winner, self._undo)
+        except BaseException:
+            site.checker.restore()
+            raise
+        if wrong := site.checker.judge(value, *launch.arguments):
+            self.wrong[site.label] = wrong
+        return value
 
     def _is_right(self, site: Site, index: int, value: Any, launch: Tunable, inputs: Inputs) -> bool:
         """Judge a result, and note which arguments were changed though they are no outputs."""
