@@ -1,0 +1,71 @@
+"""Arguments that real kernels change: copies on the GPU, and what there is no room for. Needs one.
+
+python -m pytest -m gpu tests/gpu/test_function_inputs.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dist_tune import autotune
+
+pytestmark = pytest.mark.gpu
+BLOCKS = [{"block": block} for block in (256, 512, 1024)]
+
+
+@triton.jit
+def _add_kernel(c_ptr, x_ptr, n, BLOCK: tl.constexpr, HARMS: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(c_ptr + offsets, tl.load(c_ptr + offsets, mask=mask) + x, mask=mask)
+    if HARMS:
+        tl.store(x_ptr + offsets, x * 2, mask=mask)
+
+
+def _tuned(harmful: int, check: Any) -> Any:
+    @autotune(BLOCKS, None, check=check, n_warmup=2, n_repeat=5, cache=False)
+    def step(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
+        _add_kernel[(triton.cdiv(c.numel(), block),)](c, x, c.numel(), BLOCK=block, HARMS=block == harmful)
+        return c
+
+    return step
+
+
+@pytest.mark.parametrize("check", [None, lambda c, x: c + x])
+def test_a_kernel_that_adds_in_place_does_so_once(check: Any):
+    """Also where its runs are queued ahead of the device."""
+    c, x = torch.ones(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
+    step = _tuned(0, check)
+    assert torch.equal(step(c, x), 1 + x)
+    assert torch.equal(step(c, x), 1 + x + x)
+
+
+def test_a_kernel_that_harms_its_input_is_dropped_and_undone():
+    """Torch does not count what a kernel writes."""
+    c, x = torch.ones(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
+    before = x.clone()
+    step = _tuned(512, lambda c, x: c + x)
+    assert torch.equal(step(c, x), 1 + before)
+    assert torch.equal(x, before)
+    assert "it changes its argument x" in step.records[0].candidates[1].failure
+
+
+def test_copies_take_a_quarter_of_the_free_memory_at_most():
+    """A larger argument that no run changes is no error."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    x = torch.zeros(int(free * 0.3), dtype=torch.uint8, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+
+    @autotune(BLOCKS, None, n_warmup=0, n_repeat=1, cache=False)
+    def reads(x: torch.Tensor, block: int) -> torch.Tensor:
+        return x[:block].sum()
+
+    reads(x)
+    assert torch.cuda.max_memory_allocated() < 1.1 * x.numel()
