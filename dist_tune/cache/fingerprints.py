@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dist_tune.cache.imports import Import, code_of, imports_in, is_installed, loaded
+from dist_tune.cache.imports import Import, code_in, imports_in, is_installed, loaded, source_of
 
 # One name a line would be 21 lines.
 # isort: off
@@ -27,7 +27,7 @@ from dist_tune.cache.inspection import (
 # isort: on
 
 _MAX_NODES, _MAX_VALUES = 2_000, 20_000  # functions and classes; constants and captured values of all of them
-_MAX_FILES = 100  # of modules that are not loaded
+_MAX_BYTES = 1 << 19  # of files of modules
 _MAX_CHARACTERS = 1 << 22  # of one string
 _MAX_DEPTH = 32  # containers in containers
 _KERNEL_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug", "reset_to_zero", "restore_value")
@@ -49,8 +49,8 @@ def fingerprint(function: object) -> str:
     The same in all processes of one minor version of Python, wherever the files are, and for a kernel under Triton's interpreter.
     Counted are bytecode, arguments, defaults and annotations; captured values, tensors by shape and dtype; of globals, constants in
     UPPER_CASE and Triton's ``constexpr``. Followed are globals, captured functions and attributes of modules that the code
-    names, into all packages but the standard library, torch, triton, numpy and dist_tune; so are imports within a function: into
-    modules that are loaded, and else into the user's files as a whole, which are not run. Not followed: what an object holds; imports
+    names, into all packages but the standard library, torch, triton, numpy and dist_tune; so are imports within a function, into
+    the user's files as a whole, which are not run, and into other modules that are loaded. Not followed: what an object holds; imports
     of installed packages that are not loaded, and of names that the code computes. A variable that the code itself assigns to is
     state and not counted. Never raises. The work is bounded: code near the function counts first.
     """
@@ -65,7 +65,7 @@ def read_code(function: object) -> Code:
 
 @dataclass(frozen=True, eq=False)
 class _File:
-    """A module that is not loaded."""
+    """A module that is imported within a function, as it is on disk."""
 
     code: CodeType
     package: str
@@ -82,7 +82,7 @@ class Reader:
         """To be read; kept, so that no id is used twice."""
         self._places: dict[int, int] = {}
         self._files: dict[str, _File | None] = {}
-        self._values_left = _MAX_VALUES
+        self._values_left, self._bytes_left = _MAX_VALUES, _MAX_BYTES
         self.not_followed: set[str] = set()
         while (wrapped := wrapped_by(self._layers[-1])) is not None and len(self._layers) < _MAX_DEPTH:
             self._layers.append(wrapped)
@@ -158,31 +158,30 @@ class Reader:
         return found
 
     def _imported(self, wanted: Import, attributes: set[str], unknown: set[str]) -> list[Any]:
-        """Names in a module that is loaded; of others the files of the module and its packages, and of submodules that the names may be."""
-        module = loaded(wanted.module)
-        parts = wanted.module.split(".")
-        missing = [name for n in range(len(parts)) if loaded(name := ".".join(parts[: n + 1])) is None]
-        meanings: list[Any] = [self._file(name) for name in missing]
-        if meanings and meanings[-1] is None:
+        """Modules by their files, so that it does not matter whether they are loaded; where that cannot be, by the names in memory."""
+        meanings = [self._file(wanted.module)]
+        scopes: list[dict[str, Any]] = []
+        if meanings[0] is None and (module := loaded(wanted.module)) is not None:
+            scopes.append(vars_of_module(module))
+        elif meanings[0] is None:
             unknown.add(str(wanted))
-        scopes = [vars_of_module(module)] if module is not None else []
-        for name in wanted.names:
-            submodule = loaded(f"{wanted.module}.{name}")
-            if submodule is not None:
-                scopes.append(vars_of_module(submodule))
-            elif module is None or name not in scopes[0]:
-                meanings.append(self._file(f"{wanted.module}.{name}"))
-                if module is not None and meanings[-1] is None:
-                    unknown.add(f"{wanted.module}.{name}")
+        for submodule in (f"{wanted.module}.{name}" for name in wanted.names if not scopes or name not in scopes[0]):
+            meanings.append(self._file(submodule))
+            if meanings[-1] is None and (module := loaded(submodule)) is not None:
+                scopes.append(vars_of_module(module))
+            elif meanings[-1] is None and scopes:
+                unknown.add(submodule)
         return [*meanings, self._globals(set(wanted.names) or attributes, attributes, scopes) if scopes else []]
 
     def _file(self, module: str) -> Any:
-        """A module that is not loaded, by the whole of its file; None if there is none, or it is not the user's."""
-        if module not in self._files and len(self._files) < _MAX_FILES:
-            code = code_of(module)
-            is_package = code is not None and code.co_filename == "__init__.py"
+        """A module by the whole of its file, and what that imports; None if that is not known to be the module's code, or is too much."""
+        if module not in self._files:
+            path = source_of(module)
+            self._bytes_left -= 0 if path is None else path.stat().st_size
+            code = None if path is None or self._bytes_left < 0 else code_in(path)
+            is_package = path is not None and path.name == "__init__.py"
             self._files[module] = None if code is None else _File(code, module if is_package else module.rpartition(".")[0])
-        file = self._files.get(module)
+        file = self._files[module]
         return None if file is None else self._reference(file)
 
     def _foreign_function(self, function: FunctionType) -> tuple[Any, ...]:

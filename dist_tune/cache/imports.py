@@ -1,4 +1,4 @@
-"""Imports that code makes when it runs, and the files of modules that are not loaded yet. Nothing is imported or run.
+"""Imports that code makes when it runs, and the files of the modules that they name. Nothing is imported or run.
 
 Knows Python's bytecode and its finders; nothing of fingerprints.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
@@ -19,7 +20,8 @@ from dist_tune.cache.inspection import vars_of_module
 
 _CALLS = {"import_module", "__import__"}
 _FOREIGN_FOLDERS = {"site-packages", "dist-packages"}
-_MAX_FILE_BYTES = 1 << 20
+_STARTED = time.time()
+"""As file systems date files, about: clocks of file servers may differ."""
 
 
 class Import(NamedTuple):
@@ -54,22 +56,33 @@ def loaded(module: str) -> ModuleType | None:
     return value if isinstance(value, ModuleType) and not issubclass(type(value), _LazyModule) else None
 
 
-def code_of(module: str) -> CodeType | None:
-    """The code of a module that is not loaded, compiled and not run; None if it is not a file of the user's."""
-    with suppress(Exception):  # finders of the user's raise anything; so do files that are no Python
-        spec = _spec_of(module)
-        path = Path(spec.origin) if spec is not None and spec.origin is not None else None
-        if path is not None and _FOREIGN_FOLDERS.isdisjoint(path.parts) and path.stat().st_size <= _MAX_FILE_BYTES:
-            return compile(path.read_bytes(), path.name, "exec", dont_inherit=True)
+def source_of(module: str) -> Path | None:
+    """The file of a module, loaded or not, that has not changed since this process began; None if it is not one of the user's."""
+    with suppress(Exception):  # finders of the user's raise anything
+        known = sys.modules.get(module)
+        origin = _spec_of(module).origin if known is None else vars_of_module(known).get("__file__")
+        path = Path(origin)
+        # A loaded module may be older than its file: then what is in memory counts.
+        is_as_loaded = known is None or isinstance(known, _LazyModule) or path.stat().st_mtime <= _STARTED
+        if is_as_loaded and path.suffix == ".py" and _FOREIGN_FOLDERS.isdisjoint(path.parts) and path.is_file():
+            return path
     return None
+
+
+def code_in(path: Path) -> CodeType | None:
+    """The code in a file, compiled and not run; None if it is no Python."""
+    try:
+        return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def _spec_of(module: str) -> Any:
     parent = module.rpartition(".")[0]
     folders = None
     if parent:
-        package = loaded(parent)
-        folders = vars_of_module(package).get("__path__") if package is not None else _spec_of(parent).submodule_search_locations
+        known = sys.modules.get(parent)
+        folders = vars_of_module(known).get("__path__") if known is not None else _spec_of(parent).submodule_search_locations
         if folders is None:  # no package
             return None
     finders: list[Any] = [PathFinder, *(each for each in sys.meta_path if each is not PathFinder)]

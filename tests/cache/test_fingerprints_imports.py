@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.cache import read_code
+from dist_tune.cache import imports, read_code
 from dist_tune.cache.fingerprints import fingerprint
 from tests.function_options import BLOCKS, quiet
 from tests.source_programs import with_globals
@@ -51,9 +52,11 @@ def is_loaded() -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("loads", [False, True])
-def test_what_an_import_within_a_function_brings_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str, loads: bool):
-    """In the module itself and in those that it imports, loaded or not; not comments, and no module is loaded for it."""
+@pytest.mark.parametrize(("loads", "is_old"), [(False, True), (True, True), (True, False)])
+def test_what_an_import_within_a_function_brings_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, form: str, loads: bool, is_old: bool
+):
+    """In the module and in those that it imports, loaded or not, from memory where a file is newer than the process. Not comments."""
 
     def read() -> str:
         for name in [each for each in sys.modules if each.startswith("lazy_")]:
@@ -68,6 +71,7 @@ def test_what_an_import_within_a_function_brings_counts(folder: Path, monkeypatc
         return code.digest
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(imports, "_STARTED", time.time() + 3600 * (1 if is_old else -1))
     before = read()
     (folder / "lazy_helper.py").write_text(FILES["lazy_helper"].replace("words", "other words"))
     assert read() == before
@@ -80,12 +84,24 @@ def test_what_an_import_within_a_function_brings_counts(folder: Path, monkeypatc
         assert read() == before
 
 
-@pytest.mark.parametrize("name", ["lazy_pack/__init__", "lazy_pack/sibling"])
-def test_relative_imports_are_followed(folder: Path, name: str):
+def test_it_does_not_matter_whether_a_module_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that a script that goes on after a crash, and another rank, find the same record."""
+    monkeypatch.setattr(imports, "_STARTED", time.time() + 3600)
+    function = with_globals(FORMS[0])
+    before = fingerprint(function)
+    importlib.import_module("lazy_helper")
+    assert fingerprint(function) == before
+    monkeypatch.setattr(imports, "_STARTED", 0.0)
+    from_memory = fingerprint(function)
+    (folder / "lazy_helper.py").write_text("def work(x):\n    return -x\n")  # after it was loaded
+    assert fingerprint(function) == from_memory != before
+
+
+def test_relative_imports_are_followed(folder: Path):
     """As from a module of the package."""
     source = "def f(x):\n    from .inner import deepest\n    return deepest(x)"
     before = fingerprint(with_globals(source, __package__="lazy_pack", __name__="lazy_pack.user"))
-    (folder / f"{name}.py").write_text(FILES[name] + "def more(x): return x\n")
+    (folder / "lazy_pack" / "sibling.py").write_text("def last(x):\n    return -x\n")
     assert fingerprint(with_globals(source, __package__="lazy_pack", __name__="lazy_pack.user")) != before
     assert not is_loaded()
 
