@@ -6,7 +6,6 @@ values must not be continued all the same. Runs no code of the user's.
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
@@ -14,11 +13,10 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache.inspection import EMPTY, attributes_of, nested_codes
+from dist_tune.cache.inspection import EMPTY, attributes_of, names_used, nested_codes
 from dist_tune.keys import shared_sizes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_WRITES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]}
 _MAX_DEPTH = 3
 """Functions in functions, and objects in objects."""
 
@@ -60,10 +58,8 @@ def _seen(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
 
 def _variables(function: FunctionType) -> dict[str, Any]:
     """Globals and captured variables that the code names and does not assign to."""
-    codes = list(nested_codes(function.__code__))
-    written = {step.argval for code in codes for step in dis.get_instructions(code) if step.opcode in _WRITES}
-    named = {each for code in codes for each in code.co_names} & function.__globals__.keys()
-    found = {each: function.__globals__[each] for each in named}
+    read, written = names_used(list(nested_codes(function.__code__)))
+    found = {each: function.__globals__[each] for each in read & function.__globals__.keys()}
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != EMPTY:
             found[variable] = cell.cell_contents
