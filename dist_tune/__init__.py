@@ -10,7 +10,7 @@ The rest is internal, from the leaves up: distributed, measure, search, compiler
 """
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord
-from dist_tune.contextual import TunedClosure, contextual_autotune
+from dist_tune.contextual import contextual_autotune
 from dist_tune.errors import (
     AbsentRanksError,
     CacheMissError,
@@ -23,10 +23,11 @@ from dist_tune.errors import (
     StoreGoneError,
     StuckDeviceError,
 )
-from dist_tune.function import TunedFunction, autotune
+from dist_tune.function import autotune
 from dist_tune.keys import power_of_two, size_classes, to_hashable
 from dist_tune.measure import matches
 from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
+from dist_tune.tuned import TunedClosure, TunedFunction
 
 __all__ = [  # noqa: RUF022  # by what it is for
     "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",

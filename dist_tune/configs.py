@@ -15,6 +15,8 @@ from typing import Any
 
 import triton
 
+from dist_tune.validation import check_names, spelled
+
 FunctionConfig = dict[str, Any]
 """Values by the names of a function's keyword arguments."""
 # Addresses differ between processes; two ranks must render one value the same way.
@@ -98,6 +100,8 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
         ValueError: the space is empty.
     """
     configs = [dict(each) if isinstance(each, Mapping) else {_config_parameter(function, each): each} for each in config_space]
+    for config in configs:
+        check_names("config_space", config)
     if not configs:
         raise ValueError("config_space is empty: autotune needs at least one config")
     parameters = _parameters(function)
@@ -105,7 +109,7 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
         keywords = {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
         for config in configs:
             if unknown := [name for name in config if name not in keywords]:
-                raise TypeError(f"{function!r} takes no keyword {unknown[0]!r}; a config in config_space has it: {config}")
+                raise TypeError(f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space has it: {describe(config)}")
     return configs
 
 
@@ -144,7 +148,8 @@ def _config_parameter(function: Callable[..., Any], value: object) -> str:
     if isinstance(value, triton.Config) and len(annotated) == 1:
         return annotated[0]
     raise TypeError(
-        f"config_space holds {value!r}, and {function!r} has no parameter named config: write configs as mappings, {{'parameter': value}}"
+        f"config_space holds {_describe_value(value)}, and {spelled(function)} has no parameter named config: write configs as mappings, "
+        f"{{'parameter': value}}"
     )
 
 

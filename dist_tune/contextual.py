@@ -5,47 +5,32 @@ Decides when to tune, and does little where there is nothing to tune.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Calls, Ranks, Solo, group_of, is_symmetric, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, is_symmetric, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.keys import to_hashable
 from dist_tune.measure import StepState, is_capturing, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings
+from dist_tune.tuned import TunedClosure
 from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing
+from dist_tune.validation import check_function, check_ordinary
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 P = ParamSpec("P")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 _shape_and_dtype = attrgetter("shape", "dtype")
-
-
-class TunedClosure(Protocol[P, R_co]):
-    """A decorated closure: the function itself, and what its tunings found."""
-
-    records: list[TuningRecord]
-    """One per tuned site, oldest first; equal on all ranks but for facts that only this rank measured."""
-
-    __name__: str
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the closure; kernels that Triton has no config for are tuned first."""
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]:
-        """A method, where the closure is one."""
 
 
 def contextual_autotune(
@@ -90,7 +75,8 @@ def contextual_autotune(
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
 
     Raises:
-        TypeError: a number of replays is not an int, ``budget_s`` is no number, or what is decorated is not an ordinary function.
+        TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
+            is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
             ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
@@ -99,6 +85,8 @@ def contextual_autotune(
         raise TypeError(
             "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
         )
+    check_group("group", group)
+    check_function("reset", reset, "reset()")
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
@@ -110,19 +98,6 @@ def contextual_autotune(
         return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache)).tuned()
 
     return decorate
-
-
-def check_ordinary(function: object, decorator: str) -> None:
-    """Refuse to decorate what has not run when it returns.
-
-    Raises:
-        TypeError: a static or class method, a coroutine, a generator, or nothing callable.
-    """
-    is_deferred = inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    if isinstance(function, staticmethod | classmethod):
-        raise TypeError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
-    if not callable(function) or is_deferred:
-        raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {function!r}")
 
 
 class _Tuner(Generic[P, R]):

@@ -13,53 +13,34 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig, as_configs, distinct
-from dist_tune.contextual import check_ordinary
-from dist_tune.distributed import Calls, Ranks, Solo, group_of, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
+from dist_tune.keys import named_key
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
+from dist_tune.tuned import TunedFunction, shown_signature
 from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config
+from dist_tune.validation import REQUIRED, Required, check_function, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-
-class TunedFunction(Protocol):
-    """A decorated function, and what its tunings found."""
-
-    records: list[TuningRecord]
-    """One per tuned key, oldest first; equal on all ranks but for facts that only this rank measured."""
-    configs: list[FunctionConfig]
-    """The config space, without repeats."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
-
-    def __call__(
-        self,
-        *args: Any,
-        autotune: bool = True,
-        autotune_verbose: bool = False,
-        autotune_pg: ProcessGroup | None = None,
-        autotune_allow_arg_overwrite: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Call the function with the config for its key; tune first where there is none."""
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        """A method, where the function is one."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def autotune(
-    config_space: Iterable[Any],
-    key_fn: Callable[..., Hashable] | None,
+    config_space: Iterable[Any] | Required = REQUIRED,
+    key_fn: Callable[..., Hashable] | Required | None = REQUIRED,
     prune_fn: Callable[..., bool] | None = None,
     *,
+    configs: Iterable[Any] | Required = REQUIRED,
+    key: Iterable[str] | Required = REQUIRED,
     check: Callable[..., Any] | None = None,
     reset: Callable[[], object] | None = None,
     n_warmup: int = 5,
@@ -68,7 +49,7 @@ def autotune(
     cache: bool = True,
     bucket: Callable[[int], Hashable] | None = None,
     nearest: bool = False,
-) -> Callable[[Callable[..., Any]], TunedFunction]:
+) -> Callable[[Callable[P, R]], TunedFunction[P, R]]:
     """Tune a function over a space of configs, by calling it; all ranks end with the config whose slowest rank is fastest.
 
     The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the config from the cache if all ranks
@@ -86,6 +67,8 @@ def autotune(
         key_fn: from the arguments of a call to what decides whether a config can be used again: sizes, dtypes. Hashable. None: one
             config for all calls.
         prune_fn: ``prune_fn(config, *args, **kwargs)``, True keeps. ``config["gemm_config"]["BLOCK_M"]`` and ``config["BLOCK_M"]`` work.
+        configs: Triton's name of ``config_space``.
+        key: in place of ``key_fn``, as in ``triton.autotune``: names of arguments. Their values and the dtypes of all tensors decide.
         check: ``check(result, *args, **kwargs)``, False or an AssertionError is wrong; or a function that returns the right result;
             or ``matches(reference, rtol=..., atol=...)``. A config from the cache is checked once, and tuned anew if it answers wrongly on
             any rank. Out is also a config that changes an argument which others leave as it is.
@@ -100,18 +83,36 @@ def autotune(
             call of a key is collective then; inside a tuned closure, where ranks do not talk, it is the first one all the same.
 
     Raises:
-        TypeError: a config has a name that the function does not take, or what is decorated is not an ordinary function.
+        TypeError: an option is not of its kind, both spellings of one were given, a config has a name that the function does not take, or
+            what is decorated is not an ordinary function.
         ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
+    given: object = config_space
+    if callable(given) and key_fn is REQUIRED and key is REQUIRED:
+        raise TypeError(
+            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
+        )
+    space = check_space(*spelling("config_space", config_space, "configs", configs))
+    key_option, key_given = spelling("key_fn", key_fn, "key", key)
+    if key_option == "key_fn":
+        hint = f"; names of arguments go to key={key_given}" if isinstance(key_given, list | tuple | str) else ""
+        check_function("key_fn", key_given, f"key_fn(*args, **kwargs){hint}")
+    check_function("prune_fn", prune_fn, "prune_fn(config, *args, **kwargs)")
+    check_function("check", check, "check(result, *args, **kwargs), a reference, or matches(reference)")
+    check_function("reset", reset, "reset()")
+    check_function("bucket", bucket, "bucket(size), as power_of_two")
     plan = Plan(n_warmup, n_repeat, budget_s=budget_s)
-    space = list(config_space)
 
-    def decorate(function: Callable[..., Any]) -> TunedFunction:
+    def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
         if hasattr(function, "run") and hasattr(function, "__getitem__"):
-            raise TypeError(f"autotune decorates functions that launch kernels, and got a kernel: {function!r}. Those have triton.autotune")
+            name = getattr(getattr(function, "fn", function), "__name__", "")
+            raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {name}. Those have triton.autotune")
         check_ordinary(function, "autotune")
-        tunable = TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, check, bucket)
+        configs, texts = distinct(as_configs(space, function))
+        chosen = frozenset(name for config in configs for name in config)
+        key_of = named_key(key_given, function, chosen) if key_option == "key" else cast("Callable[..., Hashable] | None", key_given)
+        tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket)
         return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache), uses_nearest=nearest).tuned()
 
     return decorate
@@ -134,7 +135,7 @@ class _FunctionTuner:
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
-    def tuned(self) -> TunedFunction:
+    def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
         function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, interception.listeners
         calls = self.calls
@@ -166,6 +167,7 @@ class _FunctionTuner:
             try:
                 config = winners.get(slot_key)
             except TypeError:
+                check_group("autotune_pg", autotune_pg)
                 self.tunable.check_key(key)
                 raise
             if config is not None and not listeners:
@@ -173,13 +175,17 @@ class _FunctionTuner:
                 return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
             return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
-        wrapper = cast("TunedFunction", update_wrapper(call, function))
+        signature = shown_signature(function, inspect.signature(call))
+        wrapper = cast("TunedFunction[Any, Any]", update_wrapper(call, function))
         wrapper.records = self.records
         wrapper.configs = self.tunable.configs
+        if signature is not None:
+            vars(wrapper)["__signature__"] = signature
         return wrapper
 
     def call_new(self, key: Hashable, slot_key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""
+        check_group("autotune_pg", group)
         listener = interception.listener_here()
         launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=listener is None)
         if listener is not None and listener.is_watching:

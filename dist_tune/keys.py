@@ -6,14 +6,16 @@ Knows tensors by shape, stride and dtype. Knows nothing of configs, kernels or w
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from dist_tune.configs import stable_repr
+from dist_tune.validation import spelled
 
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 
@@ -70,6 +72,41 @@ def key_text(key: Any) -> str:
     """
     key = to_hashable(key)
     return f"[{_joined(key)}]" if isinstance(key, tuple) else _text(key)
+
+
+def named_key(names: object, function: Callable[..., Any], chosen: frozenset[str]) -> Callable[..., Hashable]:
+    """The key function of Triton's ``key=``: values of the named arguments, and dtypes of all tensors among the arguments.
+
+    A named tensor counts with shape, strides and dtype. ``chosen``: arguments that configs hold.
+
+    Raises:
+        TypeError: it is no list of names.
+        ValueError: a name is no argument of the function, or one that configs hold.
+    """
+    if callable(names):
+        raise TypeError(f"key= takes names of arguments, got {spelled(names)}: a function is key_fn=")
+    if isinstance(names, str | bytes | Mapping) or not isinstance(names, Iterable):
+        raise TypeError(f"key must be a list of names of arguments, got {spelled(names)}")
+    wanted = list(names)
+    if wrong := [name for name in wanted if not isinstance(name, str)]:
+        raise TypeError(f"key must be a list of names of arguments, got {spelled(wrong[0])} among them")
+    if both := [name for name in wanted if name in chosen]:
+        raise ValueError(f"key names {both[0]!r}, which is an argument that the configs choose: name what the call brings")
+    parameters = inspect.signature(function).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if unknown := [name for name in wanted if name not in parameters and not takes_any]:
+        raise ValueError(f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has {list(parameters)}")
+    places = {name: i for i, (name, each) in enumerate(parameters.items()) if each.kind <= each.POSITIONAL_OR_KEYWORD}
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+
+    def key_of(*args: Any, **kwargs: Any) -> Hashable:
+        values = [
+            args[places[name]] if places.get(name, len(args)) < len(args) else kwargs.get(name, defaults.get(name)) for name in wanted
+        ]
+        dtypes = [each.dtype for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        return tuple([to_hashable(each) for each in (*values, *dtypes)])
+
+    return key_of
 
 
 def power_of_two(size: int) -> int:

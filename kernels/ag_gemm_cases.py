@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,7 @@ def ways_to_check(device: torch.device) -> Iterator[tuple[str, Run]]:
     # Without a cache: a config found there would have been checked at another time.
     yield "step, tuned", contextual_autotune(is_dist=True, n_warmup=1, n_repeat=1, cache=False)(ctx.__call__)
     tuned = autotune(config_space(), key_fn, prune_by_shared_memory, check=matches(expected), n_warmup=1, n_repeat=1, cache=False)
-    function = tuned(ag_gemm.__wrapped__)
+    function: Any = tuned(ag_gemm.__wrapped__)
     yield "function, tuned", lambda a, b, out: function(a, b, ctx, out=out)
 
 

@@ -5,12 +5,22 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.distributed.calls import Calls
-from dist_tune.distributed.ranks import Ranks, Solo, device_identity, group_of, is_symmetric, member_ranks, n_collectives, shared_store
+from dist_tune.distributed.ranks import (
+    Ranks,
+    Solo,
+    check_group,
+    device_identity,
+    group_of,
+    is_symmetric,
+    member_ranks,
+    n_collectives,
+    shared_store,
+)
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "device_identity", "group_of", "is_secondary", "is_symmetric",
-    "member_ranks", "n_collectives", "shared_store",
+    "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity", "group_of",
+    "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "shared_store",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.errors import DistTuneError
+from dist_tune.validation import spelled
 
 
 class Solo:
@@ -159,6 +160,20 @@ def _backends(*groups: dist.ProcessGroup) -> list[Any]:
 def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
     """Global ranks of a group; None is the world. Empty without torch.distributed."""
     return frozenset(dist.get_process_group_ranks(group)) if dist.is_initialized() else frozenset()
+
+
+def check_group(option: str, group: object) -> None:
+    """Refuse what is no process group. That of a rank outside a new group is refused at the call, by ``group_of``.
+
+    Raises:
+        TypeError: it is no process group.
+    """
+    if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    raise TypeError(
+        f"{option} must be a process group, as torch.distributed.new_group([0, 1]) or get_group() of a device mesh makes one, "
+        f"got {spelled(group)}"
+    )
 
 
 _groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}

@@ -18,6 +18,7 @@ import torch
 from dist_tune.measure.compare import difference, parts_of
 from dist_tune.measure.inputs import name_of
 from dist_tune.measure.memory import Path, memory_of, shares_memory, tensors_in, version_of
+from dist_tune.validation import check_function
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ def matches(reference: Callable[..., Any], *, rtol: float | None = None, atol: f
     TF32 in Triton, unless it is told otherwise, and need ``rtol=1e-3``. Integers and bools must be equal.
 
     Raises:
+        TypeError: ``reference`` is no function.
         ValueError: a tolerance is negative, infinite or NaN.
     """
+    check_function("reference", reference, "reference(*args, **kwargs)", is_needed=True)
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value}, need a number from 0")

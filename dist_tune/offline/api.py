@@ -18,6 +18,7 @@ from dist_tune.offline.jobs import Job, Mode, raise_failures
 from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions
 from dist_tune.offline.runs import MakeRun
 from dist_tune.search import SearchStrategy
+from dist_tune.validation import check_space
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -56,10 +57,11 @@ def tune_kernel(
 
     Raises:
         NoValidConfigError: no config runs and gives the right result; with the reasons.
-        ValueError, TypeError: the space is empty or holds no dicts, or a number is out of range.
+        ValueError, TypeError: the space is empty or holds no dicts by name, a number is out of range, an option is not of its kind, or the
+            factory returns no pair.
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
-    problem = Problem(name or _name(make_run_and_gt_fn), list(search_space), make_run_and_gt_fn, config_callback)
+    problem = Problem(name or _name(make_run_and_gt_fn), check_space("search_space", search_space), make_run_and_gt_fn, config_callback)
     return problem.config_of(Job("merge", group).tune_one(problem, options).winner)
 
 

@@ -17,6 +17,7 @@ from dist_tune.offline.config_files import file_content, small_medium_large, wit
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
+from dist_tune.validation import check_function
 
 Latencies = Mapping[int, float]
 """Config, by its index in a space -> time at one size."""
@@ -57,7 +58,11 @@ class ConfigFile:
 
         Raises:
             ValueError: no sizes, or one twice; no name of a file; configs that JSON cannot hold.
+            TypeError: what must be a function is none.
         """
+        check_function("make_for_size", self.make_for_size, "make_for_size(size)", is_needed=True)
+        check_function("classes", self.classes, "classes(size)", is_needed=True)
+        check_function("config_callback", self.config_callback, "config_callback(config)")
         if not self.sizes or len(set(self.sizes)) < len(self.sizes):
             raise ValueError(f"{self.json_file_name}: need sizes, and each once, got {list(self.sizes)}")
         file_content(self.json_file_name, {str(i): config for i, config in enumerate(self.search_space)})

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, device_identity, group_of, member_ranks, shared_store
+from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, check_group, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.log import tuning_log
 from dist_tune.offline.journal import by_index, forget
@@ -45,6 +45,7 @@ class Job:
     def __init__(self, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
         if mode is not None and mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
+        check_group("group", group)
         self._settings = Settings()
         is_dist = group is not None or bool(member_ranks(None))
         self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Solo()

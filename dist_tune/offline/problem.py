@@ -18,6 +18,7 @@ from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
 from dist_tune.search import STRATEGIES, SearchStrategy
 from dist_tune.settings import Settings
+from dist_tune.validation import check_function, spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class SearchOptions:
             raise ValueError(f"search must be one of {STRATEGIES}, got {self.search!r}")
         if isinstance(self.num_iters, bool) or not isinstance(self.num_iters, int) or self.num_iters < 1:
             raise ValueError(f"need num_iters as an int from 1, got {self.num_iters!r}")
+        for name, tolerance in (("atol", self.atol), ("rtol", self.rtol)):
+            if not isinstance(tolerance, int | float):
+                raise TypeError(f"{name} must be a number, got {spelled(tolerance)}")
+        if self.max_configs is not None and (isinstance(self.max_configs, bool) or not isinstance(self.max_configs, int)):
+            raise TypeError(f"max_configs must be an int, got {spelled(self.max_configs)}")
         if not (0 <= self.atol < math.inf and 0 <= self.rtol < math.inf):
             raise ValueError(f"need tolerances from 0, got atol={self.atol} and rtol={self.rtol}")
         if self.max_configs is not None and self.max_configs < 1:
@@ -61,6 +67,10 @@ class Problem:
     """Object whose code and values the measurements depend on, beside the factory's: that of a factory made on demand."""
     release: Callable[[], None] = lambda: None
     """Called when the problem is tuned, to free its inputs."""
+
+    def __post_init__(self) -> None:
+        check_function("make_run_and_gt_fn", self.make_run_and_gt_fn, "make_run_and_gt_fn(config)", is_needed=True)
+        check_function("config_callback", self.config_callback, "config_callback(config)")
 
     @property
     def digest(self) -> str:

@@ -17,6 +17,7 @@ from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Span, wrong_output
 from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, Watch
 from dist_tune.tuning import is_fatal
+from dist_tune.validation import spelled
 
 Run = Callable[[], Any]
 MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
@@ -84,13 +85,13 @@ class Runs:
                 self._callback(config)
                 self._changed.add(config.index)
             try:
-                run, ground_truth = self._make(dict(config))  # a copy: launchers may take keys out of it
+                made = self._make(dict(config))  # a copy: launchers may take keys out of it
             except torch.OutOfMemoryError:
                 self.make_room()
-                run, ground_truth = self._make(dict(config))
+                made = self._make(dict(config))
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)
-        return Made(run, ground_truth)
+        return _as_made(made)
 
     def _drop_oldest(self) -> None:
         while len(self._held) >= _MAX_HELD:
@@ -98,6 +99,22 @@ class Runs:
         while len(self._held) > 1 and _is_memory_short():
             self._held.popitem(last=False)
             self.capacity = max(2, min(self.capacity, len(self._held)))
+
+
+def _as_made(made: object) -> Made | Exception:
+    """The factory's answer. None is a vote against the config; any other answer that is no pair is a mistake in the script.
+
+    Raises:
+        TypeError: the answer is no pair of a function and its expected result.
+    """
+    if made is None:
+        return TypeError("make_run_and_gt_fn returned None for this config")
+    if isinstance(made, tuple | list) and len(made) == 2 and callable(made[0]):
+        return Made(*made)
+    raise TypeError(
+        f"make_run_and_gt_fn must return (run, ground_truth): a function without arguments and its expected result (None: not checked), "
+        f"got {spelled(made)}"
+    )
 
 
 def _is_memory_short() -> bool:

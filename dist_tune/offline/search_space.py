@@ -11,6 +11,7 @@ from typing import Any
 
 from dist_tune.configs import describe_all
 from dist_tune.offline.config_files import without_amd_keys
+from dist_tune.validation import check_names, spelled
 
 _FULL: dict[str, tuple[int, ...]] = {
     "num_stages": (1, 2, 3, 4, 5), "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
@@ -46,12 +47,13 @@ def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str
 
     Raises:
         ValueError: the space is empty.
-        TypeError: a config is no mapping.
+        TypeError: a config is no mapping, or has a name that is no string.
     """
     space = list(search_space)
     for config in space:
         if not isinstance(config, Mapping):
-            raise TypeError(f"a search space holds dicts of values by name, got {config!r}")
+            raise TypeError(f"a search space holds dicts of values by name, got {spelled(config)}")
+        check_names("search_space", config)
     own = [without_amd_keys(config) for config in space]
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for text, config, original in zip(describe_all(own), own, space, strict=True):

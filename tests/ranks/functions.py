@@ -20,6 +20,6 @@ def shape_of(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return tuple(x.shape)
 
 
-def chosen(function: TunedFunction) -> list[str]:
+def chosen(function: TunedFunction[Any, Any]) -> list[str]:
     """The configs that its tunings ended with."""
     return [record.best.config for record in function.records]

@@ -1,0 +1,268 @@
+"""Options of the decorators and of tuning scripts that cannot work: refused at decoration, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+import dist_tune.offline as offline
+from dist_tune import autotune, contextual_autotune, matches
+from tests.function_options import BLOCKS, QUICK, quiet
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quiet(monkeypatch, tmp_path)
+
+
+def step(x: Any, block: int = 1) -> Any:
+    return x
+
+
+class Thing:
+    pass
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reset": 5}, "reset must be a function, reset\\(\\), got 5"),
+        ({"reset": Thing()}, "reset must be .* got an object of type Thing"),
+        ({"is_dist": True, "group": "tp"}, "group must be a process group.* got 'tp'"),
+        ({"is_dist": True, "group": [0, 1]}, r"group must be a process group.* got \[0, 1\]"),
+    ],
+)
+def test_an_option_of_a_closure_is_named(options: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        contextual_autotune(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reset": 5}, r"reset must be a function, reset\(\), got 5"),
+        ({"check": 3}, "check must be a function.* got 3"),
+        ({"bucket": 5}, "bucket must be a function.* got 5"),
+        ({"prune_fn": ["x"]}, r"prune_fn must be a function.* got \['x'\]"),
+        ({"key_fn": 4}, "key_fn must be a function.* got 4"),
+        ({"key_fn": ["x"]}, r"key_fn must be a function.* names of arguments go to key=\['x'\]"),
+        ({"config_space": 3}, "config_space must be a list of configs, got 3"),
+        ({"config_space": step}, "config_space must be a list of configs, got the function step"),
+        ({"config_space": {"block": 1}}, r"config_space must be a list of configs.*write config_space=\[...\]"),
+        ({"config_space": "block"}, "config_space must be a list of configs, got 'block'"),
+        ({"configs": BLOCKS}, "config_space= or configs=, got both"),
+        ({"key": ["x"]}, "key_fn= or key=, got both"),
+    ],
+)
+def test_an_option_of_a_function_is_named(options: Any, words: str):
+    given: Any = {"config_space": BLOCKS, "key_fn": None, **options}
+    with pytest.raises(TypeError, match=words) as caught:
+        autotune(**given)
+    assert " at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ([{3: 4}], "config_space holds a config with the name 3"),
+        ([{"block": 1}, {("block",): 1}], r"config_space holds a config with the name \('block',\)"),
+        ([{"nothing": step}], "the function step takes no keyword 'nothing'"),
+        ([triton.Config({"BLOCK": 16})], "config_space holds .*BLOCK=16.* and the function step has no parameter named config"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_shown_as_it_reads(space: Any, words: str):
+    """Without the address of a function or a triton.Config."""
+    with pytest.raises(TypeError, match=words) as caught:
+        autotune(space, None)(step)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_autotune_without_parentheses():
+    """The error shows how it is written."""
+    bare: Any = autotune
+    with pytest.raises(TypeError, match=r"not the function: write @autotune\(\["):
+
+        @bare
+        def f(x: int, block: int) -> int:
+            return x
+
+
+@pytest.mark.parametrize("given", [{}, {"config_space": BLOCKS}, {"key": ["x"]}])
+def test_a_space_and_a_key_are_needed(given: Any):
+    with pytest.raises(TypeError, match=r"autotune needs .*got neither"):
+        autotune(**given)
+
+
+@pytest.mark.parametrize(("group", "text"), [("tp", "'tp'"), ([0, 1], r"\[0, 1\]")])
+def test_a_group_at_the_call_is_named(group: Any, text: str):
+    tuned: Any = autotune(BLOCKS, None, **QUICK)(step)
+    with pytest.raises(TypeError, match=f"autotune_pg must be a process group.* got {text}"):
+        tuned(1, autotune_pg=group)
+    assert tuned(1) == 1
+
+
+# -- key= --------------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_arguments_are_a_key():
+    """By position, by name and by default; a tensor is its shape, strides and dtype; dtypes of all tensors count, as in Triton."""
+
+    @autotune(configs=BLOCKS, key=["n", "scale", "x"], **QUICK)
+    def f(y: torch.Tensor, n: int, *, x: torch.Tensor | None = None, scale: int = 7, block: int = 0) -> int:
+        return n
+
+    tuned: Any = f
+    y = torch.ones(2)
+    for _ in range(2):
+        tuned(y, 3)
+    tuned(y, n=3)
+    tuned(n=3, y=torch.ones(5))
+    assert [record.key for record in f.records] == ["[3,7,None,torch.float32]"]
+    tuned(y.double(), 3)
+    tuned(y, 3, scale=8)
+    tuned(y, 3, x=torch.ones(4))
+    assert [record.key for record in f.records[1:]] == [
+        "[3,7,None,torch.float64]", "[3,8,None,torch.float32]", "[3,7,((4),(1),torch.float32),torch.float32,torch.float32]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "words"),
+    [
+        ("x", TypeError, "key must be a list of names of arguments, got 'x'"),
+        (["x", 3], TypeError, "key must be a list of names of arguments, got 3 among them"),
+        (5, TypeError, "key must be a list of names of arguments, got 5"),
+        (lambda x: x, TypeError, "key= takes names of arguments.*a function is key_fn="),
+        (["z"], ValueError, r"key names 'z', which is no argument of the function step; it has \['x', 'block'\]"),
+        (["block"], ValueError, "key names 'block', which is an argument that the configs choose"),
+    ],
+)
+def test_a_key_that_names_nothing_is_refused(key: Any, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        autotune(BLOCKS, key=key)(step)
+
+
+# -- what cannot be heard ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def managed(x: int, block: int = 0) -> Any:
+    yield x
+
+
+@contextlib.asynccontextmanager
+async def managed_later(x: int, block: int = 0) -> Any:
+    yield x
+
+
+async def later(x: int, block: int = 0) -> int:
+    return x
+
+
+def one_by_one(x: int, block: int = 0) -> Any:
+    yield x
+
+
+class Later:
+    async def __call__(self, x: int, block: int = 0) -> int:
+        return x
+
+
+class OneByOne:
+    def __call__(self, x: int, block: int = 0) -> Any:
+        yield x
+
+
+DEFERRED = [
+    (managed, "context manager"), (managed_later, "context manager"), (later, "coroutine"), (one_by_one, "generator"),
+    (Later(), "coroutine"), (OneByOne(), "generator"), (functools.partial(managed, 1), "context manager"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("decorate", [contextual_autotune(), autotune(BLOCKS, None)], ids=["contextual_autotune", "autotune"])
+@pytest.mark.parametrize(("function", "kind"), DEFERRED)
+def test_what_has_not_run_when_it_returns_is_refused(decorate: Any, function: Any, kind: str):
+    """With its kind, and without the address of an object."""
+    with pytest.raises(TypeError, match=f"which have run when they return; got .* makes a {kind}") as caught:
+        decorate(function)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_a_wrapper_that_runs_a_generator_is_ordinary():
+    """A decorated generator function that is used up inside has run when it returns."""
+
+    @functools.wraps(one_by_one)
+    def drained(x: int, block: int = 0) -> list[int]:
+        return list(one_by_one(x))
+
+    @functools.wraps(later)
+    def awaited(x: int, block: int = 0) -> int:
+        return asyncio.run(later(x))
+
+    assert autotune(BLOCKS, None, **QUICK)(drained)(1) == [1]
+    assert contextual_autotune()(awaited)(1) == 1
+
+
+# -- tuning scripts ----------------------------------------------------------------------------------------------------
+
+
+def make(config: dict[str, Any]) -> Any:
+    return lambda: torch.ones(1), None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"search_space": 3}, "search_space must be a list of configs, got 3"),
+        ({"search_space": make}, "search_space must be a list of configs, got the function make"),
+        ({"search_space": [{3: 4}]}, "search_space holds a config with the name 3"),
+        ({"search_space": [Thing()]}, "a search space holds dicts of values by name, got an object of type Thing"),
+        ({"make_run_and_gt_fn": 3}, "make_run_and_gt_fn must be a function.* got 3"),
+        ({"config_callback": 3}, "config_callback must be a function.* got 3"),
+        ({"group": "tp"}, "group must be a process group.* got 'tp'"),
+        ({"atol": "x"}, "atol must be a number, got 'x'"),
+        ({"max_configs": "x"}, "max_configs must be an int, got 'x'"),
+        ({"make_run_and_gt_fn": lambda config: lambda: torch.ones(1)}, r"must return \(run, ground_truth\).* got the function"),
+        ({"make_run_and_gt_fn": lambda config: (3, None)}, r"must return \(run, ground_truth\).* got \(3, None\)"),
+        ({"make_run_and_gt_fn": lambda config: (torch.ones(1), None, 4)}, r"must return \(run, ground_truth\).* got a tuple of 3 values"),
+    ],
+)
+def test_an_option_of_a_tuning_script_is_named(options: Any, words: str):
+    """Also the factory's answer, which is known with its first config; a pair of a function and a result is expected."""
+    given: Any = {"search_space": BLOCKS, "make_run_and_gt_fn": make, "num_iters": 1, **options}
+    with pytest.raises(TypeError, match=words) as caught:
+        offline.tune_kernel(**given)
+    assert not re.search(r" at 0x|\bobject at\b", str(caught.value))
+
+
+def test_a_factory_may_refuse_a_config_with_none():
+    """That is a vote against this config alone."""
+    best = offline.tune_kernel(BLOCKS, lambda config: make(config) if config["block"] == 2 else None, num_iters=1)  # type: ignore[arg-type,return-value]
+    assert best == {"block": 2}
+
+
+def test_a_file_to_tune_is_judged_first():
+    given: Any = {"sizes": [1], "make_for_size": 3, "search_space": BLOCKS, "json_file_name": "a.json", "save_path": "."}
+    with pytest.raises(TypeError, match=r"make_for_size must be a function.* got 3"):
+        offline.tune_and_save_configs(**given)
+    with pytest.raises(TypeError, match=r"classes must be a function.* got 3"):
+        offline.tune_and_save_configs(**{**given, "make_for_size": lambda size: make, "classes": 3})
+
+
+def test_matches_takes_a_function():
+    wrong: Any = 3
+    with pytest.raises(TypeError, match=r"reference must be a function.* got 3"):
+        matches(wrong)
