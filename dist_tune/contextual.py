@@ -20,7 +20,7 @@ from dist_tune.keys import to_hashable
 from dist_tune.measure import StepState, is_capturing, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
-from dist_tune.settings import Settings
+from dist_tune.settings import read_settings
 from dist_tune.tuned import TunedClosure
 from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing
 from dist_tune.validation import check_function, check_ordinary
@@ -207,7 +207,7 @@ class _Tuner(Generic[P, R]):
 
     def open(self) -> Tuning:
         """A tuning for the call that begins."""
-        settings = Settings()
+        settings = read_settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
         self.calls = ranks.calls(self.name)
         return Tuning(self.name, self.calls, ranks, self.options, settings)

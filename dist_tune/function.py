@@ -22,7 +22,7 @@ from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
-from dist_tune.settings import Settings
+from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
 from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config
 from dist_tune.validation import REQUIRED, Required, check_function, check_ordinary, check_space, spelling
@@ -211,12 +211,12 @@ class _FunctionTuner:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
         if not interception.is_listening():
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls[group] = ranks_of(group, Settings()).calls(self.tunable.name)
+                self.calls[group] = ranks_of(group, read_settings()).calls(self.tunable.name)
             self.calls[group].n_calls += 1
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
-        settings = Settings()
+        settings = read_settings()
         ranks = ranks_of(group, settings)
         self.calls[group] = ranks.calls(launch.name)
         try:
@@ -260,7 +260,7 @@ class _FunctionTuner:
             if known is None:
                 known = self.borrowed.get(slot_key)
             if known is None and not interception.is_listening():  # inside a closure ranks do not talk
-                settings = Settings()
+                settings = read_settings()
                 known = nearest_config(launch, ranks_of(group, settings), settings, config)
                 self.borrowed[slot_key] = known
             config = known if known is not None else config

@@ -7,16 +7,16 @@ sink takes loguru 3 ms, as much as all else that a call with a known config does
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from loguru._logger import Core, Logger  # the public logger is one for the whole process
 
 from dist_tune.settings import Settings
+from dist_tune.warn_once import to_terminal, warn_once
 
 if TYPE_CHECKING:
     import loguru
@@ -36,18 +36,32 @@ class _Story:
     def write(self, line: str, record: loguru.Record) -> None:
         """Write a line to the file, and to the terminal if its level is high enough."""
         level = record["level"].no
-        if self._file is not None and level >= self._file_level:
-            self._file.write(line)
-            self._file.flush()  # the last line before a crash is the one that matters
+        if level >= self._file_level:
+            self._write_file(line)
         is_progress = self._shows_progress and bool(record["extra"].get("progress"))
         if is_progress or (self._shown_level is not None and level >= self._shown_level):
-            sys.stderr.write(f"dist_tune: {record['message']}\n")
+            to_terminal(f"dist_tune: {record['message']}\n")
+
+    def _write_file(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+            self._file.flush()  # the last line before a crash is the one that matters
+        except (OSError, ValueError) as error:  # a full disk, a file that another thread has closed
+            _warn_of_file(Path(self._file.name), Path(self._file.name).parent, error)
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError, ValueError):  # what could not be written is tried once more
+                file.close()
 
     def end(self) -> None:
         """Close the file; later lines go nowhere."""
-        if self._file is not None:
-            self._file.close()
-        self._file, self._shown_level, self._shows_progress = None, None, False
+        self._close()
+        self._shown_level, self._shows_progress = None, False
 
 
 @contextmanager
@@ -65,7 +79,7 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
         # Append: a second tuning, or a second run, adds to the story and does not erase the first.
         file = (settings.log_dir / f"rank-{rank}.log").open("a", encoding="utf-8")
     except OSError as error:
-        warnings.warn(f"dist_tune keeps no log: {settings.log_dir} cannot be written ({error})", stacklevel=4)
+        _warn_of_file(settings.log_dir, settings.log_dir, error)
     shown_level = logger.level("INFO").no if is_first and is_verbose else None
     story = _Story(file, logger.level(level).no, shown_level, shows_progress=is_first and settings.progress)
     try:
@@ -81,6 +95,10 @@ def _logger(least_level: str) -> loguru.Logger:
     logger = cast("loguru.Logger", Logger(Core(), **options, patchers=[], extra={}))
     logger.add(_write, format=_FILE_FORMAT, level=least_level, catch=True)
     return logger
+
+
+def _warn_of_file(path: Path, folder: Path, error: Exception) -> None:
+    warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
 
 
 def _write(message: loguru.Message) -> None:

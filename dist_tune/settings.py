@@ -1,21 +1,52 @@
 """The ``DIST_TUNE_*`` environment variables.
 
-Read at the start of each tuning, never at import, so that a test or a launcher may set them late.
+Read at the start of each tuning, never at import, so that a test or a launcher may set them late. An empty variable is unset.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dist_tune.warn_once import warn_once
+
+_BOOL = "1, 0, true, false, yes, no, on or off"
+_ALLOWED = {
+    "DIST_TUNE_DEADLINE_S": "a number of seconds above 0, at most 86400", "DIST_TUNE_LOG_LEVEL": "TRACE, DEBUG, INFO or WARNING",
+    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path",
+}  # fmt: skip
+"""Variable -> what it may hold; ``_BOOL`` for all others."""
+
+
+class SettingsError(ValueError):
+    """Environment variables that cannot be read. The message is one line with the values and what is allowed.
+
+    Attributes:
+        names: the variables.
+    """
+
+    def __init__(self, error: ValidationError) -> None:
+        held = {str(each["loc"][0]): each["input"] for each in error.errors()}
+        told = [f"{_spelling(name)}={value!r} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
+        super().__init__("; ".join(told))
+        self.names = tuple(held)
 
 
 class Settings(BaseSettings):
-    """Settings of one tuning. Raises pydantic's ``ValidationError`` naming the variable that cannot be read."""
+    """Settings of one tuning. Raises ``SettingsError`` naming the variables that cannot be read."""
 
     # Full names as aliases: an error about a value then names the variable.
-    model_config = SettingsConfigDict(frozen=True)
+    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True)
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise SettingsError(error) from None
 
     deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False, validation_alias="DIST_TUNE_DEADLINE_S")
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
@@ -35,3 +66,33 @@ class Settings(BaseSettings):
     """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
     require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
+
+
+def read_settings() -> Settings:
+    """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning, once, and counts as unset."""
+    try:
+        return Settings()
+    except SettingsError as error:
+        warn_once(f"dist_tune: {error}. The default is used")
+        defaults = Settings.model_construct()
+        fields = {str(name): field for field, each in Settings.model_fields.items() for name in _names(each.validation_alias)}
+        return Settings(**{name: getattr(defaults, fields[name]) for name in error.names})
+
+
+def shared_settings(settings: Settings) -> dict[str, float | bool]:
+    """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
+    fields = {
+        "deadline_s": settings.deadline_s,
+        **{name: getattr(settings, name) for name in ("always_tune", "version_check", "require_cache")},
+    }
+    return {f"DIST_TUNE_{name.upper()}": value for name, value in fields.items()}
+
+
+def _names(alias: object) -> list[object]:
+    return list(alias.choices) if isinstance(alias, AliasChoices) else [alias]
+
+
+def _spelling(name: str) -> str:
+    """The name under which a setting stands in the environment; pydantic tells the first of its names."""
+    names = next(names for each in Settings.model_fields.values() if name in (names := _names(each.validation_alias)))
+    return next((str(each) for each in names if os.environ.get(str(each))), name)

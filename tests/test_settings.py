@@ -1,12 +1,13 @@
 """The environment variables, by name."""
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from dist_tune.settings import Settings
+from dist_tune.settings import Settings, SettingsError, read_settings
 
 pytestmark = pytest.mark.once
 
@@ -89,3 +90,52 @@ def test_a_deadline_is_finite(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", str(math.inf))
     with pytest.raises(ValueError):
         Settings()
+
+
+@pytest.mark.parametrize("name", [*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values()])
+def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch, name: str):
+    """As a launcher exports it that has nothing to say; another name of the setting counts then."""
+    monkeypatch.setenv(name, "")
+    assert Settings() == Settings.model_construct()
+    if name.removeprefix("DIST_TUNE_") in ALIASES:
+        monkeypatch.setenv(ALIASES[name.removeprefix("DIST_TUNE_")], VALUES[name.removeprefix("DIST_TUNE_")][0])
+        assert Settings() != Settings.model_construct()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("DIST_TUNE_DEADLINE_S", "-1", "a number of seconds above 0, at most 86400"),
+        ("DIST_TUNE_LOG_LEVEL", "LOUD", "TRACE, DEBUG, INFO or WARNING"),
+        ("DIST_TUNE_PROGRESS", "perhaps", "1, 0, true, false, yes, no, on or off"),
+        ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "perhaps", "1, 0, true, false, yes, no, on or off"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, text: str, allowed: str):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(SettingsError) as caught:
+        Settings()
+    assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
+
+
+def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.MonkeyPatch):
+    """Of the variables that cannot be read; the others count. The warning comes once, also where warnings are errors."""
+    for name, text in {"DEADLINE_S": "soon", "PROGRESS": "perhaps", "ALWAYS_TUNE": "1"}.items():
+        monkeypatch.setenv(f"DIST_TUNE_{name}", text)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        settings = [read_settings(), read_settings()]
+    assert [(each.deadline_s, each.progress, each.always_tune) for each in settings] == [(30.0, True, True)] * 2
+    (text,) = [str(each.message) for each in warned]
+    assert text.startswith("dist_tune: DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number")
+    assert "DIST_TUNE_PROGRESS='perhaps'" in text
+    assert "\n" not in text
+
+
+def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """It is written to the terminal instead."""
+    monkeypatch.setenv("DIST_TUNE_LOG_LEVEL", "LOUDER")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_settings().log_level == "DEBUG"
+    assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
-from pydantic import AliasChoices, ValidationError
+from pydantic import AliasChoices
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,8 +19,8 @@ from rich.text import Text
 from dist_tune.cli import machine, probes
 from dist_tune.cli.machine import Gpu
 from dist_tune.cli.probes import Found, State
-from dist_tune.cli.tables import Answer, facts, grid, plain, size, unread
-from dist_tune.settings import Settings
+from dist_tune.cli.tables import Answer, facts, grid, plain, size
+from dist_tune.settings import Settings, SettingsError
 
 _SETTINGS, _INTERCEPTION, _ON_GPU, _INTERPRETED = "settings", "interception", "Triton on the GPU", "Triton's interpreter"
 _VARIABLES = ("DIST_TUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_", "NCCL_", "TORCH_NCCL_", "GLOO_")
@@ -116,10 +116,7 @@ def _failed(name: str, error: Exception, advice: str) -> Finding:
 
 
 def _settings() -> Found:
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        raise ValueError(unread(error)) from error
+    settings = Settings()
     aliases = [field.validation_alias for field in Settings.model_fields.values()]
     choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
     names = sorted(str(name) for each in choices for name in each if str(name).startswith("DIST_TUNE_"))
@@ -136,7 +133,7 @@ def _settings() -> Found:
 def _folder(field: str, otherwise: str) -> Found:
     try:
         folder = getattr(Settings(), field)
-    except ValidationError:
+    except SettingsError:
         return "off", "not known: the settings cannot be read", ""
     return probes.folder(folder, f"DIST_TUNE_{field.upper()}", otherwise)
 

@@ -15,15 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from dist_tune.cache import Cache
 from dist_tune.cli import cache, doctor, explain
 from dist_tune.cli.machine import package_version
-from dist_tune.cli.tables import Answer, RefusedError, least_width, plain, unread
-from dist_tune.settings import Settings
+from dist_tune.cli.tables import Answer, RefusedError, least_width, plain
+from dist_tune.settings import Settings, SettingsError
 
 _UNLIMITED = 10_000
 """Width of a pipe or a file in characters: one record, one line."""
@@ -50,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer: Answer = asked.run(asked)
         except (RefusedError, OSError) as error:
             answer = _failure(1, str(error))
-        except ValidationError as error:
-            answer = _failure(2, unread(error))
+        except SettingsError as error:
+            answer = _failure(2, str(error))
         except KeyboardInterrupt:
             return 130
     for problem in answer.problems:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
@@ -74,11 +73,6 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def unread(error: ValidationError) -> str:
-    """Environment variables that are no settings, with value and reason."""
-    return "; ".join(f"{each['loc'][0]}={each['input']!r}: {each['msg']}" for each in error.errors())
 
 
 def grid(*headings: str, right: Collection[str] = ()) -> Table:

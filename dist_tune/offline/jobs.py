@@ -23,7 +23,7 @@ from dist_tune.offline.journal import by_index, forget
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchOptions
 from dist_tune.offline.rounds import TunerContext
 from dist_tune.offline.tuner import Tuner
-from dist_tune.settings import Settings
+from dist_tune.settings import read_settings
 from dist_tune.tuning import is_fatal
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Job:
         if mode is not None and mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
         check_group("group", group)
-        self._settings = Settings()
+        self._settings = read_settings()
         is_dist = group is not None or bool(member_ranks(None))
         self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Solo()
         self._is_split = is_dist and mode != "merge"

@@ -16,6 +16,7 @@ from dist_tune.compiler import Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import Failures
 from dist_tune.search import BatchReport, Plan, Race, ReducedReport, reduce_reports
+from dist_tune.settings import Settings
 from dist_tune.tuning.site import check_alive
 from dist_tune.tuning.sites import Sites
 
@@ -99,6 +100,7 @@ class TuningContext:
     placement: Placement
     lookup: CacheLookup
     replays: Replayer
+    settings: Settings
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""

@@ -11,10 +11,13 @@ from dist_tune.cache import TuningRecord
 from dist_tune.configs import digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
+from dist_tune.settings import shared_settings
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 
 _MAX_DISCOVERIES = 4
+_told_settings: set[str] = set()
+"""Differences between ranks that this process has told."""
 MANIFESTS = Reduction(reduce_manifests)
 
 
@@ -121,6 +124,11 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             context.sites.settle(manifest.told_apart)
             spelled = set(context.sites.new) if context.ranks.is_first else set()
             continue
+        if manifest.differing and manifest.differing not in _told_settings:
+            _told_settings.add(manifest.differing)
+            context.log.bind(progress=True).warning(
+                f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
+            )
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
@@ -160,4 +168,5 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),
+        settings=shared_settings(context.settings),
     )

@@ -46,6 +46,8 @@ class RankManifest:
     """Kernel and key -> the kernels that share them on this rank, each by its code and by what they differ in."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly here -> how."""
+    settings: dict[str, float | bool] = field(default_factory=dict)
+    """Environment variables that ranks should have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class SiteManifest:
     """Kernel and key -> names of the values that tell kernels apart. If there are any, sites get new labels, and all else is void."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
+    differing: str = ""
+    """Settings that differ between ranks, with the values; empty if there are none."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -139,7 +143,20 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
+        differing=_differing_settings(manifests),
     )
+
+
+def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
+    """Each variable with its values and the first rank of each: "NAME is 0 on rank 0, 1 on rank 1"."""
+    told = []
+    for name in next(iter(manifests.values())).settings:
+        first = dict[float | bool, int]()
+        for rank, mine in manifests.items():
+            first.setdefault(mine.settings.get(name, 0), rank)
+        if len(first) > 1:
+            told.append(f"{name} is {', '.join(f'{value:g} on rank {rank}' for value, rank in first.items())}")
+    return "; ".join(told)
 
 
 def _share_records(sites: Sequence[str], manifests: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:

@@ -57,6 +57,7 @@ class Tuning:
         self._context = TuningContext(
             name, ranks, options.plan, log,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
+            settings=settings,
         )  # fmt: skip
 
     @property
