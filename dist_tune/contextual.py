@@ -22,7 +22,7 @@ from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing
+from dist_tune.tuning import Tuning, TuningOptions, Turn, Untuned, check_not_capturing
 from dist_tune.validation import check_function, check_ordinary
 
 if TYPE_CHECKING:
@@ -120,6 +120,10 @@ class _Tuner(Generic[P, R]):
         """Names of what the function was seen to change in place."""
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
+        self.turn = Turn()
+        """Threads that come to a first call together wait for what one of them finds."""
+        self.call: Callable[..., R] = function
+        """The function in the closure's place."""
         self.is_waived = False
         """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
 
@@ -138,7 +142,7 @@ class _Tuner(Generic[P, R]):
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
             if is_new and not self.is_waived and not is_capturing():
-                return self.first_call(signature, args, kwargs)
+                return self.first_call_in_turn(signature, args, kwargs)
             # From here to the return: nothing waits, logs or talks unless a kernel misses. It is intercept's push and
             # pop written out, for two calls less: a steady call may cost 1 us.
             ident = get_ident()
@@ -159,9 +163,17 @@ class _Tuner(Generic[P, R]):
             del value
             return self.tune(interception.pop(), args, kwargs, held)
 
+        self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
         return wrapper
+
+    def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
+        """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
+        with self.turn.taken(read_settings().deadline_s):
+            if signature not in self.seen:
+                return self.first_call(signature, args, kwargs)
+        return self.call(*args, **kwargs)
 
     def first_call(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""

@@ -13,6 +13,7 @@ from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.discover import MANIFESTS
+from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.manifest import RankManifest
 from dist_tune.tuning.site import Site, take_failures
 
@@ -78,6 +79,7 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
         compiler.queue(label, indices)
     for site in sites:
         for n_pending in compiler.wait(site.label, shares[site.label]):
+            note_progress()
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
@@ -85,6 +87,7 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
 
 def _load(context: TuningContext, site: Site, failed: Mapping[int, CandidateFailure]) -> None:
     for index in range(len(site.configs)):
+        note_progress()
         context.ranks.beat(f"loading candidate {index} of {site.label}")
         if index in failed:
             # Another rank found that it needs too much; so does this one, without having tried.

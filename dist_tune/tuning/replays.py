@@ -16,6 +16,7 @@ from dist_tune.errors import StuckDeviceError
 from dist_tune.measure import Clock, RngState, Span, wait_for_device
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Plan, Replay
+from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.trials import Trials
 
@@ -136,6 +137,7 @@ class Replayer:
         """One replay; ``whole`` times it."""
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
+        note_progress()
         interception.push(self.trials)
         began = time.perf_counter()
         try:
