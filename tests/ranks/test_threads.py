@@ -12,7 +12,7 @@ import torch
 
 from dist_tune import autotune
 from dist_tune.testing import on_ranks, values
-from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.kernels import autotuned, launch, tuned
 
 pytestmark = pytest.mark.once
 
@@ -37,26 +37,24 @@ def _in_threads(n: int, work: Any) -> list[Any]:
 
 
 def _six(rank: int) -> Any:
-    """A step of 50 ms, which with 3 configs is tuned for longer than the deadline of a fifth of a second."""
-    kernel = autotuned(blocks=(16, 32, 64))
+    """A step of 50 ms, which is tuned for longer than the deadline of a fifth of a second."""
+    function = _made()
     n_runs: list[int] = []
 
     def closure(x: torch.Tensor, number: int) -> int:
         n_runs.append(threading.get_ident())
-        time.sleep(0.05)
-        launch(kernel, x)
-        return number
+        return int(function(number))
 
-    step = tuned(kernel, closure, is_dist=False, cache=False)
+    step = tuned(None, closure, is_dist=False, cache=False)
     got = _in_threads(6, lambda i: step(torch.zeros(64), i))
-    return got, len(step.records), len(best(kernel)), sum(n_runs.count(each) > 1 for each in set(n_runs))
+    return got, len(step.records), sum(n_runs.count(each) > 1 for each in set(n_runs))
 
 
 def test_six_threads_tune_a_new_closure_once():
     """Each gets its own value; one thread replays, for longer than the deadline, and the others call once."""
-    ((got, n_records, n_best, n_replaying),) = values(on_ranks(1, _six, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "0.2"}))
+    ((got, n_records, n_replaying),) = values(on_ranks(1, _six, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "0.2"}))
     assert got == [*range(6)]
-    assert (n_records, n_best, n_replaying) == (1, 1, 1)
+    assert (n_records, n_replaying) == (1, 1)
 
 
 def _made() -> Any:
@@ -111,7 +109,7 @@ def test_a_thread_that_the_first_run_waits_for_goes_on():
 def _six_functions(rank: int) -> Any:
     ran: list[int] = []
 
-    @autotune([{"block": 1}, {"block": 2}], lambda x: None, n_warmup=0, n_repeat=1, cache=False)
+    @autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)
     def f(x: int, block: int = 0) -> int:
         ran.append(threading.get_ident())
         time.sleep(0.05)
