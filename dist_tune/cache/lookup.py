@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache.folder import Cache
-from dist_tune.cache.key_diff import differences, explain
+from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, environment
 from dist_tune.configs import digest
 from dist_tune.search import PriorTimes, ReducedTimes
@@ -106,6 +106,15 @@ class CacheLookup:
         if record is not None:
             return LookupResult(name, record.best.config, is_open=runs)
         return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
+
+    def reason_of_miss(self, label: str) -> str:
+        """Fields in which the nearest record of a site without one differs; empty if there is none, or no cache is asked."""
+        key = self._keys.get(label)
+        if self._cache is None or key is None or self._settings.always_tune:
+            return ""
+        records = self._cache.of_name(key.name)
+        record = nearest(key, records)
+        return explain(key, records) if record is not None and differences(key, record.cache_key) else ""
 
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from dist_tune.cache import Code, anatomy, nearest_key, read_code
@@ -17,6 +18,7 @@ from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Undo
+from dist_tune.validation import spelled
 
 
 @dataclass(eq=False)
@@ -173,6 +175,11 @@ class FunctionLaunch:
         """Imports whose code is not in that digest."""
         return self.owner.code_for(self.arguments[0]).not_followed
 
+    @property
+    def n_configs(self) -> int:
+        """Configs before pruning, without repeats."""
+        return len(self._configs)
+
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
         return digest(self.owner.texts)
@@ -191,17 +198,28 @@ class FunctionLaunch:
 
         Raises:
             NoValidConfigError: it keeps none.
+            TypeError: it returns anything but True or False.
         """
         prune_fn = self.owner.prune_fn
         if prune_fn is None:
             return self._configs
         args, kwargs = self.arguments
-        kept = [config for config in self._configs if prune_fn(ConfigView(config), *args, **kwargs)]
+        kept = [config for config in self._configs if self._keeps(prune_fn(ConfigView(config), *args, **kwargs))]
         if not kept:
             raise NoValidConfigError(
                 f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs. It must return True for those to try."
             )
         return kept
+
+    def _keeps(self, verdict: Any) -> bool:
+        """The answer of ``prune_fn``. A list is not empty and so not False, whatever is in it."""
+        is_bool = isinstance(verdict, bool | np.bool_) or (isinstance(verdict, int) and verdict in (0, 1))
+        if not is_bool and not (isinstance(verdict, torch.Tensor) and verdict.dtype is torch.bool and verdict.numel() == 1):
+            raise TypeError(
+                f"prune_fn of {self.name} returned {spelled(verdict)}: it is asked of each config, and must return True to keep it or "
+                f"False. A function that returns the configs to keep is early_config_prune of triton.autotune"
+            )
+        return bool(verdict)
 
     def describe(self, config: FunctionConfig) -> str:
         """A candidate on one line."""

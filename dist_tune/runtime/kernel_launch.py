@@ -103,6 +103,11 @@ class Launch:
         known = {_text(key): config for key, config in self.kernel.cache.items() if isinstance(key, tuple)}
         return known.get(nearest_key(self.key_text, list(known)))
 
+    @property
+    def n_configs(self) -> int:
+        """Configs before pruning, without repeats."""
+        return len(unique(self.kernel.configs))
+
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
         return digest(describe_all(self.kernel.configs))

@@ -57,6 +57,10 @@ class Tunable(Protocol):
     def not_followed(self) -> list[str]:
         """Imports inside that code, as "module.name", that are not in the digest."""
 
+    @property
+    def n_configs(self) -> int:
+        """Configs before pruning, without repeats."""
+
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
 

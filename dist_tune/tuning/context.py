@@ -17,6 +17,7 @@ from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import Failures
 from dist_tune.search import BatchReport, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
+from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.site import check_alive
 from dist_tune.tuning.sites import Sites
 
@@ -43,6 +44,8 @@ class TuningOptions:
     uses_cache: bool = False
     is_verbose: bool = False
     """True: lines from level INFO on go to the terminal, too."""
+    notices: Notices = field(default_factory=Notices)
+    """Told of the decorated object so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class TuningContext:
     lookup: CacheLookup
     replays: Replayer
     settings: Settings
+    notices: Notices
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""

@@ -7,6 +7,7 @@ from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.manifest import SiteManifest
+from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.warm_up import warm_up
 
 
@@ -30,6 +31,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
         scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
+        tell_of_sites(context, labels)
         failed = compile_new(context, manifest.compile_keys)
         for label in labels:
             failures = reasons(failed.get(label, {}))

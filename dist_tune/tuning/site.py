@@ -38,6 +38,8 @@ class Site:
     configs: list[Any]
     texts: list[str]
     """The configs described, in order."""
+    n_removed: int = 0
+    """Configs that prune rules removed."""
     source: str = ""
     """Digest of the code; empty where no cache is asked."""
     not_followed: list[str] = field(default_factory=list)

@@ -159,7 +159,7 @@ class Sites:
         configs = launch.candidates()
         texts = [launch.describe(config) for config in configs]
         site = Site(
-            label, launch.name, launch.key_text, configs, texts,
+            label, launch.name, launch.key_text, configs, texts, launch.n_configs - len(configs),
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, is_recorded=launch.is_recorded, prepare=launch.prepare,
         )  # fmt: skip
         if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run

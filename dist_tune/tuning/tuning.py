@@ -26,6 +26,7 @@ from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.exclusive import one_at_a_time
 from dist_tune.tuning.first_run import FirstRun
+from dist_tune.tuning.notices import tell_of_first_run
 from dist_tune.tuning.racing import run_race
 from dist_tune.tuning.replays import Replayer
 from dist_tune.tuning.site import Site
@@ -57,7 +58,7 @@ class Tuning:
         self._context = TuningContext(
             name, ranks, options.plan, log,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
-            settings=settings,
+            settings=settings, notices=options.notices,
         )  # fmt: skip
 
     @property
@@ -122,7 +123,9 @@ class Tuning:
             context = self._context
             context.replays.begin_after(FirstRun(held, state, context.name, context.log))
             context.replays.run_s = run_s
-            if self._discovered(closure, is_watched=is_watched):
+            is_tuned = self._discovered(closure, is_watched=is_watched)
+            tell_of_first_run(context, held[0] if held else None, is_watched=is_watched)
+            if is_tuned:
                 return self._finish(closure, after)
             self._counted(after)
             return context.replays.finish_first()

@@ -1,0 +1,63 @@
+"""What a user should know of a tuning although nothing failed: one line each on the first rank's terminal, once for a decorated object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dist_tune.distributed import member_ranks
+from dist_tune.validation import deferred_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import loguru
+
+    from dist_tune.tuning.context import TuningContext
+
+
+class Notices:
+    """The topics that were told of one decorated object."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def say(self, log: loguru.Logger, topic: str, text: str) -> None:
+        """Write a line to the log and to the first rank's terminal, unless the topic was told before."""
+        if topic not in self._told:
+            self._told.add(topic)
+            log.bind(progress=True).warning(text)
+
+
+def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:
+    """After the first run of a closure: nothing of it could be heard, or ranks decide that could decide together."""
+    name, sites = context.name, context.sites
+    if kind := deferred_value(value):
+        text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. Decorate what runs it"
+        context.notices.say(context.log, "deferred", text)
+    elif is_watched and not sites.met and not sites.hits and not context.entries:
+        text = (
+            f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
+            f"autotune. Decorate the function that launches them"
+        )
+        context.notices.say(context.log, "nothing", text)
+    n_ranks = len(member_ranks(None))
+    if context.ranks.is_alone and n_ranks > 1 and sites.met:
+        text = (
+            f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks} ranks is initialised and is_dist was not "
+            f"given. Pass is_dist=True to decide together"
+        )
+        context.notices.say(context.log, "alone", text)
+
+
+def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
+    """Before sites are tuned: candidates that prune rules removed, and the reason why the nearest record does not count."""
+    for label in labels:
+        site = context.sites.met.get(label)
+        if site is None:  # another rank's
+            continue
+        if site.n_removed:
+            n_configs = len(site.configs) + site.n_removed
+            text = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
+            context.notices.say(context.log, f"pruned {label}", text)
+        if reason := context.lookup.reason_of_miss(label):
+            context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}")

@@ -1,0 +1,154 @@
+"""What the first rank's terminal tells of a tuning although nothing failed: one line each, once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dist_tune import autotune, contextual_autotune
+from dist_tune.testing import on_ranks, values
+from tests.function_options import BLOCKS
+from tests.ranks.kernels import autotuned, tuned
+
+pytestmark = pytest.mark.once
+
+QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
+SHOWN = {"DIST_TUNE_PROGRESS": "1"}
+
+
+def lines_of(work: Callable[[], Any]) -> list[str]:
+    """Lines on the terminal that neither begin nor end a tuning."""
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
+        work()
+    lines = [line.removeprefix("dist_tune: ") for line in terminal.getvalue().splitlines()]
+    return [line for line in lines if not line.startswith("tuning ") and " winner=" not in line and not line.startswith("tuned ")]
+
+
+def _pruned(rank: int) -> Any:
+    kept = {"early_config_prune": lambda configs, named, **kw: [config for config in configs if config.kwargs["BLOCK"] > 16]}
+    step = tuned(autotuned(blocks=(16, 16, 32, 64), prune_configs_by=kept))
+    rule: Any = lambda config, x: np.bool_(config["block"] > 1)  # noqa: E731
+    function = autotune(BLOCKS, lambda x: x, rule, **QUICK)(lambda x, block=0: x)
+
+    def work() -> None:
+        for _ in range(2):
+            step(torch.zeros(64))
+            function(3)
+
+    return lines_of(work)
+
+
+def test_prune_rules_say_how_many_they_removed():
+    """By the first rank, once for each site; repeated configs are not counted."""
+    of_kernel = "site=tests.ranks.kernels.add_kernel[64,torch.float32,torch.float32] prune rules removed 1 of 3 configs"
+    of_function = "site=tests.ranks.test_notices.<lambda>[3] prune rules removed 1 of 3 configs"
+    assert values(on_ranks(2, _pruned, env=SHOWN)) == [[of_kernel, of_function], []]
+
+
+def _wrong_prune(rank: int, verdict: Any) -> Any:
+    function = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(lambda x, block=0: x)
+    try:
+        return function(3)
+    except TypeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"), [([], "[]"), ([{"block": 1}], "[{'block': 1}]"), (None, "None"), ("yes", "'yes'"), (2, "2"), ({}, "{}")]
+)
+def test_prune_fn_must_return_a_bool(verdict: Any, text: str):
+    """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names it."""
+    for message in values(on_ranks(2, _wrong_prune, verdict)):
+        assert message.startswith(f"prune_fn of tests.ranks.test_notices.<lambda> returned {text}: it is asked of each config")
+
+
+@pytest.mark.parametrize("verdict", [True, np.bool_(True), 1, torch.tensor(True)])
+def test_other_kinds_of_bool_are_bools(verdict: Any):
+    assert values(on_ranks(1, _wrong_prune, verdict)) == [3]
+
+
+def _nothing(rank: int) -> Any:
+    def work() -> None:
+        step = contextual_autotune(is_dist=True, **QUICK)(lambda x: len(x))
+        for n in (1, 2, 2):
+            step(torch.zeros(n))
+        single = tuned(autotuned(blocks=(32,)))
+        single(torch.zeros(64))
+        tuned(autotuned())(torch.zeros(64))
+
+    return lines_of(work)
+
+
+def test_a_closure_that_launches_nothing_tunable_says_so():
+    """Once for each closure; a kernel with one config is not tunable."""
+    (told, other) = values(on_ranks(2, _nothing, env=SHOWN))
+    begins = ["tests.ranks.test_notices._nothing.<locals>.work.<locals>.<lambda>", "tests.ranks.kernels.tuned.<locals>.<lambda>"]
+    assert [line.partition(": ")[0] for line in told] == begins
+    assert all(": nothing tunable was launched in this call" in line for line in told)
+    assert other == []
+
+
+def _alone(rank: int) -> Any:
+    def work() -> None:
+        for is_dist in (False, True):
+            step = tuned(autotuned(), is_dist=is_dist, cache=False)
+            for n in (64, 32):
+                step(torch.zeros(n))
+
+    return lines_of(work)
+
+
+def test_ranks_that_choose_alone_beside_others_say_so():
+    """Once for a closure without is_dist; not where there is one process."""
+    (told, other) = values(on_ranks(2, _alone, env=SHOWN))
+    (line,) = told
+    assert "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and is_dist was not given" in line
+    assert other == []
+    assert values(on_ranks(1, _alone, env=SHOWN)) == [[]]
+
+
+def _missed(rank: int) -> Any:
+    def work() -> None:
+        for blocks, n in (((16, 32), 64), ((16, 64), 64), ((16, 64), 64), ((16, 64), 48)):
+            tuned(autotuned(blocks=blocks))(torch.zeros(n))
+
+    return lines_of(work)
+
+
+def test_a_miss_names_its_nearest_reason():
+    """Not of the first tuning of all, which has nothing to be near to."""
+    (told, other) = values(on_ranks(2, _missed, env=SHOWN))
+    assert ["candidates: the list of configs" in told[0], "in key: [48," in told[1], len(told)] == [True, True, 2]
+    assert all("is tuned: The nearest record of tests.ranks.kernels.add_kernel" in line for line in told)
+    assert other == []
+
+
+def _deferred(rank: int) -> Any:
+    def work() -> None:
+        def numbers(x: torch.Tensor) -> Any:
+            yield x
+
+        step = tuned(None, lambda x: numbers(x))
+        for n in (64, 32):
+            next(step(torch.zeros(n)))
+
+        async def later(x: torch.Tensor) -> Any:
+            return x
+
+        tuned(None, lambda x: later(x))(torch.zeros(8)).close()
+        tuned(None, lambda x: contextlib.contextmanager(numbers)(x))(torch.zeros(8))
+
+    return [line.partition(" returned ")[2] for line in lines_of(work)]
+
+
+def test_a_value_that_has_not_run_is_told():
+    """A generator, a coroutine or a context manager of a function that looks ordinary."""
+    ends = "which has not run when it returns: nothing of it is tuned. Decorate what runs it"
+    told = [f"a {kind}, {ends}" for kind in ("generator", "coroutine", "context manager")]
+    assert values(on_ranks(2, _deferred, env=SHOWN)) == [told, []]
