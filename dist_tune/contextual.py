@@ -12,17 +12,18 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, is_symmetric, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.keys import to_hashable
-from dist_tune.measure import StepState, is_capturing, named_roots
+from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Tuning, TuningOptions, Turn, Untuned, check_not_capturing
+from dist_tune.tuning import Tuning, TuningOptions, Turn, Untuned, check_not_capturing, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class _Tuner(Generic[P, R]):
         """Names of what the function was seen to change in place."""
         self.seen: set[object] = set()
         """Signatures that have had their first call."""
+        self.note_tracing = note_of_tracing(self.name)
         self.turn = Turn()
         """Threads that come to a first call together wait for what one of them finds."""
         self.call: Callable[..., R] = function
@@ -132,7 +134,12 @@ class _Tuner(Generic[P, R]):
         function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
         run, our_code, own_code = patch.function, patch.our_code, patch.own_code
 
+        note_tracing = self.note_tracing
+
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
+                note_tracing()
+                return function(*args, **kwargs)
             if listeners and interception.is_listening():
                 self.check_nested()
                 return function(*args, **kwargs)
@@ -170,6 +177,9 @@ class _Tuner(Generic[P, R]):
 
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
+        if is_traced((args, kwargs)):
+            self.note_tracing()
+            return self.function(*args, **kwargs)
         with self.turn.taken(read_settings().deadline_s):
             if signature not in self.seen:
                 return self.first_call(signature, args, kwargs)
@@ -238,6 +248,9 @@ class _Tuner(Generic[P, R]):
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
+        if is_traced(launch.arguments):
+            self.note_tracing()
+            return launch.run(launch.candidates()[0], None)
         if (config := self.untuned.config(launch)) is not None:
             return launch.run(config, None, is_trial=False)
         tuning = self.open()

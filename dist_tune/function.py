@@ -15,16 +15,19 @@ from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from torch.compiler import is_dynamo_compiling
+
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key
+from dist_tune.measure import is_traced
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
-from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config
+from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config, note_of_tracing
 from dist_tune.validation import REQUIRED, Required, check_function, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:
@@ -132,6 +135,7 @@ class _FunctionTuner:
         self.calls: dict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """Calls so far on each group, by which ranks tell one call from another."""
         self.untuned = Untuned()
+        self.note_tracing = note_of_tracing(tunable.name)
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
@@ -143,6 +147,8 @@ class _FunctionTuner:
         key_of_fixed = self.tunable.key_of_fixed
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
 
+        first, note_tracing = self.tunable.configs[0], self.note_tracing
+
         def call(
             *args: Any,
             autotune: bool = True,
@@ -151,6 +157,9 @@ class _FunctionTuner:
             autotune_allow_arg_overwrite: bool = False,
             **kwargs: Any,
         ) -> Any:
+            if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
+                note_tracing()
+                return function(*args, **{**first, **kwargs})
             is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
             if is_fixed:
                 self.check_overwrite(kwargs, is_allowed=autotune_allow_arg_overwrite)
@@ -168,6 +177,8 @@ class _FunctionTuner:
                 config = winners.get(slot_key)
             except TypeError:
                 check_group("autotune_pg", autotune_pg)
+                if is_traced((args, kwargs)):  # symbolic sizes
+                    return self.call_traced(args, kwargs)
                 self.tunable.check_key(key)
                 raise
             if config is not None and not listeners:
@@ -195,6 +206,8 @@ class _FunctionTuner:
             if listener is None:
                 self.calls[group].n_calls += 1
             return self.tunable.function(*args, **{**config, **kwargs})
+        if is_traced((args, kwargs)):
+            return self.call_traced(args, kwargs)
         if listener is None:
             return self.call_counted(launch, group, is_verbose=is_verbose)
         self.tunable.check_key(key)
@@ -248,10 +261,15 @@ class _FunctionTuner:
         self.untuned.note(tuning.untuned)
         return value
 
+    def call_traced(self, args: Any, kwargs: Any) -> Any:
+        """A call that computes no values."""
+        self.note_tracing()
+        return self.tunable.function(*args, **{**self.tunable.configs[0], **kwargs})
+
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
         """A call that tunes nothing: with the first config, or with that of the nearest shape in the cache."""
         config = self.tunable.configs[0]
-        if self.uses_nearest:
+        if self.uses_nearest and not is_traced((args, kwargs)):
             key = self.tunable.key(*args, **kwargs) if self.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
             self.tunable.check_key(key)
             slot_key = key if group is None else (group, key)

@@ -15,9 +15,10 @@ from dist_tune.measure.reference import Matches, matches
 from dist_tune.measure.rng import RngState
 from dist_tune.measure.state import StepState, peak_bytes
 from dist_tune.measure.statistics import median, spread, without_outliers
+from dist_tune.measure.tracing import is_traced
 
 __all__ = [
     "Checker", "Clock", "Inputs", "Latency", "Matches", "Region", "RngState", "Span", "StepState", "benchmark_config", "device_clock",
-    "is_capturing", "is_interpreted", "matches", "measure", "median", "named_roots", "peak_bytes",
+    "is_capturing", "is_interpreted", "is_traced", "matches", "measure", "median", "named_roots", "peak_bytes",
     "spread", "tensors_in", "wait_for_device", "without_outliers", "wrong_output",
 ]  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.distributed import member_ranks
+from dist_tune.distributed import Solo, member_ranks
+from dist_tune.log import tuning_log
+from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import loguru
 
@@ -61,3 +63,18 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             context.notices.say(context.log, f"pruned {label}", text)
         if reason := context.lookup.reason_of_miss(label):
             context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}")
+
+
+def note_of_tracing(name: str) -> Callable[[], None]:
+    """A function that writes one line to the log, the first time: a call was traced and not run. Dynamo calls it while it traces."""
+    is_told = False
+
+    def note() -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            with tuning_log(read_settings(), Solo().rank, is_first=False) as log:
+                log.debug(f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept")
+
+    vars(note)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, which imports all of Dynamo
+    return note
