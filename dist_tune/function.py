@@ -21,13 +21,14 @@ from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
-from dist_tune.keys import named_key
+from dist_tune.keys import named_key, signature_of
+from dist_tune.log import tuning_log
 from dist_tune.measure import is_traced
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
-from dist_tune.tuning import Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config, note_of_tracing
+from dist_tune.tuning import KeyHistory, Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config, note_of_tracing
 from dist_tune.validation import REQUIRED, Required, check_function, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ class _FunctionTuner:
         """Calls so far on each group, by which ranks tell one call from another."""
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(tunable.name)
+        self.history = KeyHistory()
+        self.last_configs: dict[Hashable, FunctionConfig] = {}
+        """Group and signature of arguments, None for all -> config of new keys, where keys never come again."""
+        self.last_keys: list[str] = []
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
@@ -211,7 +216,7 @@ class _FunctionTuner:
         if listener is None:
             return self.call_counted(launch, group, is_verbose=is_verbose)
         self.tunable.check_key(key)
-        self.check_arguments(args, kwargs)
+        self.tunable.check_arguments(args, kwargs)
         missing = member_ranks(group) - listener.members
         if missing:
             raise NestedTuningError(
@@ -234,22 +239,25 @@ class _FunctionTuner:
         self.calls[group] = ranks.calls(launch.name)
         try:
             self.tunable.check_key(launch.key)
-            self.check_arguments(*launch.given)
+            self.tunable.check_arguments(*launch.given)
             check_not_capturing(launch, launch.name)
         except BaseException:
             self.calls[group].n_calls += 1
             raise
         with self.turn:
             config = launch.known_config() or self.untuned.config(launch)
+            if config is None and self.last_configs:
+                config = self.config_of_last_key(launch, group)
             if config is None:
-                return self.tune(launch, ranks, settings, is_verbose=is_verbose)
+                return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
         self.calls[group].n_calls += 1
         args, kwargs = launch.given
         return self.tunable.function(*args, **{**config, **kwargs})
 
-    def tune(self, launch: FunctionLaunch, ranks: Ranks, settings: Settings, *, is_verbose: bool) -> Any:
+    def tune(self, launch: FunctionLaunch, ranks: Ranks, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """Choose the config for the launch's key, and return the call's value."""
-        options = replace(self.options, is_verbose=is_verbose)
+        n_calls, signature = self.calls[group].n_calls, signature_of(launch.arguments)
+        options = replace(self.options, is_verbose=is_verbose, is_last=self.history.is_last(n_calls, signature))
         tuning = Tuning(launch.name, ranks.calls(launch.name), ranks, options, settings)
         try:
             tuning.meet(launch)
@@ -259,7 +267,29 @@ class _FunctionTuner:
         value = tuning.tune(partial(tuning.missed, launch))
         self.records += tuning.records
         self.untuned.note(tuning.untuned)
+        if not all(each.is_recalled for each in tuning.records):
+            self.history.add(n_calls, signature, launch.key_text)
+            config = launch.known_config()
+            if tuning.is_last and config is not None:
+                # Several ranks have agreed on this tuning only: they cannot know whether the next signature is new on all of them.
+                self.last_configs[group, signature if ranks.is_alone else None] = config
+                self.last_keys = self.history.keys(signature)
         return value
+
+    def config_of_last_key(self, launch: FunctionLaunch, group: ProcessGroup | None) -> FunctionConfig | None:
+        """The config for a new key of a function whose keys never come again; None for all others."""
+        config = self.last_configs.get((group, signature_of(launch.arguments)), self.last_configs.get((group, None)))
+        if config is not None:
+            settings = read_settings()
+            ranks = ranks_of(group, settings)
+            with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
+                text = (
+                    f"key_fn of {launch.name} never repeats: {len(self.last_keys)} tunings in as many calls with arguments alike, keys "
+                    f"{', '.join(self.last_keys)}. New keys use the config of the last one from now on: "
+                    f"{self.tunable.text_of.get(id(config), config)}. Return only what decides whether a config can be used again"
+                )
+                self.options.notices.say(log, "keys", text)
+        return config
 
     def call_traced(self, args: Any, kwargs: Any) -> Any:
         """A call that computes no values."""
@@ -283,21 +313,6 @@ class _FunctionTuner:
                 self.borrowed[slot_key] = known
             config = known if known is not None else config
         return self.tunable.function(*args, **{**config, **kwargs})
-
-    def check_arguments(self, args: Any, kwargs: Any) -> None:
-        """Refuse what does not fit the function's parameters: it fits with no config.
-
-        Raises:
-            TypeError: it does not fit.
-        """
-        try:
-            signature = inspect.signature(self.tunable.function)
-        except ValueError:  # a builtin
-            return
-        try:
-            signature.bind(*args, **{**self.tunable.configs[0], **kwargs})
-        except TypeError as error:
-            raise TypeError(f"{self.tunable.name}: {error}; autotune passes {sorted(self.names)} as keywords") from None
 
     def check_overwrite(self, kwargs: dict[str, Any], *, is_allowed: bool) -> None:
         """Refuse config arguments from the caller, unless they were asked for."""

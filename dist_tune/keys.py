@@ -64,6 +64,25 @@ def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
     return size if type(size) is int else None  # a jagged one has a symbol, another one in each tensor
 
 
+def signature_of(value: Any) -> Any:
+    """The kind of an argument, by which calls are alike: tensors by shape, strides and dtype, other sizes and names by value.
+
+    Floats count by type, because a config does not depend on them, and objects of all other kinds by identity.
+    """
+    if isinstance(value, torch.Tensor):
+        return to_hashable(value)
+    kind = type(value)
+    if kind is float:
+        return kind
+    if kind in _SCALARS or kind is torch.Size:
+        return kind, value
+    if isinstance(value, list | tuple):
+        return kind, tuple([signature_of(each) for each in value])
+    if isinstance(value, dict):
+        return kind, tuple([(id(name) if isinstance(name, torch.Tensor) else name, signature_of(each)) for name, each in value.items()])
+    return kind, id(value)
+
+
 def key_text(key: Any) -> str:
     """A key on one line, "[4096,4096,torch.bfloat16]": equal keys read the same in every process.
 

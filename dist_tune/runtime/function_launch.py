@@ -110,6 +110,21 @@ class TunableFunction:
         if _has_tensor(key):
             raise TypeError(f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it")
 
+    def check_arguments(self, args: Any, kwargs: Any) -> None:
+        """Refuse what does not fit the function's parameters: it fits with no config.
+
+        Raises:
+            TypeError: it does not fit.
+        """
+        try:
+            signature = inspect.signature(self.function)
+        except ValueError:  # a builtin
+            return
+        try:
+            signature.bind(*args, **{**self.configs[0], **kwargs})
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}; autotune passes {sorted(self.names)} as keywords") from None
+
 
 class FunctionSlot:
     """A function's config for one key. A ``Slot``."""
@@ -212,8 +227,8 @@ class FunctionLaunch:
         return kept
 
     def _keeps(self, verdict: Any) -> bool:
-        """The answer of ``prune_fn``. A list is not empty and so not False, whatever is in it."""
-        is_bool = isinstance(verdict, bool | np.bool_) or (isinstance(verdict, int) and verdict in (0, 1))
+        """The answer of ``prune_fn``, None being a rule without a return. A list would be True if it is not empty, whatever is in it."""
+        is_bool = verdict is None or isinstance(verdict, bool | np.bool_) or (isinstance(verdict, int) and verdict in (0, 1))
         if not is_bool and not (isinstance(verdict, torch.Tensor) and verdict.dtype is torch.bool and verdict.numel() == 1):
             raise TypeError(
                 f"prune_fn of {self.name} returned {spelled(verdict)}: it is asked of each config, and must return True to keep it or "

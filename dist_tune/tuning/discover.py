@@ -169,4 +169,5 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
+        is_last=context.is_last,
     )

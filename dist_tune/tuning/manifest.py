@@ -48,6 +48,8 @@ class RankManifest:
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
     """Environment variables that ranks should have in common."""
+    is_last: bool = False
+    """True if this rank would tune no further keys of the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class SiteManifest:
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
     """Settings that differ between ranks, with the values; empty if there are none."""
+    is_last: bool = False
+    """True if all ranks would tune no further keys of the function."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -144,6 +148,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
+        is_last=all(mine.is_last for mine in everyone),
     )
 
 

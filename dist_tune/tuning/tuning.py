@@ -40,6 +40,8 @@ class Tuning:
     def __init__(self, name: str, calls: Calls, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
+        self.is_last = False
+        """True if all ranks would tune no further keys of the function."""
         self._settings = settings
         self._before = RngState()
         self._exit = ExitStack()
@@ -58,7 +60,7 @@ class Tuning:
         self._context = TuningContext(
             name, ranks, options.plan, log,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
-            settings=settings, notices=options.notices,
+            settings=settings, notices=options.notices, is_last=options.is_last,
         )  # fmt: skip
 
     @property
@@ -168,6 +170,7 @@ class Tuning:
         self.is_alone = manifest is None
         context.expenses.end_phase("discover")
         if manifest is not None:
+            self.is_last |= manifest.is_last
             if manifest.to_tune:
                 # Not before: until here a rank may be late for reasons of its own.
                 self._exit.enter_context(context.ranks.short_timeouts())
