@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.calls import Calls, calls_of
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.errors import DistTuneError
@@ -45,8 +45,8 @@ class Solo:
         return self.rank == 0
 
     def calls(self, closure: str) -> Calls:
-        """Calls that no peer asks for."""
-        return Calls()
+        """The calls of ``closure`` that this process makes alone."""
+        return calls_of((), closure)
 
     def next_call(self, closure: str) -> int:
         """Without peers calls need no number."""

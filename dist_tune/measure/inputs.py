@@ -202,10 +202,10 @@ def _parts_of(path: Path, tensor: torch.Tensor) -> Iterator[tuple[Path, torch.Te
 
 
 def _memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    try:
+    if not tensor.is_nested or tensor.layout is not torch.strided:
         return memory_of(tensor)
-    except RuntimeError:  # nested, without strides
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    # Nested, without strides of its own.
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _budget_bytes(device: torch.device) -> float:

@@ -6,13 +6,14 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
-from dist_tune.runtime.kernel_launch import Launch
+from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
 from dist_tune.runtime.tunable import Slot, Tunable
 from dist_tune.runtime.undo import Undo
 
 __all__ = [
-    "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "Precompile", "PredictedFailure", "RecordedKernel", "RecordedLaunch",
-    "Slot", "TalkedError", "Tunable", "TunableFunction", "Undo", "Watch", "compile_ahead", "dry_run", "interception", "precompiles",
+    "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure", "RecordedKernel",
+    "RecordedLaunch", "Slot", "TalkedError", "Tunable", "TunableFunction", "Undo", "Watch", "compile_ahead", "dry_run", "interception",
+    "is_out_of_resources", "precompiles",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ import triton
 
 from dist_tune.cache import Code, anatomy, nearest_key, read_code
 from dist_tune.configs import describe_all, digest, stable_repr, unique
+from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
@@ -232,6 +233,21 @@ def _parts_of(kernel: Any) -> dict[str, Any]:
         **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
         **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
     }
+
+
+class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
+    """Raised at a launch, also for a step that catches Triton's error to do without the kernel."""
+
+    __init__ = Exception.__init__
+    __str__ = Exception.__str__
+
+
+NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__  # as the other ranks raise it
+
+
+def is_out_of_resources(error: BaseException | None) -> bool:
+    """True for Triton's error of a launch that does not fit the device."""
+    return isinstance(error, triton.OutOfResources)
 
 
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

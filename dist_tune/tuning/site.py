@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import triton
-
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import CandidateFailure, CaptureError, FailureKind, Failures, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
-from dist_tune.runtime import Slot, Tunable
+from dist_tune.runtime import NoFitError, Slot, Tunable, is_out_of_resources
 from dist_tune.search import Race
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
@@ -113,20 +111,10 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
     )
 
 
-class _NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
-    """Raised at a launch, also for a step that catches Triton's error to do without the kernel."""
-
-    __init__ = Exception.__init__
-    __str__ = Exception.__str__
-
-
-_NoFitError.__name__ = _NoFitError.__qualname__ = NoValidConfigError.__name__
-
-
 def no_fit(message: str, site: Site) -> NoValidConfigError:
     """The error of a launch without a candidate: Triton's own kind, too, where resources are short."""
-    is_short = isinstance(site.last_error, triton.OutOfResources) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
-    return _NoFitError(message) if is_short else NoValidConfigError(message)
+    is_short = is_out_of_resources(site.last_error) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
+    return NoFitError(message) if is_short else NoValidConfigError(message)
 
 
 def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -> None:
