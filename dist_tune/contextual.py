@@ -86,10 +86,10 @@ def contextual_autotune(
         raise TypeError(
             "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
         )
-    check_group("group", group)
     check_function("reset", reset, "reset()")
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
+    check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
         raise ValueError(f'restore must be "args" or None, got {restore!r}')
