@@ -5,21 +5,22 @@ Knows which rank tunes which problem, and which errors end the job; tuner.py tun
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import ConfigDict, TypeAdapter
 
 from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, check_group, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.log import tuning_log
-from dist_tune.offline.journal import by_index, forget
+from dist_tune.offline.journal import forget
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchOptions
 from dist_tune.offline.rounds import TunerContext
 from dist_tune.offline.tuner import Tuner
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Mode = Literal["split", "merge"]
+_ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))
+"""The JSON in which the end of a problem travels."""
 _n_tuned: Counter[str] = Counter()
 """Problem -> tunings of that name by ``tune_one``: a script that is started again makes them in the same order."""
 
@@ -141,9 +144,9 @@ class Job:
                 f"{n_done} of {len(problems)} problems done on {len(members)} ranks in {seconds:.0f} s, about "
                 f"{seconds / n_done * (len(problems) - n_done):.0f} s to go"
             )
-            return json.dumps({"kind": type(ended).__name__, **asdict(ended)})
+            return _ENDED.dump_json(ended).decode()
 
-        return [_read(text) for text in queue.run(work)]
+        return [_ENDED.validate_json(text) for text in queue.run(work)]
 
     def _tune(self, problem: Problem, options: SearchOptions, context: TunerContext) -> Ended:
         """One problem. Its own errors make it a ``Failed``; those of this process or of the group are raised."""
@@ -158,13 +161,6 @@ class Job:
             failed = Failed(problem.name, f"{type(error).__name__}: {error}")
             context.log.bind(progress=True).error(f"{problem.name}: {failed.error}")
             return failed
-
-
-def _read(text: str) -> Ended:
-    values = json.loads(text)
-    if values.pop("kind") == "Failed":
-        return Failed(**values)
-    return Outcome(**values | {name: by_index(values[name]) for name in ("latencies_us", "failures")})
 
 
 def raise_failures(ended: Sequence[Ended]) -> None:
