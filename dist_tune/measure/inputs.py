@@ -43,8 +43,8 @@ class _Kept:
     def is_changed(self) -> bool:
         """True if any bit is another. Waits for the device."""
         bits = _BITS.get(self.memory.dtype.itemsize)
-        pair = (self.memory, self.copy) if bits is None else (self.memory.view(bits), self.copy.view(bits))
-        return not torch.equal(*pair)
+        memory, copy = self.memory, self.copy.to(self.memory.device)
+        return not torch.equal(memory, copy) if bits is None else not torch.equal(memory.view(bits), copy.view(bits))
 
     def put_back_graph(self) -> None:
         """Let the tensor come from where it came from, and its gradient be the one it was.
@@ -115,7 +115,17 @@ class Inputs:
 
     def harmed(self, paths: set[Path]) -> set[str]:
         """Names of those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
-        return {_name(path, self._function) for path in paths if difference(self._kept[path].memory, self._kept[path].copy)}
+        kept = {path: self._kept[path] for path in paths}
+        differing = [path for path, each in kept.items() if difference(each.memory, each.copy.to(each.memory.device))]
+        return {_name(path, self._function) for path in differing}
+
+    def move_to_host(self) -> bool:
+        """Put all back, and free the device of the copies, which slows down what follows; False if there are none on a device."""
+        moved = [each for each in self._kept.values() if each.copy.device.type != "cpu"]
+        self.put_back()
+        for each in moved:
+            each.copy = each.copy.cpu()
+        return bool(moved)
 
     def put_back(self, paths: set[Path] | None = None) -> None:
         """Put back all values, or those at some positions, and gradients. Does not wait for the device.
@@ -192,13 +202,15 @@ def _tensors_of(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
 def _parts_of(path: Path, tensor: torch.Tensor) -> Iterator[tuple[Path, torch.Tensor]]:
     """The tensor, or those that it is a wrapper of."""
     value: Any = tensor
+    if hasattr(value, "trigger_wait"):  # the result of a collective, which may still be under way
+        value = value.trigger_wait()
     if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from _parts_of((*path, name), getattr(value, name))
     else:
-        yield path, tensor
-        if tensor.is_leaf and tensor.grad is not None:
-            yield (*path, "grad"), tensor.grad
+        yield path, value
+        if value.is_leaf and value.grad is not None:
+            yield (*path, "grad"), value.grad
 
 
 def _memory_of(tensor: torch.Tensor) -> torch.Tensor | None:

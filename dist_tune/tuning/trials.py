@@ -10,6 +10,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import OutOfMemoryError
+
 from dist_tune.compiler import reason_of
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, reasons
@@ -136,7 +138,7 @@ class Trials:
             self.samples.nest(outer, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, [])
-            return self._run_recalled(site, launch) if site.is_unchecked else launch.run(site.winner, self._undo)
+            return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
         self._zeroes = bool(self._schedule) or site.label not in self._launched
         self._launched.add(site.label)
@@ -173,7 +175,7 @@ class Trials:
         is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
         checker = site.checker if is_checked else None
         site.is_unchecked &= not is_checked
-        inputs = self.inputs if launch.is_whole else Inputs()
+        inputs = self.inputs if launch.is_whole else Inputs()  # of a launch inside a closure only while it is judged
         if not launch.is_whole and not trial.is_timed and site.record is None and (trial.is_checked or site.checker is not None):
             inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
@@ -183,7 +185,7 @@ class Trials:
             with nullcontext() if site.is_compiled else self._running(site, index):
                 if warm_up is not None:
                     warm_up.begin()
-                value = launch.run(site.configs[index], self._undo, span, is_trial=site.record is None and self._zeroes)
+                value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
                 if warm_up is not None:
                     warm_up.end()
         # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
@@ -201,9 +203,7 @@ class Trials:
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return _Returned(value)
-        if (
-            checker is None and site.checker is not None and site.record is None and not launch.is_whole
-        ):  # not judged: the first run of a closure, a stand-in's
+        if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in
             self._undo.keep(inputs.copies(inputs.changed()))
         site.stand_in = index
         if is_turn and trial.is_timed:
@@ -214,13 +214,23 @@ class Trials:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
 
+    def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
+        """Launch, and once more without copies on the device if it has no memory left: those are the tuner's, not the config's."""
+        n_before = n_collectives() if launch.is_whole else 0
+        try:
+            return launch.run(config, self._undo, span, is_trial=is_trial)
+        except OutOfMemoryError:
+            if not launch.is_whole or n_collectives() > n_before or not self.inputs.move_to_host():
+                raise
+        return launch.run(config, self._undo, span, is_trial=is_trial)
+
     def _run_recalled(self, site: Site, launch: Tunable) -> Any:
         """Launch a config from the cache, and judge its result once."""
         assert site.checker is not None
         site.is_unchecked = False
         site.checker.begin(*launch.arguments, is_repeated=False)
         try:
-            value = launch.run(site.winner, self._undo)
+            value = self._run(launch, site.winner)
         except BaseException:
             site.checker.restore()
             raise

@@ -172,6 +172,28 @@ def test_what_does_not_fit_is_told_before_a_second_run(monkeypatch: pytest.Monke
     assert reads(torch.ones(4), torch.ones(4)).tolist() == [2.0] * 4
 
 
+def test_a_config_that_needs_the_memory_of_the_copies_gets_it(monkeypatch: pytest.MonkeyPatch):
+    """They are moved to the host, once, and the values are put back from there."""
+    moves = []
+
+    def move(kept: inputs.Inputs) -> bool:
+        kept.put_back()
+        moves.append(kept)
+        return len(moves) == 1
+
+    monkeypatch.setattr(inputs.Inputs, "move_to_host", move)
+
+    @autotune(BLOCKS, None, **QUICK)
+    def step(c: torch.Tensor, block: int) -> torch.Tensor:
+        c.add_(1)
+        if not moves:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return c
+
+    assert step(torch.ones(4)).tolist() == [2.0] * 4
+    assert failures(step) == [None] * 3
+
+
 def test_reset_is_the_users_own_way():
     """With it arguments are not copied: each run but the first finds what it leaves."""
     c, seen = torch.ones(4), []
