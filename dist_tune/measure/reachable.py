@@ -45,7 +45,9 @@ def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         roots |= {f"argument {i}": value for i, value in enumerate(function.args)} | dict(function.keywords)
         function = function.func
     try:
-        roots |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        bound = inspect.signature(function).bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        roots |= bound.arguments
     except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
         roots |= {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
     if isinstance(function, MethodType):

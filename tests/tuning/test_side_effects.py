@@ -139,7 +139,7 @@ def _trained(rank: int, is_tuned: bool, name: str) -> Any:
     make: Any = {"adam": torch.optim.Adam, "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)}[name]
     optimizer = make(model.parameters(), lr=0.1)
 
-    def run(x: torch.Tensor) -> Any:
+    def run(x: torch.Tensor, model: Any = model) -> Any:
         loss = model(x)
         loss.backward()
         optimizer.step()
