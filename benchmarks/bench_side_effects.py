@@ -41,6 +41,7 @@ LENGTHS = [1 << k for k in (12, 13, 14, 15, 16, 17)]
 
 @triton.jit
 def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Two times x."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < n
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) * 2.0, mask=keep)
@@ -48,6 +49,7 @@ def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_to_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Adds x to y."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < n
     tl.store(y_ptr + at, tl.load(y_ptr + at, mask=keep) + tl.load(x_ptr + at, mask=keep), mask=keep)
@@ -102,7 +104,7 @@ class _Model(torch.nn.Module):
 
 def optimizer(rank: int, n_ranks: int) -> str:
     """Optimizer steps inside the step."""
-    ends = []
+    ends: list[Any] = []
     for is_tuned in (True, False):
         model = _Model(256).to(DEVICE)
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -145,7 +147,9 @@ def late(rank: int, n_ranks: int) -> str:
     assert step(torch.ones(4096, device=DEVICE)) == 2.0 * 4096 * n_ranks
     assert backend.options._timeout.total_seconds() == own_s
     del os.environ["DIST_TUNE_DEADLINE_S"]
-    return f"rank 1 came 6 s late, deadline 2 s: {time.perf_counter() - began:.2f} s; timeouts in the step {sorted(seen)} s, then {own_s:g} s"
+    return (
+        f"rank 1 came 6 s late, deadline 2 s: {time.perf_counter() - began:.2f} s; timeouts in the step {sorted(seen)} s, then {own_s:g} s"
+    )
 
 
 def _grown_bytes(run: Any) -> int:
@@ -182,7 +186,7 @@ def gla(rank: int, n_ranks: int) -> str:
     """Linear attention, forward and backward."""
     if DEVICE != "cuda":
         return "needs a GPU"
-    from fla.ops.gla import chunk_gla
+    from fla.ops.gla import chunk_gla  # type: ignore[import-not-found]  # optional
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> float:
         out, _ = chunk_gla(q, k, v, g)
@@ -205,7 +209,8 @@ def gla(rank: int, n_ranks: int) -> str:
     gradients = [each.grad.clone() for each in given if each.grad is not None]
     again = arguments()
     untuned_bytes = _grown_bytes(lambda: step(*again))  # with the winners, which are in the kernels now
-    worst = max(float((a.float() - b.grad.float()).abs().max() / b.grad.float().abs().max()) for a, b in zip(gradients, again, strict=True))
+    others = [each.grad for each in again if each.grad is not None]
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(gradients, others, strict=True))
     ratio = tuned_bytes / untuned_bytes
     peaks = f"peak while tuning {tuned_bytes / 2**20:.0f} MiB, untuned {untuned_bytes / 2**20:.0f} MiB, {ratio:.3f} x"
     return f"{len(tuned.records)} sites in {seconds:.1f} s, {peaks}; gradients within {worst:.1e} of an untuned run's"

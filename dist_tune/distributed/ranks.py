@@ -236,12 +236,14 @@ def device_identity() -> str:
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """True if peers can reach its memory."""
+    """True if peers can reach its memory, as far as that can be seen: memory that torch has not allocated itself may be theirs, too."""
     try:
+        if tensor.is_cuda and not tensor.untyped_storage().resizable():
+            return True  # a peer's buffer, or a part of one's own
         from torch.distributed._symmetric_memory import is_symm_mem_tensor
 
         return bool(is_symm_mem_tensor(tensor))
-    except (ImportError, RuntimeError):  # a build of torch without it
+    except (ImportError, RuntimeError, NotImplementedError):  # a build of torch without it, or a tensor without a storage
         return False
 
 

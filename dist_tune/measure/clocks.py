@@ -7,6 +7,7 @@ replay without waiting; it is read at the meeting, when the device has gone past
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import torch
 import triton
@@ -82,11 +83,10 @@ class WallClock:
 
 
 class CudaClock:
-    """Clock of the current CUDA device. Holds a buffer of twice its L2 cache from the first timed replay on."""
+    """Clock of the current CUDA device."""
 
     def __init__(self) -> None:
         self._cycles_per_ms = 2e6  # at least as long as asked on any clock up to 2 GHz
-        self._flush: torch.Tensor | None = None
 
     def span(self) -> Span:
         """A span of device time, not yet begun."""
@@ -95,11 +95,10 @@ class CudaClock:
     def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
         """Flush the L2 cache, then spin on the device for ``host_ms``, so that launch gaps are not timed."""
         if is_cold:
-            if self._flush is None:
-                n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-                # Writing twice the L2 evicts the data that the last replay left there.
-                self._flush = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
-            self._flush.zero_()
+            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(n_bytes, dtype=torch.uint8, device="cuda").zero_()
         if host_ms:
             torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
 

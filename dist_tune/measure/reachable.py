@@ -1,4 +1,4 @@
-"""Tensors that a function can reach: its arguments, what it captures, and the modules and optimizers among these.
+"""Tensors that a function can reach: its arguments, what it captures, and the modules and optimizers among these and their attributes.
 
 Knows Python's functions, torch's modules and optimizers; nothing of replays. Runs no code of the user's objects.
 """
@@ -17,7 +17,9 @@ _MAX_DEPTH = 4
 """Of objects within objects."""
 _MAX_OBJECTS = 10_000
 """Objects that are looked into; tensors of others are not known."""
-_GLOBALS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
+"""Kinds of attributes of an object that count. Not its tensors: in a context for communication they are flags and buffers of peers."""
+_GLOBALS = (torch.Tensor, *_STATEFUL)
 """Kinds of globals that count; a module's other globals are rarely state of one step."""
 
 
@@ -95,8 +97,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".self", value.__self__), (".function", value.__func__))
     elif isinstance(value, partial):
         yield from ((f".{name}", each) for name, each in (("func", value.func), ("args", value.args), ("keywords", value.keywords)))
-    elif not isinstance(value, type) and type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy"):
-        yield from ((f".{name}", each) for name, each in getattr(value, "__dict__", {}).items())
+    elif type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy") and isinstance(vars_of(value), dict):
+        yield from ((f".{name}", each) for name, each in vars_of(value).items() if isinstance(each, _STATEFUL))
+
+
+def vars_of(value: object) -> Any:
+    """An object's own attributes; None if it has none."""
+    return getattr(value, "__dict__", None)
 
 
 def _captured(function: Any) -> dict[str, Any]:

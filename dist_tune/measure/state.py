@@ -59,6 +59,8 @@ class StepState:
         """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
         self._optimizers: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._is_kept = False
+        self.is_comparing = True
+        """False after ``keep`` if what kernels write shall not be found: the first run counts only if torch has written."""
 
     def note_first_run(self) -> None:
         """Find out what the first run has changed, by the versions."""
@@ -77,12 +79,13 @@ class StepState:
     def keep(self, *, is_comparing: bool = True) -> str:
         """Before the second run: copy what the first one left; returns what is kept, for people.
 
-        ``is_comparing``: False if ``compare`` shall find nothing, since it is not worth the memory.
+        ``is_comparing``: False if ``compare`` is not worth the memory.
 
         Raises:
             InPlaceError: the step changes tensors, and may not or cannot be restored.
         """
         self._is_kept = True
+        self.is_comparing = is_comparing and self._restores
         self._before.clear()
         n_bytes = _n_bytes(self._written)
         names = ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each in self._written[:5])
@@ -95,14 +98,15 @@ class StepState:
         if not _fits(self._written):
             raise InPlaceError(f"the step changes {names} in place, {n_bytes} bytes in all, too much for copies in free memory: {remedy}.")
         self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
-        if self._restores:
+        if self.is_comparing:
             mine = {id(each.tensor) for each in self._written}
-            rest = [each for each in self._after.tensors.values() if is_comparing and each.is_direct and id(each.tensor) not in mine]
+            rest = [each for each in self._after.tensors.values() if each.is_direct and id(each.tensor) not in mine]
             rest = [each for each in rest if memory_of(each.tensor) is not None and not self._is_left_alone(each.tensor)]
             is_small = _n_bytes(rest) <= max(_SMALL_BYTES, _COMPARED_SHARE * peak_bytes())
-            if is_small or _n_bytes(rest) <= _HOST_LIMIT_BYTES:
-                self._compared = [(each, each.tensor.detach().clone() if is_small else each.tensor.detach().cpu()) for each in rest]
+            self.is_comparing = is_small or _n_bytes(rest) <= _HOST_LIMIT_BYTES
         self._keep_objects(self._after)
+        if self.is_comparing:
+            self._compared = [(each, each.tensor.detach().clone() if is_small else each.tensor.detach().cpu()) for each in rest]
         del self._after
         return names
 
@@ -118,7 +122,7 @@ class StepState:
     def put_back(self, *, is_last: bool = False) -> None:
         """Put back what the first run left, if the step changes it. Gradients that it made are left out, until the end."""
         for tensor, at_first, left in self._gradients:
-            tensor.grad = left if is_last and self.has_changed else at_first
+            tensor.grad = left.to(tensor.device) if is_last and left is not None else at_first
         if self.has_changed:
             with torch.no_grad():
                 for each, copy in self._changed:
@@ -148,7 +152,14 @@ class StepState:
     def _keep_objects(self, reached: Reachable) -> None:
         """Gradients and optimizers' plain values, which replays replace."""
         leaves = [(key, each.tensor) for key, each in reached.tensors.items() if each.tensor.is_leaf]
-        self._gradients = [(leaf, None if key in self._bare else leaf.grad, leaf.grad) for key, leaf in leaves]
+        made = [(leaf, leaf.grad) for key, leaf in leaves if key in self._bare and leaf.grad is not None]
+        if not self.has_changed:  # most likely they are not needed, and the next run makes them again
+            n_bytes = sum(grad.numel() * grad.element_size() for _, grad in made)
+            self.is_comparing = self.is_comparing and n_bytes <= _HOST_LIMIT_BYTES
+            made = [(leaf, grad.cpu() if self.is_comparing else grad) for leaf, grad in made]
+        keeps = self.is_comparing or self.has_changed
+        self._gradients = [(leaf, None, grad if keeps else None) for leaf, grad in made]
+        self._gradients += [(leaf, leaf.grad, leaf.grad) for key, leaf in leaves if key not in self._bare]
         for optimizer in reached.optimizers:
             states = [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
             self._optimizers += [(each, dict(each)) for each in states]

@@ -54,7 +54,7 @@ class FirstRun:
             # A value with its graph holds all activations: until the end of the next run they would be there twice.
             has_graph = any(each.grad_fn is not None for each in tensors_in(self._held).values())
             self._tell(state.keep(is_comparing=not has_graph))
-            if state.has_changed or has_graph:
+            if state.has_changed or not state.is_comparing:
                 self._decide()
             else:
                 self._undo.exchange()
