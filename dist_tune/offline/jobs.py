@@ -26,6 +26,7 @@ from dist_tune.offline.rounds import TunerContext
 from dist_tune.offline.tuner import Tuner
 from dist_tune.settings import read_settings
 from dist_tune.tuning import is_fatal
+from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
     import loguru
@@ -47,7 +48,7 @@ class Job:
 
     def __init__(self, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
         if mode is not None and mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
+            raise ValueError(f"mode must be one of {get_args(Mode)}, got {spelled(mode)}")
         check_group("group", group)
         self._settings = read_settings()
         is_dist = group is not None or bool(member_ranks(None))

@@ -38,9 +38,9 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         if self.search not in STRATEGIES:
-            raise ValueError(f"search must be one of {STRATEGIES}, got {self.search!r}")
+            raise ValueError(f"search must be one of {STRATEGIES}, got {spelled(self.search)}")
         if isinstance(self.num_iters, bool) or not isinstance(self.num_iters, int) or self.num_iters < 1:
-            raise ValueError(f"need num_iters as an int from 1, got {self.num_iters!r}")
+            raise ValueError(f"need num_iters as an int from 1, got {spelled(self.num_iters)}")
         for name, tolerance in (("atol", self.atol), ("rtol", self.rtol)):
             if not isinstance(tolerance, int | float):
                 raise TypeError(f"{name} must be a number, got {spelled(tolerance)}")

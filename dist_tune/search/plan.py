@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dist_tune.search.selection import Objective, ReducedTimes
+from dist_tune.validation import spelled
 
 SearchName = Literal["racing", "exhaustive"]
 
@@ -36,13 +37,13 @@ class Plan:
             if name == "max_replays" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {value!r}")
+                raise TypeError(f"{name} must be an int, got {spelled(value)}")
             if value < least:
                 raise ValueError(f"need {name} >= {least}, got {value}")
         check_budget(self.budget_s)
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known):
-                raise ValueError(f"{name} must be one of {get_args(known)}, got {text!r}")
+                raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
 
 
 def check_budget(budget_s: object) -> None:
