@@ -132,7 +132,7 @@ class _Tuner(Generic[P, R]):
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
         function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
-        run, our_code, own_code = patch.function, patch.our_code, patch.own_code
+        run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
 
         note_tracing = self.note_tracing
 
@@ -154,6 +154,7 @@ class _Tuner(Generic[P, R]):
             # pop written out, for two calls less: a steady call may cost 1 us.
             ident = get_ident()
             listeners[ident] = self
+            marks[mark] = True
             run.__code__ = our_code
             try:
                 value = function(*args, **kwargs)
@@ -164,6 +165,7 @@ class _Tuner(Generic[P, R]):
                 del listeners[ident]
                 if not listeners:
                     run.__code__ = own_code
+                    marks.pop(mark, None)
                 self.calls.n_calls += 1
                 return value
             held = [value]

@@ -15,6 +15,7 @@ import ast
 import inspect
 import textwrap
 import threading
+from contextlib import suppress
 from functools import cache
 from threading import get_ident
 from types import CodeType
@@ -54,6 +55,10 @@ class Listener(Protocol):
         """Called in place of a launch without a config for its key. Returns the result of the launch."""
 
 
+DYNAMO_SKIPS = "_torchdynamo_disable"
+"""Attribute of functions that torch.compile calls and does not trace, as torch.compiler.disable sets it."""
+
+
 class _Miss(BaseException):
     """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way catches it."""
 
@@ -67,7 +72,10 @@ class _Patch:
         self.function = function
         self.own_code: CodeType = function.__code__
         self.our_code = _listening_code(function, self)
+        _skip_in_dynamo(self.our_code)
         self.is_watched = False
+        self.marks: dict[str, Any] = function.__dict__
+        """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile cannot read our constant."""
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before a launch while a listener watches."""
@@ -155,6 +163,15 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
     return code.replace(co_consts=tuple(patch if constant == "patch" else constant for constant in code.co_consts))
 
 
+def _skip_in_dynamo(code: CodeType) -> None:
+    """Let torch.compile run frames of this code, and all below them, as they are: it cannot read a constant that is an object."""
+    with suppress(ImportError, AttributeError):  # a torch that names it otherwise
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+
+
 listeners: dict[int, Listener] = {}
 """Thread -> its listener."""
 
@@ -174,6 +191,7 @@ def push(listener: Listener) -> None:
     patch = triton_patch()
     listeners[get_ident()] = listener
     # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
+    patch.marks[DYNAMO_SKIPS] = True
     patch.function.__code__ = patch.our_code
     patch.is_watched |= _is_watching(listener)
 
@@ -185,6 +203,7 @@ def pop() -> Listener:
     # One expression and one assignment: Python changes threads between calls, and there is none here.
     if not listeners:
         patch.function.__code__ = patch.own_code
+        patch.marks.pop(DYNAMO_SKIPS, None)
     patch.is_watched = any(map(_is_watching, list(listeners.values())))
     return listener
 
