@@ -205,8 +205,10 @@ def _parts_of(path: Path, tensor: torch.Tensor) -> Iterator[tuple[Path, torch.Te
     if hasattr(value, "trigger_wait"):  # the result of a collective, which may still be under way
         value = value.trigger_wait()
     if is_traceable_wrapper_subclass(value):
-        for name in value.__tensor_flatten__()[0]:
-            yield from _parts_of((*path, name), getattr(value, name))
+        inner = {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+        for name, each in inner.items():
+            if isinstance(each, torch.Tensor):  # a mesh of devices is none
+                yield from _parts_of((*path, name), each)
     else:
         yield path, value
         if value.is_leaf and value.grad is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Path = tuple[Any, ...]
 """Position in nested containers: indices and keys, from the outside in."""
@@ -130,6 +131,9 @@ def _captured(function: FunctionType) -> list[Any]:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    value: Any = tensor
+    if is_traceable_wrapper_subclass(value):  # it may name a storage that has no memory, and reading that ends the process
+        return None
     try:
         return tensor.untyped_storage() if tensor.layout is not torch.jagged else None  # which has one that cannot be asked anything
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
