@@ -52,6 +52,7 @@ class StepState:
         self._before = {key: (each, version_of(each.tensor)) for key, each in reachable(roots).tensors.items()}
         self._bare = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf and each.tensor.grad is None}
         """Tensors without a gradient: one that a run makes is made again by the next."""
+        self._graded = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf} - self._bare
         self._changed: list[tuple[Reached, torch.Tensor]] = []
         """Tensors that the step changes, with copies of what its first run left."""
         self._compared: list[tuple[Reached, torch.Tensor]] = []
@@ -117,6 +118,8 @@ class StepState:
         self._changed += found
         self._names |= {each.name for each, _ in found}
         self.has_changed |= bool(found)
+        if not self.has_changed:
+            self._gradients = [(tensor, at_first, None) for tensor, at_first, _ in self._gradients]
         return ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each, _ in found)
 
     def put_back(self, *, is_last: bool = False) -> None:
@@ -159,7 +162,8 @@ class StepState:
             made = [(leaf, grad.cpu() if self.is_comparing else grad) for leaf, grad in made]
         keeps = self.is_comparing or self.has_changed
         self._gradients = [(leaf, None, grad if keeps else None) for leaf, grad in made]
-        self._gradients += [(leaf, leaf.grad, leaf.grad) for key, leaf in leaves if key not in self._bare]
+        # Not those of tensors that the run has made: the gradients themselves among them.
+        self._gradients += [(leaf, leaf.grad, leaf.grad) for key, leaf in leaves if key in self._graded]
         for optimizer in reached.optimizers:
             states = [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
             self._optimizers += [(each, dict(each)) for each in states]

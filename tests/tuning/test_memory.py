@@ -89,3 +89,28 @@ def test_copies_die_with_their_tensors():
     del kept
     undo.restore()
     assert view.tolist() == [1.0, 1.0]
+
+
+def _gradients(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32, 64))
+    made: list[Any] = []
+    n_alive: list[int] = []
+
+    @contextual_autotune(n_repeat=2, n_warmup=1)
+    def step(x: torch.Tensor) -> None:
+        assert x.grad is None
+        n_alive.append(sum(each() is not None for each in made))
+        (launch(kernel, x.detach()) * x).sum().backward()
+        made.append(weakref.ref(x.grad))
+
+    gc.disable()
+    x = torch.ones(64, requires_grad=True)
+    step(x)
+    return n_alive, None if x.grad is None else x.grad[0].item()
+
+
+def test_gradients_of_the_first_run_are_freed():
+    """Each run makes them anew, and the last run's are the call's."""
+    ((n_alive, gradient),) = values(on_ranks(1, _gradients, is_dist=False))
+    assert gradient == 2.0
+    assert set(n_alive[2:]) == {0}
