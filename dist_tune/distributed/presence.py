@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +42,7 @@ class Presence:
         self._rank = rank
         self._state = state
         self._is_over = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._answer_all, name="dist_tune presence", daemon=True, args=(store.clone(),))  # type: ignore[attr-defined]  # missing in torch's stubs
         self._thread.start()
         atexit.register(self.stop)
@@ -63,7 +65,7 @@ class Presence:
     def stop(self) -> None:
         """Answer no more: a thread inside the store must not outlive the interpreter, or the group."""
         atexit.unregister(self.stop)
-        if not self._is_over:
+        if not self._is_over and self._pid == os.getpid():  # not in a forked child, which shares the connection
             self._is_over = True
             with suppress(dist.DistError):  # the store's host is gone, and the thread with it
                 self.ask()

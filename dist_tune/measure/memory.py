@@ -67,6 +67,16 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if region is None else region.tensor()
 
 
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a tensor's memory, also of an inference tensor; autograd and version counters do not see it."""
+    with torch.no_grad():
+        memory = memory_of(tensor)
+        if memory is None:  # of a wrapper of other tensors
+            tensor.copy_(values)
+        else:
+            memory.copy_(torch.view_as_real(values) if values.is_complex() else values)
+
+
 def shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     """True if a tensor is one of the others, or lies in memory of one."""
     mine = _storage(tensor)

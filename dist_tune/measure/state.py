@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_tune.errors import InPlaceError
-from dist_tune.measure.memory import memory_of, version_of
+from dist_tune.measure.memory import memory_of, overwrite, version_of
 from dist_tune.measure.reachable import Reachable, Reached, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
@@ -127,9 +127,8 @@ class StepState:
         for tensor, at_first, left in self._gradients:
             tensor.grad = left.to(tensor.device) if is_last and left is not None else at_first
         if self.has_changed:
-            with torch.no_grad():
-                for each, copy in self._changed:
-                    each.tensor.copy_(copy)
+            for each, copy in self._changed:
+                overwrite(each.tensor, copy)
             for mine, kept in self._optimizers:
                 mine.clear()
                 mine.update(kept)

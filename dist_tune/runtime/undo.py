@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from dist_tune.measure import Region
+from dist_tune.measure import Region, overwrite
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with a copy of its values."""
@@ -31,19 +31,19 @@ class Undo:
 
     def restore(self) -> None:
         """Put all back and forget them."""
-        put_back([(memory, _real(copy)) for memory, copy in self._alive()])
+        put_back(self._alive())
         self.forget()
 
     def exchange(self) -> None:
         """Put all back, and keep the values that were there instead."""
         alive = self._alive()
         values = [memory.clone() for memory, _ in alive]
-        put_back([(memory, _real(copy)) for memory, copy in alive])
+        put_back(alive)
         regions = [region for region in self._saved if region.tensor() is not None]
         self._saved = dict(zip(regions, values, strict=True))
 
     def _alive(self) -> Copies:
-        return [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
+        return [(memory, _real(copy)) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
 
     def forget(self) -> None:
         """Let what was written stand."""
@@ -61,6 +61,5 @@ def copies_of(tensors: list[torch.Tensor]) -> Copies:
 
 def put_back(copies: Copies) -> None:
     """Copy each second tensor into the first, the last pair first."""
-    with torch.no_grad():
-        for tensor, copy in reversed(copies):
-            tensor.copy_(copy)
+    for tensor, copy in reversed(copies):
+        overwrite(tensor, copy)
