@@ -17,7 +17,8 @@ _MAX_DEPTH = 4
 """Of objects within objects."""
 _MAX_OBJECTS = 10_000
 """Objects that are looked into; tensors of others are not known."""
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer)
+_PLAIN_STATE = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, *_PLAIN_STATE)
 """Kinds of attributes of an object that count. Not its tensors: in a context for communication they are flags and buffers of peers."""
 _GLOBALS = (torch.Tensor, *_STATEFUL)
 """Kinds of globals that count; a module's other globals are rarely state of one step."""
@@ -28,8 +29,9 @@ class Reached(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    is_direct: bool
-    """True for an argument or a captured value, or a tensor in a container of these; not of a module, an optimizer or an object."""
+    is_compared: bool
+    """True if its values are compared, because a write to it may go uncounted: an argument, a captured value, in a container of these, too,
+    or a module's buffer. Not a parameter, or a tensor of an optimizer."""
 
 
 class Reachable(NamedTuple):
@@ -37,7 +39,8 @@ class Reachable(NamedTuple):
 
     tensors: dict[int, Reached]
     """By identity."""
-    optimizers: list[torch.optim.Optimizer]
+    states: list[dict[Any, Any]]
+    """Dicts of optimizers, schedulers and scalers, with their plain values."""
 
 
 def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,27 +69,32 @@ def reachable(roots: Mapping[str, Any]) -> Reachable:
     seen: set[int] = set()
     waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
     while waiting and len(seen) < _MAX_OBJECTS:
-        name, value, is_direct, depth = waiting.pop()
+        name, value, is_compared, depth = waiting.pop()
         if isinstance(value, torch.Tensor):
-            found.tensors.setdefault(id(value), Reached(name, value, is_direct))
+            found.tensors.setdefault(id(value), Reached(name, value, is_compared))
             if value.is_leaf and value.grad is not None:
-                found.tensors.setdefault(id(value.grad), Reached(f"{name}.grad", value.grad, is_direct=False))
+                found.tensors.setdefault(id(value.grad), Reached(f"{name}.grad", value.grad, is_compared=False))
         elif id(value) not in seen and depth <= _MAX_DEPTH:
             seen.add(id(value))
             if isinstance(value, torch.optim.Optimizer):
-                found.optimizers.append(value)
-            is_direct = is_direct and isinstance(value, Mapping | list | tuple)
-            waiting += [(f"{name}{path}", each, is_direct, depth + 1) for path, each in _parts(value)]
+                found.states.extend([value.state, *value.state.values(), *value.param_groups])
+            elif isinstance(value, _PLAIN_STATE):
+                found.states.append(vars(value))
+            if isinstance(value, torch.nn.Module):  # torch does not count how a batch norm writes its statistics
+                waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
+            is_compared = is_compared and isinstance(value, Mapping | list | tuple)
+            waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]
     return found
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.nn.Module):
         yield from ((f".{path}", each) for path, each in value.named_parameters())
-        yield from ((f".{path}", each) for path, each in value.named_buffers())
     elif isinstance(value, torch.optim.Optimizer):
         yield from ((".params", each) for group in value.param_groups for each in group["params"])
         yield from ((f".state.{key}", each) for state in value.state.values() for key, each in state.items())
+    elif isinstance(value, _PLAIN_STATE):
+        yield from ((f".{name}", each) for name, each in vars(value).items() if isinstance(each, torch.Tensor | torch.optim.Optimizer))
     elif isinstance(value, Mapping):
         yield from ((f"[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, list | tuple):

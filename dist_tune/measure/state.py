@@ -58,7 +58,8 @@ class StepState:
         self._compared: list[tuple[Reached, torch.Tensor]] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
         """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
-        self._optimizers: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._states: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        """Dicts of optimizers and the like, with copies."""
         self._is_kept = False
         self.is_comparing = True
         """False after ``keep`` if what kernels write shall not be found: the first run counts only if torch has written."""
@@ -101,13 +102,9 @@ class StepState:
         self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
         if self.is_comparing:
             mine = {id(each.tensor) for each in self._written}
-            rest = [each for each in self._after.tensors.values() if each.is_direct and id(each.tensor) not in mine]
-            rest = [each for each in rest if memory_of(each.tensor) is not None and not self._is_left_alone(each.tensor)]
-            is_small = _n_bytes(rest) <= max(_SMALL_BYTES, _COMPARED_SHARE * peak_bytes())
-            self.is_comparing = is_small or _n_bytes(rest) <= _HOST_LIMIT_BYTES
+            rest = [each for each in self._after.tensors.values() if each.is_compared and id(each.tensor) not in mine]
+            self._compared = _small_copies([each for each in rest if not self._is_left_alone(each.tensor)])
         self._keep_objects(self._after)
-        if self.is_comparing:
-            self._compared = [(each, each.tensor.detach().clone() if is_small else each.tensor.detach().cpu()) for each in rest]
         del self._after
         return names
 
@@ -115,6 +112,7 @@ class StepState:
         """After the second run: find arguments with other values than the first one left, which kernels have written; their names."""
         found = [(each, copy) for each, copy in self._compared if not _is_same(each.tensor, copy)]
         self._compared.clear()
+        self.is_comparing = False
         self._changed += found
         self._names |= {each.name for each, _ in found}
         self.has_changed |= bool(found)
@@ -127,15 +125,16 @@ class StepState:
         for tensor, at_first, left in self._gradients:
             tensor.grad = left.to(tensor.device) if is_last and left is not None else at_first
         if self.has_changed:
-            for each, copy in self._changed:
+            # Those that were not compared yet at the end, because there was one run too few, may have changed, too.
+            for each, copy in [*self._changed, *(self._compared if is_last else [])]:
                 overwrite(each.tensor, copy)
-            for mine, kept in self._optimizers:
+            for mine, kept in self._states:
                 mine.clear()
                 mine.update(kept)
 
     def forget(self) -> None:
         """Free the copies."""
-        for kept in (self._written, self._changed, self._compared, self._gradients, self._optimizers, self._before):
+        for kept in (self._written, self._changed, self._compared, self._gradients, self._states, self._before):
             kept.clear()
 
     @property
@@ -152,7 +151,7 @@ class StepState:
         return version is not None and version != self._before[key][1]
 
     def _keep_objects(self, reached: Reachable) -> None:
-        """Gradients and optimizers' plain values, which replays replace."""
+        """Gradients, and plain values of optimizers and the like, which replays replace."""
         leaves = [(key, each.tensor) for key, each in reached.tensors.items() if each.tensor.is_leaf]
         made = [(leaf, leaf.grad) for key, leaf in leaves if key in self._bare and leaf.grad is not None]
         if not self.has_changed:  # most likely they are not needed, and the next run makes them again
@@ -163,13 +162,22 @@ class StepState:
         self._gradients = [(leaf, None, grad if keeps else None) for leaf, grad in made]
         # Not those of tensors that the run has made: the gradients themselves among them.
         self._gradients += [(leaf, leaf.grad, leaf.grad) for key, leaf in leaves if key in self._graded]
-        for optimizer in reached.optimizers:
-            states = [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
-            self._optimizers += [(each, dict(each)) for each in states]
+        self._states = [(each, dict(each)) for each in reached.states]
 
 
 def _n_bytes(tensors: Iterable[Reached]) -> int:
     return sum(each.tensor.numel() * each.tensor.element_size() for each in tensors)
+
+
+def _small_copies(tensors: list[Reached]) -> list[tuple[Reached, torch.Tensor]]:
+    """Copies of the smaller tensors: on their device first, then on the host, as far as both have room for what may not be needed."""
+    copies, n_bytes = [], 0
+    on_device_bytes = max(_SMALL_BYTES, _COMPARED_SHARE * peak_bytes())
+    for each in sorted(tensors, key=lambda each: _n_bytes([each])):
+        n_bytes += _n_bytes([each])
+        if n_bytes <= _HOST_LIMIT_BYTES and memory_of(each.tensor) is not None:
+            copies.append((each, each.tensor.detach().clone() if n_bytes <= on_device_bytes else each.tensor.detach().cpu()))
+    return copies
 
 
 def peak_bytes() -> int:

@@ -32,7 +32,7 @@ class FirstRun:
 
     @property
     def counts(self) -> bool:
-        """True if its value is the call's; also as long as no second run has shown whether kernels change arguments."""
+        """True if its value is the call's; also as long as no second run has shown whether kernels change anything."""
         return self._state is not None and (self._state.has_changed or not self._is_decided)
 
     def take(self, undo: Undo) -> None:
@@ -53,13 +53,14 @@ class FirstRun:
         if not state.is_kept:
             # A value with its graph holds all activations: until the end of the next run they would be there twice.
             has_graph = any(each.grad_fn is not None for each in tensors_in(self._held).values())
-            self._tell(state.keep(is_comparing=not has_graph))
+            self._tell(state.keep(is_comparing=state.has_changed or not has_graph))
             if state.has_changed or not state.is_comparing:
                 self._decide()
             else:
                 self._undo.exchange()
-        elif not self._is_decided:
-            self._undo.exchange()
+        elif state.is_comparing:  # also if it is decided: kernels may change what torch does not
+            if not self._is_decided:
+                self._undo.exchange()
             self._tell(state.compare())
             self._decide()
         state.put_back()
