@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch.distributed as dist
 
@@ -21,19 +22,10 @@ from dist_tune.distributed.calls import Calls, ahead, all_passed, calls_of, is_a
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
+from dist_tune.distributed.waiting import Wait, beat_of, call_text
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
 _CHECK_EVERY_S = 0.25
-_POLL_S = (1e-4, 0.02)
-"""Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
-_POLLS_PER_S = 2000.0
-"""Store polls per second over all ranks that have waited for long; small groups poll faster."""
-_ASK_S = (0.02, 1.0)
-"""Shortest and longest pause between two questions to missing ranks."""
-_ANSWERS_PER_S = 500.0
-"""Answers per second over all ranks, which bounds questions; small groups ask faster."""
-_NEVER_MET = "nothing yet"
-"""In place of a rank's last sign of progress."""
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
 
@@ -76,7 +68,7 @@ class Meetings:
 
     def begin_first_run(self, closure: str, number: int) -> None:
         """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
-        self._first_run = _call(closure, number)
+        self._first_run = call_text(closure, number)
 
     def enter(self, closure: str, number: int = 0, options: str = "") -> None:
         """Come from a call of ``closure`` to its meetings: leave behind those that were ended before this rank came.
@@ -95,7 +87,7 @@ class Meetings:
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 ended = self._read_verdict()
                 # The end of a call that this rank made without a meeting does not concern it.
-                if ended["state"] != "apart" and ended["call"] == _call(*self._place):
+                if ended["state"] != "apart" and ended["call"] == call_text(*self._place):
                     verdict = ended
             self._first_run = ""
             if verdict is not None and not self._is_awaited():
@@ -140,10 +132,10 @@ class Meetings:
                     passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
                     if others := ahead(*self._place, passed):
                         raise AloneError(
-                            f"ranks {others} have passed {_call(*self._place)}, or go on without it; rank {self.rank} is alone in it",
+                            f"ranks {others} have passed {call_text(*self._place)}, or go on without it; rank {self.rank} is alone in it",
                             others,
                         )
-                elif verdict["state"] == "agreed" or verdict["call"] == _call(*self._place):
+                elif verdict["state"] == "agreed" or verdict["call"] == call_text(*self._place):
                     return fn.load(self._result_of(verdict))
 
     def beat(self, doing: str) -> None:
@@ -226,10 +218,15 @@ class Meetings:
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part, self._place, passed]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
             self._agree(reduce)
-        elif is_gathering:
-            self._await_calls(topic, reduce, is_optional)
         else:
-            self._await_parts(topic, reduce)
+            agree, time_out = partial(self._agree, reduce), partial(self._time_out, topic)
+            wait = Wait(self._store, self._epoch, self.rank, self.members, agree=agree, decide=self._decide, time_out=time_out)
+            if is_gathering:
+                assert self._presence is not None
+                patience_s = self.deadline_s if is_optional else self.gather_s
+                wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
+            else:
+                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s)
         epoch, verdict = self._epoch, self._read_verdict()
         if "result" in verdict:
             self._forget_old(epoch)
@@ -259,78 +256,18 @@ class Meetings:
 
     def _decide(self, verdict: Verdict) -> None:
         """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": _call(*self._place)}))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": call_text(*self._place)}))
 
     def _read_verdict(self) -> Verdict:
         verdict: Verdict = json.loads(self._store.get(f"{self._epoch}/verdict"))
         self._epoch += 1
         return verdict
 
-    def _looks(self, every_s: float, at_most_s: float) -> Iterator[float]:
-        """The time, now and then until there is a verdict, at growing distances."""
-        # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
-        began = looked = time.monotonic()
-        while not self._store.check([f"{self._epoch}/verdict"]):
-            now = time.monotonic()
-            if now - looked >= every_s:
-                looked, every_s = now, min(1.5 * every_s, at_most_s)
-                yield now
-            else:
-                time.sleep(min(max((now - began) / 20, _POLL_S[0]), min(_POLL_S[1], len(self.members) / _POLLS_PER_S)))
-
-    def _await_parts(self, topic: str, reduce: _Reduce) -> None:
-        """Wait for the verdict while missing ranks make progress; without progress for the deadline, fix "timed out"."""
-        seen: dict[int, str] = {}
-        since, patience_s = time.monotonic(), self._patience_s or self.deadline_s
-        for now in self._looks(self.deadline_s / 4, self.deadline_s / 4):
-            beats = {rank: self._beat_of(rank) for rank in self._missing()}
-            if not beats:
-                self._agree(reduce)  # the rank that should have written the verdict has died over it
-            elif beats != seen:  # progress, or the first look
-                seen, since = beats, now
-            elif now - since >= patience_s:
-                self._time_out(topic, beats, patience_s)
-
-    def _await_calls(self, topic: str, reduce: _Reduce, is_optional: bool) -> None:
-        """Wait for the verdict while missing ranks may come; fix "apart" as soon as one is known to have passed the call."""
-        assert self._presence is not None
-        call, least_s = _call(*self._place), len(self.members) / _ANSWERS_PER_S
-        since, patience_s = time.monotonic(), self.deadline_s if is_optional else self.gather_s
-        asked, asked_at = 0, 0.0
-        for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
-            missing = self._missing()
-            answers = {rank: answer for rank in missing if (answer := self._presence.answer_of(rank)) is not None}
-            passed = {rank: answer.passed for rank, answer in answers.items()}
-            is_answered = all(answer.number >= asked for answer in answers.values())
-            if not missing:
-                self._agree(reduce)
-            elif ahead(*self._place, passed):
-                self._decide({"state": "apart", "passed": passed})
-            if any(answer.first_run == call for answer in answers.values()) and is_answered:
-                since = now
-            is_gone = not is_answered and now - asked_at >= self.deadline_s
-            if is_gone or now - since >= patience_s:
-                if is_optional:
-                    self._decide({"state": "apart", "passed": {self.rank: {self._place[0]: [self._place[1]]}}})
-                else:
-                    beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
-                    beats = {rank: beat or self._beat_of(rank) for rank, beat in beats.items()}
-                    self._time_out(topic, beats, self.deadline_s if is_gone else patience_s)
-            elif is_answered:
-                n_asked = self._presence.n_asked()
-                asked, asked_at = n_asked if n_asked > asked else self._presence.ask(), now
-
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
         last = {rank: beat.partition(" ")[2] or beat for rank, beat in beats.items()}
         self._decide(
             {"state": "timed out", "missing": last, "topic": topic, "closure": self._closure, "by": self.rank, "within_s": within_s}
         )
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in self.members if not self._store.check([f"{self._epoch}/parts/{rank}"])]
-
-    def _beat_of(self, rank: int) -> str:
-        return self._store.get(f"beat/{rank}").decode() if self._store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
 
     def _forget_old(self, epoch: int) -> None:
         if self.rank != self.members[0]:
@@ -346,14 +283,10 @@ class Meetings:
             raise self._error(verdict)
         if "result" not in verdict:
             self._is_over = True
-            doing = {rank: self._beat_of(rank).partition(" ")[2] for rank in self.members}
+            doing = {rank: beat_of(self._store, rank).partition(" ")[2] for rank in self.members}
             raise mismatch_of(self.members, verdict["steps"], self._closure, doing)
         return str(verdict["result"])
 
     def _error(self, verdict: Verdict) -> DistTuneError:
         self._is_over = True
         return error_of(verdict, self.rank, self._closure)
-
-
-def _call(closure: str, number: int) -> str:
-    return f"{closure}, call {number}"

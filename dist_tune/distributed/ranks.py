@@ -1,6 +1,6 @@
 """The ranks that decide together: one process alone, or the members of a process group.
 
-With meetings.py the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
+With the meetings in this folder the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
 Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
 nothing: a gloo group that timed out is dead, and an NCCL communicator may take the process with it.
 """

@@ -1,0 +1,112 @@
+"""Waiting for the verdict of one epoch: for parts of ranks that make progress, or for ranks that may be late or have passed the call.
+
+Knows the keys of an epoch on the store, and what missing ranks show of themselves; nothing of topics, parts or errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from dist_tune.distributed.calls import ahead
+from dist_tune.distributed.presence import Presence
+from dist_tune.distributed.verdicts import Verdict
+
+_POLL_S = (1e-4, 0.02)
+"""Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
+_POLLS_PER_S = 2000.0
+"""Store polls per second over all ranks that have waited for long; small groups poll faster."""
+_ASK_S = (0.02, 1.0)
+"""Shortest and longest pause between two questions to missing ranks."""
+_ANSWERS_PER_S = 500.0
+"""Answers per second over all ranks, which bounds questions; small groups ask faster."""
+_NEVER_MET = "nothing yet"
+"""In place of a rank's last sign of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The wait of one rank for one verdict, which it fixes itself if it finds that no other rank will."""
+
+    store: dist.Store
+    epoch: int
+    rank: int
+    members: tuple[int, ...]
+    agree: Callable[[], None]
+    """Fixes the verdict that follows from all parts."""
+    decide: Callable[[Verdict], None]
+    """Fixes this verdict, if there is none."""
+    time_out: Callable[[dict[int, str], float], None]
+    """Fixes "timed out": missing rank -> its last sign of progress, and the seconds without another one."""
+
+    def for_parts(self, deadline_s: float, patience_s: float) -> None:
+        """Wait while missing ranks make progress; without progress for ``patience_s``, fix "timed out"."""
+        seen: dict[int, str] = {}
+        since = time.monotonic()
+        for now in self._looks(deadline_s / 4, deadline_s / 4):
+            beats = {rank: beat_of(self.store, rank) for rank in self._missing()}
+            if not beats:
+                self.agree()  # the rank that should have written the verdict has died over it
+            elif beats != seen:  # progress, or the first look
+                seen, since = beats, now
+            elif now - since >= patience_s:
+                self.time_out(beats, patience_s)
+
+    def for_calls(self, presence: Presence, place: tuple[str, int], deadline_s: float, patience_s: float, *, is_optional: bool) -> None:
+        """Wait while missing ranks live and may come; fix "apart" as soon as one is known to have passed the call.
+
+        ``place``: closure and number of the call. ``is_optional``: "apart" takes the place of "timed out".
+        """
+        call, least_s = call_text(*place), len(self.members) / _ANSWERS_PER_S
+        since = time.monotonic()
+        asked, asked_at = 0, 0.0
+        for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
+            missing = self._missing()
+            answers = {rank: answer for rank in missing if (answer := presence.answer_of(rank)) is not None}
+            passed = {rank: answer.passed for rank, answer in answers.items()}
+            is_answered = all(answer.number >= asked for answer in answers.values())
+            if not missing:
+                self.agree()
+            elif ahead(*place, passed):
+                self.decide({"state": "apart", "passed": passed})
+            if any(answer.first_run == call for answer in answers.values()) and is_answered:
+                since = now
+            is_gone = not is_answered and now - asked_at >= deadline_s
+            if is_gone or now - since >= patience_s:
+                if is_optional:
+                    self.decide({"state": "apart", "passed": {self.rank: {place[0]: [place[1]]}}})
+                else:
+                    beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
+                    beats = {rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}
+                    self.time_out(beats, deadline_s if is_gone else patience_s)
+            elif is_answered:
+                n_asked = presence.n_asked()
+                asked, asked_at = n_asked if n_asked > asked else presence.ask(), now
+
+    def _looks(self, every_s: float, at_most_s: float) -> Iterator[float]:
+        """The time, now and then until there is a verdict, at growing distances."""
+        # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
+        began = looked = time.monotonic()
+        while not self.store.check([f"{self.epoch}/verdict"]):
+            now = time.monotonic()
+            if now - looked >= every_s:
+                looked, every_s = now, min(1.5 * every_s, at_most_s)
+                yield now
+            else:
+                time.sleep(min(max((now - began) / 20, _POLL_S[0]), min(_POLL_S[1], len(self.members) / _POLLS_PER_S)))
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self.members if not self.store.check([f"{self.epoch}/parts/{rank}"])]
+
+
+def beat_of(store: dist.Store, rank: int) -> str:
+    """A rank's last sign of progress, after its time: "12.345 closure: replay 3"."""
+    return store.get(f"beat/{rank}").decode() if store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
+
+
+def call_text(closure: str, number: int) -> str:
+    """A call, for people and as ranks compare it."""
+    return f"{closure}, call {number}"
