@@ -1,0 +1,110 @@
+"""Numbers of calls: who has passed a call, who is in it, and that ranks in different calls are told apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_tune.distributed.calls import Calls, Passed, ahead, all_passed, calls_of, is_apart
+
+pytestmark = pytest.mark.once
+
+
+def standing(calls: Calls) -> list[int]:
+    """The calls as a rank tells them to its peers."""
+    return [calls.n_calls, *calls.under_way]
+
+
+def test_a_call_is_under_way_until_it_is_over():
+    """Its number is one more than that of the call before, and it is passed when it has ended."""
+    calls = Calls(n_calls=3)
+    with calls.one() as number:
+        assert (number, standing(calls)) == (4, [4, 4])
+        assert ahead("f", 4, {1: {"f": standing(calls)}}) == []
+    assert ahead("f", 4, {1: {"f": standing(calls)}}) == [1]
+
+
+def test_a_call_that_raises_is_over():
+    """No peer waits for it any more."""
+    calls = Calls()
+    with pytest.raises(ValueError, match="of the step"), calls.one():
+        raise ValueError("of the step")
+    assert standing(calls) == [1]
+
+
+def test_a_call_around_another_one_is_not_passed():
+    """The inner call of the same name has its own number; the outer one is still under way when the inner one is over."""
+    calls = Calls()
+    with calls.one() as outer:
+        with calls.one() as inner:
+            assert (outer, inner, standing(calls)) == (1, 2, [2, 1, 2])
+        passed = {1: {"f": standing(calls)}}
+        assert ahead("f", outer, passed) == []
+        assert ahead("f", inner, passed) == [1]
+    assert standing(calls) == [2]
+
+
+def test_calls_in_any_order_of_ends():
+    """Threads end their calls in any order; each removes its own."""
+    calls = Calls()
+    first, second = calls.one(), calls.one()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert standing(calls) == [2, 2]
+    second.__exit__(None, None, None)
+    assert standing(calls) == [2]
+
+
+def test_a_rank_behind_or_in_another_closure_has_passed_nothing():
+    """One that has not come to the call yet is waited for, and so is one that has not called the closure at all."""
+    passed: Passed = {0: {"f": [2, 2]}, 1: {"f": [1]}, 2: {"g": [9]}, 3: {"f": [3]}}
+    assert ahead("f", 2, passed) == [3]
+    assert ahead("f", 4, passed) == []
+
+
+def test_ranks_in_one_call_are_not_apart():
+    """Whatever else they have called; and with one rank in a later call they are."""
+    passed = {rank: {"f": [5, 5], "g": [rank]} for rank in range(3)}
+    assert not is_apart(dict.fromkeys(range(3), ("f", 5)), passed)
+    passed[2]["f"] = [6, 6]
+    assert is_apart({0: ("f", 5), 1: ("f", 5), 2: ("f", 6)}, passed)
+
+
+def test_calls_are_counted_by_ranks_and_closure():
+    """One object for each, for the life of the process: a closure may be decorated anew."""
+    ours, theirs = calls_of((0, 7), "test.f"), calls_of((0, 8), "test.f")
+    assert calls_of((0, 7), "test.f") is ours
+    with ours.one():
+        assert all_passed((0, 7)) == {"test.f": [1, 1]}
+        assert all_passed((0, 8)) == {"test.f": [0]}
+    theirs.n_calls += 1
+    assert all_passed((0, 8)) == {"test.f": [1]}
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=8))
+def test_of_ranks_in_different_calls_some_are_behind_and_never_all(n_before: list[int]):
+    """Each waits in the call after as many that are over: those with the highest number go on together, all others are behind them."""
+    passed, numbers = {}, {}
+    for rank, n_over in enumerate(n_before):
+        calls = Calls()
+        for _ in range(n_over):
+            with calls.one():
+                pass
+        waiting = calls.one()
+        numbers[rank] = waiting.__enter__()
+        passed[rank] = {"f": standing(calls)}
+    places = {rank: ("f", number) for rank, number in numbers.items()}
+    behind = {rank for rank, number in numbers.items() if ahead("f", number, passed)}
+    assert behind == {rank for rank, number in numbers.items() if number < max(numbers.values())}
+    assert is_apart(places, passed) == bool(behind) == (len(set(numbers.values())) > 1)
+    assert len(behind) < len(numbers)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=2, max_size=6))
+def test_a_rank_is_left_behind_by_those_alone_that_will_not_come(others: list[tuple[int, bool]]):
+    """A rank in its third call: another one has passed it after three calls or more, unless it is in the third itself."""
+    passed = {rank: {"f": [n_calls, n_calls] if waits else [n_calls]} for rank, (n_calls, waits) in enumerate(others)}
+    gone = [rank for rank, (n_calls, waits) in enumerate(others) if n_calls > 3 or (n_calls == 3 and not waits)]
+    assert ahead("f", 3, passed) == gone
