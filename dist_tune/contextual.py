@@ -24,7 +24,7 @@ from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.tuned import TunedClosure
 from dist_tune.tuning import Tuning, TuningOptions, Turn, Untuned, check_not_capturing, note_of_tracing
-from dist_tune.validation import check_function, check_ordinary
+from dist_tune.validation import check_function, check_ordinary, spelled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,7 +92,7 @@ def contextual_autotune(
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
-        raise ValueError(f'restore must be "args" or None, got {restore!r}')
+        raise ValueError(f'restore must be "args" or None, got {spelled(restore)}')
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")

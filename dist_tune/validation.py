@@ -1,4 +1,4 @@
-"""What a user gives to a decorator or a tuning script, judged before anything runs: each error names its option and what fits there.
+"""Options of a decorator or a tuning script, judged before anything runs: each error names its option and what fits there.
 
 Knows callables and plain values; nothing of what options do.
 """

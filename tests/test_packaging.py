@@ -1,4 +1,4 @@
-"""What is shipped, and what may import what."""
+"""The wheel, and imports between modules."""
 
 import ast
 import importlib.util
@@ -55,7 +55,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def without_type_checking(tree: ast.Module) -> ast.Module:
-    """The module as it runs: a type in a signature makes nobody a user of its library."""
+    """The module as it runs: a type in a signature makes no module a user of its library."""
     tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"))]
     return tree
 

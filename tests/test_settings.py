@@ -54,7 +54,7 @@ def test_other_names_of_a_setting(monkeypatch: pytest.MonkeyPatch, name: str):
 
 
 def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
-    """What a launcher sets after the import counts, and an object once made does not change."""
+    """A variable that a launcher sets after the import counts, and an object once made does not change."""
     before = Settings()
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "7")
     assert (before.deadline_s, Settings().deadline_s) == (30.0, 7.0)

@@ -106,7 +106,7 @@ class TunableFunction:
         try:
             hash(key)
         except TypeError as error:
-            raise TypeError(f"key_fn of {self.name} returned {key!r}: {error}. Return a tuple, or to_hashable() of it") from error
+            raise TypeError(f"key_fn of {self.name} returned {spelled(key)}: {error}. Return a tuple, or to_hashable() of it") from error
         if _has_tensor(key):
             raise TypeError(f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it")
 

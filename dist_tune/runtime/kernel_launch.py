@@ -69,7 +69,7 @@ class Launch:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
+        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
 
         The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune and the names of the key; and
         each value that any of these has captured. Made once for each kernel object.
@@ -218,7 +218,7 @@ def _text(key: tuple[Any, ...]) -> str:
 
 
 def _parts_of(kernel: Any) -> dict[str, Any]:
-    """What decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
+    """All that decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
     layer, heuristics = kernel.fn, []
     while layer.fn is not kernel.base_fn:
         heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]

@@ -49,7 +49,7 @@ class Tunable(Protocol):
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
+        """All that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""

@@ -56,9 +56,9 @@ def check_budget(budget_s: object) -> None:
     if budget_s is None:
         return
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float):
-        raise TypeError(f"budget_s must be a number of seconds, or None, got {budget_s!r}")
+        raise TypeError(f"budget_s must be a number of seconds, or None, got {spelled(budget_s)}")
     if not (math.isfinite(budget_s) and budget_s > 0):
-        raise ValueError(f"need a finite budget_s > 0, got {budget_s!r}")
+        raise ValueError(f"need a finite budget_s > 0, got {spelled(budget_s)}")
 
 
 @dataclass(frozen=True, slots=True)

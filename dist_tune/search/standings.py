@@ -58,7 +58,7 @@ class Standings:
         self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
 
     def known_ms(self, candidate: int) -> float | None:
-        """What a replay with this candidate takes, as far as it is known."""
+        """Milliseconds of a replay with this candidate, as far as they are known."""
         times = self.times.get(candidate) or self.warm_ups.get(candidate)
         return None if times is None else max(times.closure_ms, times.launches_ms)
 

@@ -40,7 +40,7 @@ class TuningOptions:
     reset: Callable[[], object] | None = None
     """Called before each replay but the first."""
     restore: Literal["args"] | None = "args"
-    """What is put back without it; None refuses a step that acts in place."""
+    """State that is put back without ``reset``; None refuses a step that acts in place."""
     uses_cache: bool = False
     is_last: bool = False
     """True: this rank would tune no further keys of the function. So it is, if all ranks would not."""
@@ -70,7 +70,7 @@ class Expenses:
     """Seconds of each meeting on this rank, waiting for others included."""
     began: float = field(default_factory=time.monotonic)
     search_began: float = field(default_factory=time.monotonic)
-    """When all ranks had come: a budget is not spent by waiting for one of them."""
+    """Monotonic clock, in seconds, at which all ranks had come: a budget is not spent by waiting for one of them."""
     _phase_began: float = field(default_factory=time.monotonic)
 
     def end_phase(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a user should know of a tuning although nothing failed: one line each on the first rank's terminal, once for a decorated object."""
+"""Notices of a tuning in which nothing failed: one line each on the first rank's terminal, once for a decorated object."""
 
 from __future__ import annotations
 

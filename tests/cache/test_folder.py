@@ -164,7 +164,7 @@ def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: Tu
 @settings(deadline=None, max_examples=25)
 @given(st.permutations([(n, second) for n in (1, 2, 3) for second in (0, 3, 6)]))
 def test_the_order_of_storing_does_not_matter(is_import: bool, order: list[tuple[int, int]]):
-    """Records of tunings that overlapped: the best and newest is there in the end, whoever came first."""
+    """Records of tunings that overlapped: the best and newest is there in the end, in whatever order they came."""
     with tempfile.TemporaryDirectory() as folder:
         for n, second in order[:6]:
             Cache(Path(folder)).store(measured(n, tuned_at=NOON + timedelta(seconds=second)), is_import=is_import)

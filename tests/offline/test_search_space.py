@@ -27,7 +27,7 @@ def test_the_small_space_is_part_of_the_full_one():
 
 
 def test_a_space_is_the_callers_own():
-    """Whoever changes a config changes no other, and no later space."""
+    """A caller that changes a config changes no other, and no later space."""
     space = get_search_space(small=True)
     space[0]["BLOCK_SIZE_M"] = 99
     assert all(config["BLOCK_SIZE_M"] != 99 for config in [*space[1:], *get_search_space(small=True)])

@@ -1,4 +1,4 @@
-"""What the tests of autotuned functions on real ranks share."""
+"""Shared by the tests of autotuned functions on real ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dist_tune import TunedFunction
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
 Results = list[dict[str, Any]]
-"""What each rank came to, by scenario."""
+"""The results of each rank, by scenario."""
 runs_of_this_process: list[int] = []
 """Not a variable of a test's function: what a function has captured is a part of its code, and so of its cache key."""
 

@@ -1,4 +1,4 @@
-"""What an autotuned function takes and does on real ranks: the seed's example, any config values, random numbers, calls without tuning."""
+"""Calls of an autotuned function on real ranks: the seed's example, any config values, random numbers, calls without tuning."""
 
 from __future__ import annotations
 

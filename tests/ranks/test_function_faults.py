@@ -1,4 +1,4 @@
-"""What an autotuned function does on real ranks when something goes wrong: one answer on all ranks, and never a hang."""
+"""Faults of an autotuned function on real ranks: one answer on all ranks, and never a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 BLOCKS = [{"block": block} for block in (1, 2, 4, 8)]
 Results = list[dict[str, Any]]
-"""What each rank came to, by scenario."""
+"""The results of each rank, by scenario."""
 DROPPED: list[tuple[dict[int, list[int]], str]] = [
     ({1: [1]}, "before"), ({1: [1]}, "after"), ({0: [2], 1: [1, 8]}, "before"), ({0: [2], 1: [1, 8]}, "after"),
 ]  # fmt: skip
@@ -27,7 +27,7 @@ HOPELESS: list[dict[int, list[int]]] = [{0: [1, 2, 4, 8], 1: [1, 2, 4, 8]}, {0: 
 
 @pytest.fixture(scope="module")
 def pair() -> Results:
-    """What two ranks can do one after the other in one world, for no error breaks its process group."""
+    """Scenarios that two ranks can play one after the other in one world, for no error breaks its process group."""
     return values(on_ranks(2, _scenarios))
 
 

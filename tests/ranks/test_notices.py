@@ -1,4 +1,4 @@
-"""What the first rank's terminal tells of a tuning although nothing failed: one line each, once."""
+"""Lines on the first rank's terminal about a tuning in which nothing failed: one each, once."""
 
 from __future__ import annotations
 

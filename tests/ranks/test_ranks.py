@@ -78,7 +78,7 @@ def _parts(rank: int) -> Any:
 
 @pytest.mark.parametrize("world", [over_tcp, on_ranks])
 def test_parts_come_in_the_order_of_members(world: Callable[..., list[Outcome]]):
-    """Whoever is last, all ranks read the same parts, large ones too; and the keys of finished meetings are deleted."""
+    """All ranks, whichever is last, read the same parts, large ones too; and the keys of finished meetings are deleted."""
     for members, met, kept in values(world(3, _parts)):
         assert members == (0, 1, 2)
         assert met == [[f"{rank}é{number}" * (100_000 if number == 7 else 1) for rank in range(3)] for number in range(20)]
@@ -100,7 +100,7 @@ def _absent(rank: int, is_awaited: bool) -> Any:
 
 
 def test_the_absent_rank_is_named_on_all():
-    """Two ranks wait a deadline for the third and name it; that one learns it, as nobody waits now; all may meet again."""
+    """Two ranks wait a deadline for the third and name it; that one learns it, as no rank waits now; all may meet again."""
     for rank, (error, seconds, met) in enumerate(values(over_tcp(3, _absent, False))):
         assert (error.kind, error.ranks, met) == ("AbsentRanksError", (2,), AGAIN[:3])
         assert "ranks [2] did not come to the meeting for 'manifest' of f within 1 s" in error.message

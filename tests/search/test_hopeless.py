@@ -119,7 +119,7 @@ def test_one_warm_up_may_have_compiled():
 
 @pytest.mark.parametrize(("ms", "n_untimed"), [(10.0, 3), (400.0, 2), (3000.0, 0)])
 def test_a_race_warms_up_for_a_second_at_most(ms: float, n_untimed: int):
-    """Where warm-ups of a function say how long a replay is."""
+    """Warm-ups of a function say how long a replay is."""
     search = searching(Plan(3), {"s": 2})
     warmed(search, [ms, ms], 1)
     world = World(search, 1, lambda rank, site, i, k: ms).finish()

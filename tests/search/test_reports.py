@@ -1,4 +1,4 @@
-"""What follows from the reports of all ranks."""
+"""Consequences of the reports of all ranks."""
 
 from __future__ import annotations
 
@@ -134,5 +134,5 @@ def test_reports_and_accounts_travel_as_json(told: list[BatchReport]):
 
 
 def test_the_rank_with_the_most_seconds_spends_the_budget():
-    """All ranks end with the same number, whoever was late."""
+    """All ranks end with the same number, late or not."""
     assert reduce_reports({0: BatchReport(elapsed_s=1.5), 1: BatchReport(elapsed_s=2.5), 2: BatchReport()}).elapsed_s == 2.5

@@ -1,4 +1,4 @@
-"""What a rank reports of the times it was told."""
+"""Reports of a rank about the times it was told."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_report_holds_medians_by_site_and_candidate():
 
 
 def test_a_report_is_of_the_candidates_of_the_batch():
-    """Not of those that nobody asks about any more, nor of a trial that was not timed."""
+    """Not of those that are asked about no more, nor of a trial that was not timed."""
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 1, 2, 5.0), ("a", 2, 3, 5.0), replays={1: 10.0, 2: 20.0, 3: 10.0})
     batch: list[Replay] = [{"a": Trial(1, is_timed=True)}, {"a": Trial(2, is_timed=False)}]
     assert set(ledger.report({}, batch, {}).measured["a"]) == {1}
@@ -77,7 +77,7 @@ def test_what_other_sites_ran_is_taken_off_a_replay():
 
 
 def test_struck_replays_are_forgotten():
-    """What was measured beside a stand-in counts for no site, and a candidate without any other time is not reported."""
+    """A time that was measured beside a stand-in counts for no site, and a candidate without any other time is not reported."""
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 0, 2, 3.0), ("a", 1, 2, 5.0), ("b", 0, 2, 7.0), replays={1: 10.0, 2: 20.0})
     ledger.strike({2, 99})
     assert ledger.report({}, batch_of(a=[0, 1], b=[0]), {}).measured == {"a": {0: LocalTimes(1.0, 10.0)}, "b": {}}

@@ -23,7 +23,7 @@ TIE = RacingOptions().tie
 
 
 def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTimes:
-    """What a tuning of the same closure would have found: ten replays each."""
+    """The result of a tuning of the same closure: ten replays each."""
     return PriorTimes({i: ReducedTimes(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
 
 
@@ -134,7 +134,7 @@ def test_without_the_old_winner_the_rest_race():
 
 @pytest.mark.parametrize("n_warmup", [0, 3])
 def test_where_no_replay_can_be_timed_the_known_winner_stays(n_warmup: int):
-    """A site that nobody meets again, and a bound that is used up by warming up."""
+    """A site that is not met again, and a bound that is used up by warming up."""
     known = found({1: 1.0, 3: 2.0}, winner=3)
     world = World(searching(5, known, Plan(n_warmup, 2)), 2, lambda *_: None).finish(at_most=40)
     assert world.search.best("s") == 3
@@ -209,7 +209,7 @@ def test_a_bound_never_costs_the_winner_that_was_known(table: tuple[list[float],
 
 @st.composite
 def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Take]:
-    """Known times that have nothing to do with the real ones, failures at every point, replays in which nobody meets the site."""
+    """Known times that have nothing to do with the real ones, failures at every point, replays in which the site is not met."""
     n = draw(st.integers(1, 30))
     indices = st.integers(0, n - 1)
     times = {i: ReducedTimes(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}

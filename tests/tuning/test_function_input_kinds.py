@@ -47,7 +47,7 @@ def test_tensors_of_all_kinds_are_put_back(make: Callable[[], torch.Tensor]):
 
 
 def test_gradients_are_those_of_one_call():
-    """Where a function writes to a tensor that a backward pass goes through, and where it makes that pass itself."""
+    """Of a function that writes to a tensor through which a backward pass goes, and of one that makes that pass itself."""
 
     @autotune(BLOCKS, None, **QUICK)
     def forward(c: torch.Tensor, block: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ def is_one_more(result: torch.Tensor, x: torch.Tensor) -> bool:
 @pytest.mark.parametrize("check", [lambda x: x + 1, is_one_more])
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_config_that_harms_its_input_is_dropped_and_undone(check: Any, is_counted: bool, first: int):
-    """Whichever config it is, whoever checks, and whether torch counts the write: the result is that of the caller's values."""
+    """Whichever config it is, with each kind of check, and whether torch counts the write: the result is that of the caller's values."""
 
     @autotune(BLOCKS, None, check=check, **QUICK)
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
@@ -246,7 +246,7 @@ def test_a_known_config_runs_once_also_where_kernels_inside_are_tuned(tmp_path: 
 
 
 def test_inside_a_closure_a_config_that_harms_its_input_is_undone():
-    """What the closure keeps from call to call stays as it is."""
+    """Tensors that the closure keeps from call to call stay as they are."""
     weight = torch.ones(4)
 
     @autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)

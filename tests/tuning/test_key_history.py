@@ -1,4 +1,4 @@
-"""Which tuning of a signature is its last, from the numbers of calls alone."""
+"""The last tuning of a signature, told from the numbers of calls alone."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _failing(rank: int) -> Any:
 
 
 def test_a_failed_config_holds_nothing():
-    """What its frames held is free when the next candidate is launched."""
+    """Memory that its frames held is free when the next candidate is launched."""
     (n_alive,) = values(on_ranks(1, _failing, is_dist=False))
     assert len(n_alive) > 2
     assert set(n_alive) == {0}
