@@ -33,7 +33,8 @@ def run(folder: Path, text: str) -> Done:
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DIST_TUNE_CACHE_DIR": str(folder / "cache")}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
-    return run_python("page.py", cwd=folder, env=environment)
+    # A page about ranks is one program on two of them.
+    return run_python("page.py", cwd=folder, env=environment, n_ranks=2 if "init_process_group(" in text else 0)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -47,7 +48,7 @@ def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
 
 def test_there_are_pages():
     """An empty list would pass the test above."""
-    assert {"configs-and-keys", "keys-and-caches"} <= {page.stem for page in PAGES}
+    assert {"configs-and-keys", "differing-calls", "keys-and-caches"} <= {page.stem for page in PAGES}
 
 
 def test_a_wrong_example_fails_with_the_line_of_the_page(tmp_path: Path):
