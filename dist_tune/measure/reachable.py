@@ -41,6 +41,8 @@ class Reachable(NamedTuple):
     """By identity."""
     states: list[dict[Any, Any]]
     """Dicts of optimizers, schedulers and scalers, with their plain values."""
+    buffers: set[int]
+    """Identities of tensors that are buffers of modules."""
 
 
 def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def reachable(roots: Mapping[str, Any]) -> Reachable:
     """The tensors reached from these objects."""
-    found = Reachable({}, [])
+    found = Reachable({}, [], set())
     seen: set[int] = set()
     waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
     while waiting and len(seen) < _MAX_OBJECTS:
@@ -81,6 +83,7 @@ def reachable(roots: Mapping[str, Any]) -> Reachable:
             elif isinstance(value, _PLAIN_STATE):
                 found.states.append(vars(value))
             if isinstance(value, torch.nn.Module):  # torch does not count how a batch norm writes its statistics
+                found.buffers.update(map(id, value.buffers()))
                 waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
             is_compared = is_compared and isinstance(value, Mapping | list | tuple)
             waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]

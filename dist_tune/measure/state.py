@@ -49,12 +49,20 @@ class StepState:
         self._names: set[str] = set()
         self._written: list[Reached] = []
         # The tensors are kept with their versions, so that no identity is given away again.
-        self._before = {key: (each, version_of(each.tensor)) for key, each in reachable(roots).tensors.items()}
+        reached = reachable(roots)
+        self._before = {key: (each, version_of(each.tensor)) for key, each in reached.tensors.items()}
+        self._buffers: dict[int, torch.Tensor] = {}
+        """Identity of a module's buffer -> its values: torch does not count the writes of a batch norm to its statistics."""
+        if known is None:
+            buffers = [reached.tensors[key] for key in reached.buffers if not is_left_alone(reached.tensors[key].tensor)]
+            self._buffers = {id(each.tensor): copy for each, copy in _small_copies(buffers)}
         self._bare = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf and each.tensor.grad is None}
         """Tensors without a gradient: one that a run makes is made again by the next."""
         self._graded = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf} - self._bare
         self._changed: list[tuple[Reached, torch.Tensor]] = []
         """Tensors that the step changes, with copies of what its first run left."""
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        """Of these tensors, as the first run left them: the graph of its value may have saved them."""
         self._compared: list[tuple[Reached, torch.Tensor]] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
         """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
@@ -72,6 +80,7 @@ class StepState:
         self._written = [each for each in written if not self._is_left_alone(each.tensor)]
         self.has_changed |= bool(self._written)
         self._names |= {each.name for each in self._written}
+        self._buffers.clear()
 
     @property
     def names(self) -> frozenset[str]:
@@ -100,6 +109,7 @@ class StepState:
         if not _fits(self._written):
             raise InPlaceError(f"the step changes {names} in place, {n_bytes} bytes in all, too much for copies in free memory: {remedy}.")
         self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
+        self._versions = [(each.tensor, version) for each in self._written if (version := version_of(each.tensor)) is not None]
         if self.is_comparing:
             mine = {id(each.tensor) for each in self._written}
             rest = [each for each in self._after.tensors.values() if each.is_compared and id(each.tensor) not in mine]
@@ -128,13 +138,15 @@ class StepState:
             # Those that were not compared yet at the end, because there was one run too few, may have changed, too.
             for each, copy in [*self._changed, *(self._compared if is_last else [])]:
                 overwrite(each.tensor, copy)
+            if is_last and self._versions:
+                torch._C._autograd._unsafe_set_version_counter(*zip(*self._versions, strict=True))
             for mine, kept in self._states:
                 mine.clear()
                 mine.update(kept)
 
     def forget(self) -> None:
         """Free the copies."""
-        for kept in (self._written, self._changed, self._compared, self._gradients, self._states, self._before):
+        for kept in (self._written, self._changed, self._versions, self._compared, self._gradients, self._states, self._before):
             kept.clear()
 
     @property
@@ -148,7 +160,10 @@ class StepState:
         if key not in self._before:
             return True  # made by the run: an optimizer's state
         version = version_of(each.tensor)
-        return version is not None and version != self._before[key][1]
+        if version is not None and version != self._before[key][1]:
+            return True
+        copy = self._buffers.get(key)
+        return copy is not None and (copy.shape != each.tensor.shape or not _is_same(each.tensor, copy))
 
     def _keep_objects(self, reached: Reachable) -> None:
         """Gradients, and plain values of optimizers and the like, which replays replace."""
