@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
-from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
-import torch
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, is_symmetric, member_ranks
 from dist_tune.errors import NestedTuningError
-from dist_tune.keys import to_hashable
+from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_shape_and_dtype = attrgetter("shape", "dtype")
 
 
 def contextual_autotune(
@@ -144,8 +141,8 @@ class _Tuner(Generic[P, R]):
                 self.check_nested()
                 return function(*args, **kwargs)
             try:
-                signature = _signature(args, kwargs) if args or kwargs else ()
-                is_new = signature not in seen and (signature := _lasting(signature, args, kwargs)) not in seen
+                signature = call_signature(args, kwargs) if args or kwargs else ()
+                is_new = signature not in seen and (signature := lasting_signature(signature, args, kwargs)) not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
             if is_new and not self.is_waived and not is_capturing():
@@ -271,32 +268,3 @@ class _Tuner(Generic[P, R]):
                 f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
                 f"Give the outer closure is_dist=True and a group that contains theirs."
             )
-
-
-def _signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Identity of a kind of call: shapes and dtypes of tensors, types of all else."""
-    try:
-        signature: object = tuple(map(_shape_and_dtype, args))
-    except (AttributeError, RuntimeError):  # not all of them are tensors, or a nested one has no shape
-        signature = tuple([_kind(arg) for arg in args])
-    return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
-
-
-def _lasting(signature: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """The signature without symbols that stand for the ragged sizes of one nested tensor alone."""
-    if not any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in (*args, *kwargs.values())):
-        return signature
-    return tuple([_lasting_kind(arg) for arg in args]), tuple([(name, _lasting_kind(arg)) for name, arg in kwargs.items()])
-
-
-def _lasting_kind(value: object) -> object:
-    return (type(value), to_hashable(value)) if isinstance(value, torch.Tensor) and value.is_nested else _kind(value)
-
-
-def _kind(value: object) -> object:
-    if not isinstance(value, torch.Tensor):
-        return type(value)
-    try:
-        return value.shape, value.dtype
-    except RuntimeError:  # a nested one has none
-        return type(value)

@@ -10,6 +10,7 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from dist_tune.configs import stable_repr
 from dist_tune.validation import spelled
 
+_shape_and_dtype = attrgetter("shape", "dtype")
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 
 
@@ -81,6 +83,35 @@ def signature_of(value: Any) -> Any:
     if isinstance(value, dict):
         return kind, tuple([(id(name) if isinstance(name, torch.Tensor) else name, signature_of(each)) for name, each in value.items()])
     return kind, id(value)
+
+
+def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Identity of a kind of call: shapes and dtypes of tensors, types of all else."""
+    try:
+        signature: object = tuple(map(_shape_and_dtype, args))
+    except (AttributeError, RuntimeError):  # not all of them are tensors, or a nested one has no shape
+        signature = tuple([_kind(arg) for arg in args])
+    return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
+
+
+def lasting_signature(signature: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """The signature without symbols that stand for the ragged sizes of one nested tensor alone."""
+    if not any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in (*args, *kwargs.values())):
+        return signature
+    return tuple([_lasting_kind(arg) for arg in args]), tuple([(name, _lasting_kind(arg)) for name, arg in kwargs.items()])
+
+
+def _lasting_kind(value: object) -> object:
+    return (type(value), to_hashable(value)) if isinstance(value, torch.Tensor) and value.is_nested else _kind(value)
+
+
+def _kind(value: object) -> object:
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    try:
+        return value.shape, value.dtype
+    except RuntimeError:  # a nested one has none
+        return type(value)
 
 
 def key_text(key: Any) -> str:
