@@ -18,18 +18,26 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
-from dist_tune.configs import FunctionConfig, as_configs, distinct
-from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
+from dist_tune.configs import as_configs, distinct
+from dist_tune.distributed import Calls, Ranks, check_group, member_ranks, ranks_of
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
-from dist_tune.log import tuning_log
 from dist_tune.measure import is_traced
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
-from dist_tune.tuning import KeyHistory, Tuning, TuningOptions, Untuned, check_not_capturing, nearest_config, note_of_tracing
-from dist_tune.validation import REQUIRED, Required, check_function, check_ordinary, check_space, spelling
+from dist_tune.tuning import (
+    KeyHistory,
+    NearestConfigs,
+    Tuning,
+    TuningOptions,
+    Untuned,
+    check_not_capturing,
+    note_of_tracing,
+    tell_of_endless_keys,
+)  # fmt: skip
+from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,11 +100,7 @@ def autotune(
         ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
-    given: object = config_space
-    if callable(given) and key_fn is REQUIRED and key is REQUIRED:
-        raise TypeError(
-            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
-        )
+    check_not_bare(config_space, key_fn, key)
     space = check_space(*spelling("config_space", config_space, "configs", configs))
     key_option, key_given = spelling("key_fn", key_fn, "key", key)
     if key_option == "key_fn":
@@ -109,9 +113,7 @@ def autotune(
     plan = Plan(n_warmup, n_repeat, budget_s=budget_s)
 
     def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
-        if hasattr(function, "run") and hasattr(function, "__getitem__"):
-            name = getattr(getattr(function, "fn", function), "__name__", "")
-            raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {name}. Those have triton.autotune")
+        check_no_kernel(function)
         check_ordinary(function, "autotune")
         configs, texts = distinct(as_configs(space, function))
         chosen = frozenset(name for config in configs for name in config)
@@ -131,16 +133,12 @@ class _FunctionTuner:
         self.uses_nearest = uses_nearest
         self.records: list[TuningRecord] = []
         self.names = tunable.names
-        self.borrowed: dict[Hashable, FunctionConfig] = {}
-        """Key -> config of another shape."""
+        self.nearest = NearestConfigs()
         self.calls: dict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """Calls so far on each group, by which ranks tell one call from another."""
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(tunable.name)
         self.history = KeyHistory()
-        self.last_configs: dict[Hashable, FunctionConfig] = {}
-        """Group and signature of arguments, None for all -> config of new keys, where keys never come again."""
-        self.last_keys: list[str] = []
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
@@ -167,7 +165,7 @@ class _FunctionTuner:
                 return function(*args, **{**first, **kwargs})
             is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
             if is_fixed:
-                self.check_overwrite(kwargs, is_allowed=autotune_allow_arg_overwrite)
+                self.tunable.check_overwrite(kwargs, is_allowed=autotune_allow_arg_overwrite)
                 if names <= kwargs.keys():
                     return function(*args, **kwargs)
             if not autotune:
@@ -229,13 +227,13 @@ class _FunctionTuner:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
         if not interception.is_listening():
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls[group] = ranks_of(group, read_settings()).calls(self.tunable.name)
+                self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.tunable.name)
             self.calls[group].n_calls += 1
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
         settings = read_settings()
-        ranks = ranks_of(group, settings)
+        ranks = ranks_of(group, settings.deadline_s)
         self.calls[group] = ranks.calls(launch.name)
         try:
             self.tunable.check_key(launch.key)
@@ -246,8 +244,8 @@ class _FunctionTuner:
             raise
         with self.turn:
             config = launch.known_config() or self.untuned.config(launch)
-            if config is None and self.last_configs:
-                config = self.config_of_last_key(launch, group)
+            if config is None and self.history.is_closed:
+                config = self.config_of_last_key(launch, group, ranks, settings)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
         self.calls[group].n_calls += 1
@@ -272,23 +270,15 @@ class _FunctionTuner:
             config = launch.known_config()
             if tuning.is_last and config is not None:
                 # Several ranks have agreed on this tuning only: they cannot know whether the next signature is new on all of them.
-                self.last_configs[group, signature if ranks.is_alone else None] = config
-                self.last_keys = self.history.keys(signature)
+                self.history.close(group, signature, config, closes_all=not ranks.is_alone)
         return value
 
-    def config_of_last_key(self, launch: FunctionLaunch, group: ProcessGroup | None) -> FunctionConfig | None:
+    def config_of_last_key(self, launch: FunctionLaunch, group: ProcessGroup | None, ranks: Ranks, settings: Settings) -> Any:
         """The config for a new key of a function whose keys never come again; None for all others."""
-        config = self.last_configs.get((group, signature_of(launch.arguments)), self.last_configs.get((group, None)))
+        config = self.history.final_config(group, signature_of(launch.arguments))
         if config is not None:
-            settings = read_settings()
-            ranks = ranks_of(group, settings)
-            with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
-                text = (
-                    f"key_fn of {launch.name} never repeats: {len(self.last_keys)} tunings in as many calls with arguments alike, keys "
-                    f"{', '.join(self.last_keys)}. New keys use the config of the last one from now on: "
-                    f"{self.tunable.text_of.get(id(config), config)}. Return only what decides whether a config can be used again"
-                )
-                self.options.notices.say(log, "keys", text)
+            text = self.tunable.text_of.get(id(config), str(config))
+            tell_of_endless_keys(launch.name, self.history.final_keys, text, notices=self.options.notices, ranks=ranks, settings=settings)
         return config
 
     def call_traced(self, args: Any, kwargs: Any) -> Any:
@@ -305,25 +295,5 @@ class _FunctionTuner:
             slot_key = key if group is None else (group, key)
             launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=False)
             known = launch.known_config()
-            if known is None:
-                known = self.borrowed.get(slot_key)
-            if known is None and not interception.is_listening():  # inside a closure ranks do not talk
-                settings = read_settings()
-                known = nearest_config(launch, ranks_of(group, settings), settings, config)
-                self.borrowed[slot_key] = known
-            config = known if known is not None else config
+            config = self.nearest.config(launch, slot_key, group, config) if known is None else known
         return self.tunable.function(*args, **{**config, **kwargs})
-
-    def check_overwrite(self, kwargs: dict[str, Any], *, is_allowed: bool) -> None:
-        """Refuse config arguments from the caller, unless they were asked for."""
-        given = sorted(self.names & kwargs.keys())
-        if not is_allowed:
-            raise ValueError(
-                f"{self.tunable.name} was called with {given}, which autotune chooses: pass autotune_allow_arg_overwrite=True to use "
-                f"yours, or leave them out"
-            )
-
-
-def ranks_of(group: ProcessGroup | None, settings: Settings) -> Ranks:
-    """The ranks of a process group; of the world, if there is one; or this process alone."""
-    return group_of(group, settings.deadline_s) if group is not None or member_ranks(None) else Solo()

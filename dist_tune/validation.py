@@ -107,6 +107,29 @@ def check_ordinary(function: object, decorator: str) -> None:
         raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {got}")
 
 
+def check_not_bare(config_space: object, *keys: object) -> None:
+    """Refuse ``@autotune`` without parentheses.
+
+    Raises:
+        TypeError: the config space is a function, and no key was given.
+    """
+    if callable(config_space) and all(key is REQUIRED for key in keys):
+        raise TypeError(
+            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
+        )
+
+
+def check_no_kernel(function: object) -> None:
+    """Refuse to decorate a kernel with ``autotune``.
+
+    Raises:
+        TypeError: it is launched with a grid.
+    """
+    if hasattr(function, "run") and hasattr(function, "__getitem__"):
+        name = getattr(getattr(function, "fn", function), "__name__", "")
+        raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {name}. Those have triton.autotune")
+
+
 def deferred_value(value: object) -> str:
     """Kind of a returned value whose body has yet to run, "generator"; empty for all else."""
     if inspect.isgenerator(value) or inspect.isasyncgen(value):

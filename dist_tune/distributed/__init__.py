@@ -14,6 +14,7 @@ from dist_tune.distributed.ranks import (
     is_symmetric,
     member_ranks,
     n_collectives,
+    ranks_of,
     shared_store,
 )
 from dist_tune.distributed.reduction import Part, Reduction, Result
@@ -22,5 +23,5 @@ from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
     "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity", "group_of",
-    "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "shared_store",
+    "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store",
 ]  # fmt: skip

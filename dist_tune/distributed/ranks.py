@@ -211,6 +211,11 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
     return ranks
 
 
+def ranks_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+    """The ranks of a process group; of the world, if there is one; or this process alone."""
+    return group_of(group, deadline_s) if group is not None or member_ranks(None) else Solo()
+
+
 StoreError = dist.DistError
 """Raised by a store whose host is gone."""
 

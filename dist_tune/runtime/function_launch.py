@@ -97,6 +97,19 @@ class TunableFunction:
         own = {name: value for name, value in kwargs.items() if name not in self.names}
         return own, {name: value for name, value in kwargs.items() if name in self.names}
 
+    def check_overwrite(self, kwargs: dict[str, Any], *, is_allowed: bool) -> None:
+        """Refuse config arguments from the caller, unless they were asked for.
+
+        Raises:
+            ValueError: there are some.
+        """
+        given = sorted(self.names & kwargs.keys())
+        if not is_allowed:
+            raise ValueError(
+                f"{self.name} was called with {given}, which autotune chooses: pass autotune_allow_arg_overwrite=True to use "
+                f"yours, or leave them out"
+            )
+
     def check_key(self, key: Hashable) -> None:
         """Refuse a key that cannot be looked up.
 

@@ -6,6 +6,7 @@ Several shapes in a row are several signatures of arguments, and no such sign. K
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 _MAX_KEYS = 3
 """Keys that one signature of arguments is tuned for in a row."""
@@ -18,6 +19,10 @@ class KeyHistory:
         self._last_call = 0
         self._keys: dict[Hashable, list[str]] = {}
         """Signature of the arguments -> its keys."""
+        self._final: dict[Hashable, Any] = {}
+        """Group and signature, None for all -> config of new keys."""
+        self.final_keys: list[str] = []
+        """Keys of the signature that was closed last."""
 
     def is_last(self, call: int, signature: Hashable) -> bool:
         """True if a tuning in the ``call``-th call is the last one that this signature gets, unless its key comes again."""
@@ -33,3 +38,17 @@ class KeyHistory:
     def keys(self, signature: Hashable) -> list[str]:
         """Keys of a signature in a row."""
         return self._keys.get(signature, [])
+
+    def close(self, group: Hashable, signature: Hashable, config: Any, *, closes_all: bool) -> None:
+        """From now on new keys of this signature use ``config``; with ``closes_all`` those of all signatures."""
+        self._final[group, None if closes_all else signature] = config
+        self.final_keys = self.keys(signature)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if new keys of some signature are tuned no more."""
+        return bool(self._final)
+
+    def final_config(self, group: Hashable, signature: Hashable) -> Any:
+        """The config for a new key; None where it is to be tuned."""
+        return self._final.get((group, signature), self._final.get((group, None)))

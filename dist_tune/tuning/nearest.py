@@ -6,14 +6,34 @@ Knows the cache and how ranks agree on one answer; an explicit option, reported 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
 
 from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
 from dist_tune.configs import FunctionConfig, digest
-from dist_tune.distributed import Ranks, Reduction
-from dist_tune.runtime import FunctionLaunch
-from dist_tune.settings import Settings
+from dist_tune.distributed import Ranks, Reduction, ranks_of
+from dist_tune.runtime import FunctionLaunch, interception
+from dist_tune.settings import Settings, read_settings
 from dist_tune.tuning.exclusive import one_at_a_time
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class NearestConfigs:
+    """Configs of other shapes, for keys of one function where nothing is to be tuned; each is looked up once."""
+
+    def __init__(self) -> None:
+        self._borrowed: dict[Hashable, FunctionConfig] = {}
+
+    def config(self, launch: FunctionLaunch, slot_key: Hashable, group: ProcessGroup | None, otherwise: FunctionConfig) -> FunctionConfig:
+        """The config for a launch without a known one. Collective as ``nearest_config``, in the first call of a key."""
+        if slot_key not in self._borrowed:
+            if interception.is_listening():  # inside a closure ranks do not talk
+                return otherwise
+            settings = read_settings()
+            self._borrowed[slot_key] = nearest_config(launch, ranks_of(group, settings.deadline_s), settings, otherwise)
+        return self._borrowed[slot_key]
 
 
 def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, otherwise: FunctionConfig) -> FunctionConfig:
@@ -42,7 +62,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
     if key != launch.key_text and ranks.is_first:
         warnings.warn(
             f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
-            stacklevel=4,
+            stacklevel=5,
         )
     return configs[texts.index(winner)]
 

@@ -10,10 +10,12 @@ from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import loguru
 
+    from dist_tune.distributed import Ranks
+    from dist_tune.settings import Settings
     from dist_tune.tuning.context import TuningContext
 
 
@@ -63,6 +65,16 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             context.notices.say(context.log, f"pruned {label}", text)
         if reason := context.lookup.reason_of_miss(label):
             context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}")
+
+
+def tell_of_endless_keys(name: str, keys: Sequence[str], config: str, notices: Notices, ranks: Ranks, settings: Settings) -> None:
+    """Outside of a tuning: a key function whose keys never come again, and the config that new keys use."""
+    with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
+        text = (
+            f"key_fn of {name} never repeats: {len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}. New keys "
+            f"use the config of the last one from now on: {config}. Return only what decides whether a config can be used again"
+        )
+        notices.say(log, "keys", text)
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:
