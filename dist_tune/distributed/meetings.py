@@ -130,11 +130,10 @@ class Meetings:
                 verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_gathering=True, is_optional=is_optional)
                 if verdict["state"] == "apart":
                     passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
-                    if others := ahead(*self._place, passed):
-                        raise AloneError(
-                            f"ranks {others} have passed {call_text(*self._place)}, or go on without it; rank {self.rank} is alone in it",
-                            others,
-                        )
+                    if behind := ahead(*self._place, passed):
+                        others = [rank for rank in behind if rank != self.rank]  # itself, if its patience is at its end
+                        why = f"ranks {others} have passed it, or go on without it" if others else "other ranks have not come to it"
+                        raise AloneError(f"rank {self.rank} is alone in {call_text(*self._place)}: {why}", others)
                 elif verdict["state"] == "agreed" or verdict["call"] == call_text(*self._place):
                     return fn.load(self._result_of(verdict))
 
