@@ -6,12 +6,26 @@ call must not replay it with a rank that has come to its fourth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Passed = Mapping[int, Mapping[str, list[int]]]
-"""Rank -> closure -> number of its calls so far, and the numbers of those that are not over."""
+"""Rank -> closure -> number of its calls so far, and numbers of those that are not over; and ``ISSUED`` -> collectives of the group."""
+ISSUED = ""
+"""In place of a closure: collectives that a rank has issued on the group so far."""
+
+
+class Place(NamedTuple):
+    """The call that a rank waits in. A JSON array."""
+
+    closure: str
+    number: int
+    issued: int = 0
+    """Collectives of the group until the end of the rank's run of this call."""
+    has_talked: bool = False
+    """True if some of them are of this call: no rank has come to its end without the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,15 +48,33 @@ class Calls:
             self.under_way.remove(number)
 
 
-def ahead(closure: str, number: int, passed: Passed) -> list[int]:
-    """Ranks that have passed this call of a closure and will not come to a meeting about it."""
-    found = {rank: calls.get(closure, [0]) for rank, calls in passed.items()}
-    return [rank for rank, (n_calls, *under_way) in found.items() if n_calls >= number and number not in under_way]
+def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[int]:
+    """Ranks that have passed this call and will not come to a meeting about it. ``inside``: ranks in a first run of the closure.
+
+    A rank that has issued more collectives has gone on. Where the call holds collectives, a rank that is inside a first run may be in
+    this call, whatever its number: it may have made more calls before.
+    """
+    found = []
+    for rank, calls in passed.items():
+        n_calls, *under_way = calls.get(place.closure, [0])
+        if calls.get(ISSUED, [0])[0] > place.issued > 0 or (
+            n_calls >= place.number and place.number not in under_way and not (place.has_talked and rank in inside)
+        ):
+            found.append(rank)
+    return found
 
 
-def is_apart(places: Mapping[int, tuple[str, int]], passed: Passed) -> bool:
-    """True if some rank waits in a call that another one has passed. ``places``: rank -> closure and number of its call."""
-    return any(ahead(closure, number, passed) for closure, number in places.values())
+def is_one_call(places: Collection[Place]) -> bool:
+    """True if these ranks are in one call: of one number, or after the same collectives, some of them of this call."""
+    first, *rest = places
+    if all(each.closure == first.closure and each.number == first.number for each in rest):
+        return True
+    return all(each.closure == first.closure and each.issued == first.issued and each.has_talked for each in places)
+
+
+def is_apart(places: Mapping[int, Place], passed: Passed) -> bool:
+    """True if the ranks are in several calls, and some rank waits in one that another has passed. ``places``: by rank."""
+    return not is_one_call(list(places.values())) and any(ahead(place, passed) for place in places.values())
 
 
 _registered: dict[tuple[tuple[int, ...], str], Calls] = {}

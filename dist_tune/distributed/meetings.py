@@ -18,7 +18,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Calls, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
@@ -40,7 +40,8 @@ class Meetings:
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
         self._closure = ""
-        self._place = ("", 0)
+        self._place = Place("", 0)
+        self._issued_before = 0
         """Closure and number of its call."""
         self._first_run = ""
         self._patience_s: float | None = None
@@ -68,7 +69,7 @@ class Meetings:
 
     def begin_first_run(self, closure: str, number: int) -> None:
         """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
-        self._first_run = call_text(closure, number)
+        self._first_run, self._issued_before = call_text(closure, number), self.n_issued
 
     def enter(self, closure: str, number: int = 0, options: str = "") -> None:
         """Come from a call of ``closure`` to its meetings: leave behind those that were ended before this rank came.
@@ -78,7 +79,7 @@ class Meetings:
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
-        self._closure, self._place = f"{closure}{options}", (closure, number)
+        self._closure, self._place = f"{closure}{options}", Place(closure, number, self.n_issued, self.n_issued > self._issued_before)
         self._is_over = False
         with self._hosted("enter"):
             self._begin_life()
@@ -87,7 +88,7 @@ class Meetings:
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 ended = self._read_verdict()
                 # The end of a call that this rank made without a meeting does not concern it.
-                if ended["state"] != "apart" and ended["call"] == call_text(*self._place):
+                if ended["state"] != "apart" and ended["call"] == self._call_text:
                     verdict = ended
             self._first_run = ""
             if verdict is not None and not self._is_awaited():
@@ -130,11 +131,11 @@ class Meetings:
                 verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_gathering=True, is_optional=is_optional)
                 if verdict["state"] == "apart":
                     passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
-                    if behind := ahead(*self._place, passed):
+                    if behind := ahead(self._place, passed):
                         others = [rank for rank in behind if rank != self.rank]  # itself, if its patience is at its end
                         why = f"ranks {others} have passed it, or go on without it" if others else "other ranks have not come to it"
-                        raise AloneError(f"rank {self.rank} is alone in {call_text(*self._place)}: {why}", others)
-                elif verdict["state"] == "agreed" or verdict["call"] == call_text(*self._place):
+                        raise AloneError(f"rank {self.rank} is alone in {self._call_text}: {why}", others)
+                elif verdict["state"] == "agreed" or verdict["call"] == self._call_text:
                     return fn.load(self._result_of(verdict))
 
     def beat(self, doing: str) -> None:
@@ -197,7 +198,20 @@ class Meetings:
             # they count one up and leave the keys of the last time alone.
             life = self._root.add(f"lives/{self.rank}", 1)
             self._store = dist.PrefixStore(f"{life}", self._root)
-            self._presence = Presence(self._store, self.rank, lambda: (all_passed(self.members), self._first_run))
+            self._presence = Presence(self._store, self.rank, self._state)
+
+    @property
+    def n_issued(self) -> int:
+        """Collectives that this rank has issued on the group so far; 0 where it is not known."""
+        return 0
+
+    @property
+    def _call_text(self) -> str:
+        return call_text(self._place.closure, self._place.number)
+
+    def _state(self) -> tuple[dict[str, list[int]], str]:
+        """For peers that ask: calls that this rank has passed, and the one that it is in."""
+        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
 
     def _post_abort(self, error: BaseException) -> None:
         mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
@@ -213,7 +227,7 @@ class Meetings:
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
-        passed = all_passed(self.members) if is_gathering else None
+        passed = self._state()[0] if is_gathering else None
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part, self._place, passed]))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
             self._agree(reduce)
@@ -236,7 +250,7 @@ class Meetings:
         closures, topics, parts, places, passed = zip(*map(json.loads, texts), strict=True)
         steps = list(zip(closures, topics, strict=True))
         known = {rank: each or {} for rank, each in zip(self.members, passed, strict=True)}
-        if None not in passed and is_apart(dict(zip(self.members, places, strict=True)), known):
+        if None not in passed and is_apart({rank: Place(*each) for rank, each in zip(self.members, places, strict=True)}, known):
             self._decide({"state": "apart", "passed": known})
         elif len(set(steps)) > 1 or topics[0].startswith(FAILED):
             self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
@@ -255,7 +269,7 @@ class Meetings:
 
     def _decide(self, verdict: Verdict) -> None:
         """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": call_text(*self._place)}))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call_text}))
 
     def _read_verdict(self) -> Verdict:
         verdict: Verdict = json.loads(self._store.get(f"{self._epoch}/verdict"))

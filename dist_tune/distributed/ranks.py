@@ -106,6 +106,14 @@ class Group(Meetings):
         """True on the rank that writes to the terminal."""
         return self.is_first
 
+    @property
+    def n_issued(self) -> int:
+        """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
+        try:
+            return int(self._group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # missing in torch's stubs
+        except RuntimeError:
+            return 0
+
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import ahead
+from dist_tune.distributed.calls import Place, ahead
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import Verdict
 
@@ -55,34 +55,36 @@ class Wait:
             elif now - since >= patience_s:
                 self.time_out(beats, patience_s)
 
-    def for_calls(self, presence: Presence, place: tuple[str, int], deadline_s: float, patience_s: float, *, is_optional: bool) -> None:
+    def for_calls(self, presence: Presence, place: Place, deadline_s: float, patience_s: float, *, is_optional: bool) -> None:
         """Wait while missing ranks live and may come; fix "apart" as soon as one is known to have passed the call.
 
-        ``place``: closure and number of the call. ``is_optional``: "apart" takes the place of "timed out".
+        ``is_optional``: "apart" takes the place of "timed out".
         """
-        call, least_s = call_text(*place), len(self.members) / _ANSWERS_PER_S
+        call, least_s = call_text(place.closure, place.number), len(self.members) / _ANSWERS_PER_S
         since = time.monotonic()
         asked, asked_at = 0, 0.0
         for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
             missing = self._missing()
             answers = {rank: answer for rank in missing if (answer := presence.answer_of(rank)) is not None}
-            passed = {rank: answer.passed for rank, answer in answers.items()}
-            is_answered = all(answer.number >= asked for answer in answers.values())
+            # Answers to earlier questions may be about a time before this call.
+            fresh = {rank: answer for rank, answer in answers.items() if answer.number >= asked > 0}
+            passed = {rank: answer.passed for rank, answer in fresh.items()}
+            is_answered = len(fresh) == len(answers)
             if not missing:
                 self.agree()
-            elif ahead(*place, passed):
+            elif ahead(place, passed, [rank for rank, each in fresh.items() if each.first_run.startswith(f"{place.closure}, ")]):
                 self.decide({"state": "apart", "passed": passed})
-            if any(answer.first_run == call for answer in answers.values()) and is_answered:
+            if any(answer.first_run == call for answer in fresh.values()):
                 since = now
-            is_gone = not is_answered and now - asked_at >= deadline_s
+            is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s
             if is_gone or now - since >= patience_s:
-                if is_optional:
-                    self.decide({"state": "apart", "passed": {self.rank: {place[0]: [place[1]]}}})
+                # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
+                if is_optional or is_gone:
+                    self.decide({"state": "apart", "passed": {self.rank: {place.closure: [place.number]}}})
                 else:
                     beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
-                    beats = {rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}
-                    self.time_out(beats, deadline_s if is_gone else patience_s)
-            elif is_answered:
+                    self.time_out({rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}, patience_s)
+            elif is_answered or asked == 0:
                 n_asked = presence.n_asked()
                 asked, asked_at = n_asked if n_asked > asked else presence.ask(), now
 

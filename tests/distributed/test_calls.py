@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import Calls, Passed, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.calls import ISSUED, Calls, Passed, Place, ahead, all_passed, calls_of, is_apart, is_one_call
 
 pytestmark = pytest.mark.once
 
@@ -21,8 +21,8 @@ def test_a_call_is_under_way_until_it_is_over():
     calls = Calls(n_calls=3)
     with calls.one() as number:
         assert (number, standing(calls)) == (4, [4, 4])
-        assert ahead("f", 4, {1: {"f": standing(calls)}}) == []
-    assert ahead("f", 4, {1: {"f": standing(calls)}}) == [1]
+        assert ahead(Place("f", 4), {1: {"f": standing(calls)}}) == []
+    assert ahead(Place("f", 4), {1: {"f": standing(calls)}}) == [1]
 
 
 def test_a_call_that_raises_is_over():
@@ -40,8 +40,8 @@ def test_a_call_around_another_one_is_not_passed():
         with calls.one() as inner:
             assert (outer, inner, standing(calls)) == (1, 2, [2, 1, 2])
         passed = {1: {"f": standing(calls)}}
-        assert ahead("f", outer, passed) == []
-        assert ahead("f", inner, passed) == [1]
+        assert ahead(Place("f", outer), passed) == []
+        assert ahead(Place("f", inner), passed) == [1]
     assert standing(calls) == [2]
 
 
@@ -60,16 +60,16 @@ def test_calls_in_any_order_of_ends():
 def test_a_rank_behind_or_in_another_closure_has_passed_nothing():
     """One that has not come to the call yet is waited for, and so is one that has not called the closure at all."""
     passed: Passed = {0: {"f": [2, 2]}, 1: {"f": [1]}, 2: {"g": [9]}, 3: {"f": [3]}}
-    assert ahead("f", 2, passed) == [3]
-    assert ahead("f", 4, passed) == []
+    assert ahead(Place("f", 2), passed) == [3]
+    assert ahead(Place("f", 4), passed) == []
 
 
 def test_ranks_in_one_call_are_not_apart():
     """Whatever else they have called; and with one rank in a later call they are."""
     passed = {rank: {"f": [5, 5], "g": [rank]} for rank in range(3)}
-    assert not is_apart(dict.fromkeys(range(3), ("f", 5)), passed)
+    assert not is_apart(dict.fromkeys(range(3), Place("f", 5)), passed)
     passed[2]["f"] = [6, 6]
-    assert is_apart({0: ("f", 5), 1: ("f", 5), 2: ("f", 6)}, passed)
+    assert is_apart({0: Place("f", 5), 1: Place("f", 5), 2: Place("f", 6)}, passed)
 
 
 def test_calls_are_counted_by_ranks_and_closure():
@@ -95,8 +95,8 @@ def test_of_ranks_in_different_calls_some_are_behind_and_never_all(n_before: lis
         waiting = calls.one()
         numbers[rank] = waiting.__enter__()
         passed[rank] = {"f": standing(calls)}
-    places = {rank: ("f", number) for rank, number in numbers.items()}
-    behind = {rank for rank, number in numbers.items() if ahead("f", number, passed)}
+    places = {rank: Place("f", number) for rank, number in numbers.items()}
+    behind = {rank for rank, number in numbers.items() if ahead(Place("f", number), passed)}
     assert behind == {rank for rank, number in numbers.items() if number < max(numbers.values())}
     assert is_apart(places, passed) == bool(behind) == (len(set(numbers.values())) > 1)
     assert len(behind) < len(numbers)
@@ -107,4 +107,20 @@ def test_a_rank_is_left_behind_by_those_alone_that_will_not_come(others: list[tu
     """A rank in its third call: another one has passed it after three calls or more, unless it is in the third itself."""
     passed = {rank: {"f": [n_calls, n_calls] if waits else [n_calls]} for rank, (n_calls, waits) in enumerate(others)}
     gone = [rank for rank, (n_calls, waits) in enumerate(others) if n_calls > 3 or (n_calls == 3 and not waits)]
-    assert ahead("f", 3, passed) == gone
+    assert ahead(Place("f", 3), passed) == gone
+
+
+def test_collectives_say_which_calls_belong_together():
+    """Ranks of different numbers are in one call after the same collectives, if some of these are of the call."""
+    assert is_one_call([Place("f", 8, 5, has_talked=True), Place("f", 6, 5, has_talked=True)])
+    assert not is_one_call([Place("f", 8, 5, has_talked=True), Place("f", 6, 4, has_talked=True)])
+    assert not is_one_call([Place("f", 8, 5), Place("f", 6, 5)])
+    assert not is_one_call([Place("f", 8, 5, has_talked=True), Place("g", 8, 5, has_talked=True)])
+
+
+def test_a_rank_that_has_issued_more_collectives_has_gone_on():
+    """Whatever its number; and one of a higher number that is inside a first run may be in this very call."""
+    place = Place("f", 6, 5, has_talked=True)
+    passed: Passed = {0: {"f": [4], ISSUED: [6]}, 1: {"f": [8, 8], ISSUED: [5]}, 2: {"f": [2], ISSUED: [5]}}
+    assert ahead(place, passed, inside=[1]) == [0]
+    assert ahead(place, passed) == [0, 1]

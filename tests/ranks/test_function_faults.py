@@ -209,12 +209,10 @@ def _unequal(rank: int) -> Any:
 
 
 def test_ranks_with_different_keys_and_different_arguments(waiting: list[Any]):
-    """Different keys at once are two sites of one tuning. A key that is new on one rank alone is an error there that says so."""
+    """Different keys at once are two sites of one tuning. A key that is new on one rank alone runs a known config there."""
     got = [each[1] for each in waiting]
     assert [each[:2] for each in got] == [(2, 0.0), (3, 3.0)]
-    assert got[0][2][0] == ""
-    assert got[1][2][0] == "AbsentRanksError"
-    assert "ranks [0] did not come" in got[1][2][1]
+    assert got[0][2][0] == got[1][2][0] == ""
     assert [each[3] for each in got] == [2, 2]
 
 
