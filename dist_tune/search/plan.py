@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from dist_tune.search.selection import Objective, ReducedTimes
@@ -44,6 +44,11 @@ class Plan:
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
+
+    def __str__(self) -> str:
+        """The options as a user writes them, for messages; the same on all ranks if the plan is."""
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, False)}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def check_budget(budget_s: object) -> None:

@@ -31,3 +31,8 @@ def test_the_bound_is_a_count_or_none(value: Any, error: type[Exception]):
 def test_a_name_that_is_not_known_is_told_with_those_that_are(name: str):
     with pytest.raises(ValueError, match=rf"{name} must be one of \('\w+', '\w+'\), got 'fast'"):
         Plan(**{name: "fast"})  # type: ignore[arg-type]
+
+
+def test_a_plan_reads_as_the_options_that_a_user_wrote():
+    """Messages of ranks that came with different options quote it."""
+    assert str(Plan(1, 2, budget_s=3.0)) == "n_warmup=1, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
