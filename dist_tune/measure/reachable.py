@@ -17,6 +17,8 @@ _MAX_DEPTH = 4
 """Of objects within objects."""
 _MAX_OBJECTS = 10_000
 """Objects that are looked into; tensors of others are not known."""
+_MAX_ITEMS = 1000
+"""Items of a container in an attribute; longer ones hold data."""
 _PLAIN_STATE = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, *_PLAIN_STATE)
 """Kinds of attributes of an object that count. Not its tensors: in a context for communication they are flags and buffers of peers."""
@@ -43,6 +45,8 @@ class Reachable(NamedTuple):
     """Dicts of optimizers, schedulers and scalers, with their plain values."""
     buffers: set[int]
     """Identities of tensors that are buffers of modules."""
+    attributes: dict[int, Reached]
+    """By identity: other tensors of objects and modules, which are not counted as state of the step."""
 
 
 def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def reachable(roots: Mapping[str, Any]) -> Reachable:
     """The tensors reached from these objects."""
-    found = Reachable({}, [], set())
+    found = Reachable({}, [], set(), {})
     seen: set[int] = set()
     waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
     while waiting and len(seen) < _MAX_OBJECTS:
@@ -85,6 +89,7 @@ def reachable(roots: Mapping[str, Any]) -> Reachable:
             if isinstance(value, torch.nn.Module):  # torch does not count how a batch norm writes its statistics
                 found.buffers.update(map(id, value.buffers()))
                 waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
+            found.attributes.update((id(each), Reached(f"{name}{path}", each, is_compared=False)) for path, each in _attributes(value))
             is_compared = is_compared and isinstance(value, Mapping | list | tuple)
             waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]
     return found
@@ -108,8 +113,31 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".self", value.__self__), (".function", value.__func__))
     elif isinstance(value, partial):
         yield from ((f".{name}", each) for name, each in (("func", value.func), ("args", value.args), ("keywords", value.keywords)))
-    elif type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy") and isinstance(vars_of(value), dict):
+    elif _is_object(value):
         yield from ((f".{name}", each) for name, each in vars_of(value).items() if isinstance(each, _STATEFUL))
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in attributes of a module's parts or of an object, also in containers there."""
+    owners = value.named_modules() if isinstance(value, torch.nn.Module) else [("", value)] if _is_object(value) else []
+    for path, owner in owners:
+        for name, each in vars_of(owner).items():
+            if not name.startswith("_"):  # those of a module hold its parameters and buffers
+                place = f".{path}.{name}" if path else f".{name}"
+                yield from ((f"{place}{at}", tensor) for at, tensor in _within(each) if isinstance(tensor, torch.Tensor))
+
+
+def _within(value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, or what a short plain container holds."""
+    if type(value) in (list, tuple, dict) and len(value) <= _MAX_ITEMS:
+        yield from ((f"[{key!r}]", each) for key, each in (value.items() if isinstance(value, dict) else enumerate(value)))
+    else:
+        yield "", value
+
+
+def _is_object(value: Any) -> bool:
+    """True for an object of a class of the user's."""
+    return type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy") and isinstance(vars_of(value), dict)
 
 
 def vars_of(value: object) -> Any:

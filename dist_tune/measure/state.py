@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_tune.errors import InPlaceError
-from dist_tune.measure.memory import memory_of, overwrite, version_of
+from dist_tune.measure.memory import memory_of, overwrite, shares_memory, version_of
 from dist_tune.measure.reachable import Reachable, Reached, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
@@ -56,6 +56,9 @@ class StepState:
         if known is None:
             buffers = [reached.tensors[key] for key in reached.buffers if not is_left_alone(reached.tensors[key].tensor)]
             self._buffers = {id(each.tensor): copy for each, copy in _small_copies(buffers)}
+        self._attributes = [(each, version_of(each.tensor)) for key, each in reached.attributes.items() if key not in self._before]
+        self.not_kept: list[str] = []
+        """Names of tensors that the first run has changed and that replays change again: attributes of objects."""
         self._bare = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf and each.tensor.grad is None}
         """Tensors without a gradient: one that a run makes is made again by the next."""
         self._graded = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf} - self._bare
@@ -81,6 +84,11 @@ class StepState:
         self.has_changed |= bool(self._written)
         self._names |= {each.name for each in self._written}
         self._buffers.clear()
+        changed = [each for each, version in self._attributes if version is not None and version != version_of(each.tensor)]
+        changed = [each for each in changed if id(each.tensor) not in self._after.tensors and not self._is_left_alone(each.tensor)]
+        # Views of one tensor count their writes together.
+        self.not_kept = [each.name for each in changed if not shares_memory(each.tensor, [other.tensor for other in self._written])]
+        self._attributes.clear()
 
     @property
     def names(self) -> frozenset[str]:

@@ -51,6 +51,7 @@ class FirstRun:
             self._decide()
             return
         if not state.is_kept:
+            self._warn(state.not_kept)
             # A value with its graph holds all activations: until the end of the next run they would be there twice.
             has_graph = any(each.grad_fn is not None for each in tensors_in(self._held).values())
             self._tell(state.keep(is_comparing=state.has_changed or not has_graph))
@@ -83,6 +84,14 @@ class FirstRun:
             else:
                 self._undo.restore()
                 self._held.clear()
+
+    def _warn(self, names: list[str]) -> None:
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            self._log.bind(progress=True).warning(
+                f"closure={self._closure} changes {shown} in place, and every replay does so again: attributes of objects are not put "
+                f"back, because peers may read them. Pass reset= with a function that puts them back, or pass them as arguments"
+            )
 
     def _tell(self, names: str) -> None:
         if names:

@@ -1,0 +1,73 @@
+"""Tensors that a step reaches as attributes of objects: what is not put back is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune import contextual_autotune
+from dist_tune.testing import on_ranks, values
+from tests.ranks.kernels import autotuned, launch
+
+pytestmark = pytest.mark.once
+
+QUICK: Any = {"n_repeat": 2, "n_warmup": 1}
+
+
+class _Trainer:
+    def __init__(self) -> None:
+        self.total, self.log = torch.zeros(64), [torch.zeros(64), torch.zeros(64)]
+        self.kernel = autotuned(blocks=(16, 32, 64))
+
+    def step(self, x: torch.Tensor) -> None:
+        y = launch(self.kernel, x)
+        self.total.add_(y)
+        self.log[1].add_(y)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = torch.nn.Linear(1, 1)
+        self.inner.total = torch.zeros(64)  # no buffer
+        self.kernel = autotuned(blocks=(16, 32, 64))
+
+    def step(self, x: torch.Tensor) -> None:
+        self.inner.total += launch(self.kernel, x)
+
+
+def _run(rank: int, kind: str) -> None:
+    owner: Any = _Trainer() if kind == "object" else _Module()
+    contextual_autotune(**QUICK)(owner.step)(torch.ones(64))
+
+
+@pytest.mark.parametrize(("kind", "names"), [("object", "self.total, self.log[1]"), ("module", "self.inner.total")])
+def test_attributes_that_are_not_put_back_are_told_once(kind: str, names: str):
+    """Tensors that torch has written to in the first run, and that are no arguments, captured values, parameters or buffers."""
+    outcomes = on_ranks(1, _run, kind, is_dist=False)
+    values(outcomes)
+    assert outcomes[0].log.count(f"changes {names} in place, and every replay does so again") == 1
+
+
+def _arguments(rank: int) -> None:
+    class Holder:
+        view = None
+
+    holder: Any = Holder()
+    total, kernel = torch.zeros(64), autotuned(blocks=(16, 32, 64))
+    holder.view = total[:32]
+
+    def step(total: torch.Tensor, holder: Any) -> None:
+        total.add_(launch(kernel, torch.ones(64)))
+
+    contextual_autotune(**QUICK)(step)(total, holder)
+    assert total[0] == 2.0
+
+
+def test_views_of_what_is_put_back_are_not_told():
+    """They count writes together with the argument that they are views of."""
+    outcomes = on_ranks(1, _arguments, is_dist=False)
+    values(outcomes)
+    assert "every replay does so again" not in outcomes[0].log
