@@ -6,6 +6,7 @@ Knows Python's functions, torch's modules and optimizers; nothing of replays. Ru
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
@@ -20,7 +21,7 @@ _MAX_OBJECTS = 10_000
 _MAX_ITEMS = 1000
 """Items of a container in an attribute; longer ones hold data."""
 _PLAIN_STATE = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, *_PLAIN_STATE)
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, *_PLAIN_STATE)
 """Kinds of attributes of an object that count. Not its tensors: in a context for communication they are flags and buffers of peers."""
 _GLOBALS = (torch.Tensor, *_STATEFUL)
 """Kinds of globals that count; a module's other globals are rarely state of one step."""
@@ -45,6 +46,7 @@ class Reachable(NamedTuple):
     """Dicts of optimizers, schedulers and scalers, with their plain values."""
     buffers: set[int]
     """Identities of tensors that are buffers of modules."""
+    generators: list[torch.Generator]
     attributes: dict[int, Reached]
     """By identity: other tensors of objects and modules, which are not counted as state of the step."""
 
@@ -71,7 +73,7 @@ def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def reachable(roots: Mapping[str, Any]) -> Reachable:
     """The tensors reached from these objects."""
-    found = Reachable({}, [], set(), {})
+    found = Reachable({}, [], set(), [], {})
     seen: set[int] = set()
     waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
     while waiting and len(seen) < _MAX_OBJECTS:
@@ -86,11 +88,13 @@ def reachable(roots: Mapping[str, Any]) -> Reachable:
                 found.states.extend([value.state, *value.state.values(), *value.param_groups])
             elif isinstance(value, _PLAIN_STATE):
                 found.states.append(vars(value))
+            elif isinstance(value, torch.Generator):
+                found.generators.append(value)
             if isinstance(value, torch.nn.Module):  # torch does not count how a batch norm writes its statistics
                 found.buffers.update(map(id, value.buffers()))
                 waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
             found.attributes.update((id(each), Reached(f"{name}{path}", each, is_compared=False)) for path, each in _attributes(value))
-            is_compared = is_compared and isinstance(value, Mapping | list | tuple)
+            is_compared = is_compared and isinstance(value, Mapping | list | tuple | deque)
             waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]
     return found
 
@@ -105,7 +109,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", each) for name, each in vars(value).items() if isinstance(each, torch.Tensor | torch.optim.Optimizer))
     elif isinstance(value, Mapping):
         yield from ((f"[{key!r}]", each) for key, each in value.items())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", each) for i, each in enumerate(value))
     elif isinstance(value, FunctionType):
         yield from ((f".{name}", each) for name, each in _captured(value).items())

@@ -71,6 +71,10 @@ class StepState:
         """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
         self._states: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         """Dicts of optimizers and the like, with copies."""
+        self._generators = [(each, each.get_state()) for each in reached.generators]
+        """Generators of random numbers of the step's own, at the beginning of a replay."""
+        self._generators_left: list[tuple[torch.Generator, torch.Tensor]] = []
+        """The same, as the first run left them."""
         self._is_kept = False
         self.is_comparing = True
         """False after ``keep`` if what kernels write shall not be found: the first run counts only if torch has written."""
@@ -123,6 +127,7 @@ class StepState:
             rest = [each for each in self._after.tensors.values() if each.is_compared and id(each.tensor) not in mine]
             self._compared = _small_copies([each for each in rest if not self._is_left_alone(each.tensor)])
         self._keep_objects(self._after)
+        self._generators_left = [(each, each.get_state()) for each, _ in self._generators]
         del self._after
         return names
 
@@ -142,7 +147,9 @@ class StepState:
         """Put back what the first run left, if the step changes it. Gradients that it made are left out, until the end."""
         for tensor, at_first, left in self._gradients:
             tensor.grad = left.to(tensor.device) if is_last and left is not None else at_first
-        if self.has_changed:
+        for generator, state in self._generators_left if is_last else self._generators:
+            generator.set_state(state)
+        if self.has_changed or is_last:
             # Those that were not compared yet at the end, because there was one run too few, may have changed, too.
             for each, copy in [*self._changed, *(self._compared if is_last else [])]:
                 overwrite(each.tensor, copy)

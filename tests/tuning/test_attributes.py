@@ -1,7 +1,8 @@
-"""Tensors that a step reaches as attributes of objects: what is not put back is told."""
+"""State that a step reaches beside its arguments: generators, deques, attributes of objects. What is not put back is told."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -71,3 +72,32 @@ def test_views_of_what_is_put_back_are_not_told():
     outcomes = on_ranks(1, _arguments, is_dist=False)
     values(outcomes)
     assert "every replay does so again" not in outcomes[0].log
+
+
+def _drawn(rank: int, is_in_place: bool) -> Any:
+    generator, total, kernel = torch.Generator().manual_seed(5), torch.zeros(64), autotuned(blocks=(16, 32, 64))
+
+    def step(total: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, torch.zeros(64)) * torch.rand(64, generator=generator)
+        return total.add_(y) if is_in_place else y
+
+    values = [contextual_autotune(**QUICK)(step)(total).tolist(), torch.rand(3, generator=generator).tolist()]
+    generator.manual_seed(5)
+    return values == [torch.rand(64, generator=generator).tolist(), torch.rand(3, generator=generator).tolist()]
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_generators_that_a_step_has_captured_draw_as_in_one_run(is_in_place: bool):
+    """The value, and the numbers that are drawn after it, are those of a step that was not tuned."""
+    assert values(on_ranks(1, _drawn, is_in_place, is_dist=False)) == [True]
+
+
+def _queued(rank: int) -> Any:
+    history, kernel = deque([torch.zeros(64)]), autotuned(blocks=(16, 32, 64))
+    contextual_autotune(**QUICK)(lambda past: past[0].add_(launch(kernel, torch.ones(64))))(history)
+    return history[0][0].item()
+
+
+def test_tensors_in_a_deque_are_put_back():
+    """A deque is a container like a list."""
+    assert values(on_ranks(1, _queued, is_dist=False)) == [2.0]
