@@ -81,18 +81,19 @@ class Meetings:
         """
         self._closure, self._place = f"{closure}{options}", Place(closure, number, self.n_issued, self.n_issued > self._issued_before)
         self._is_over = False
-        with self._hosted("enter"):
+        verdict = None
+        with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
             self._begin_life()
-            verdict = None
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 ended = self._read_verdict()
                 # The end of a call that this rank made without a meeting does not concern it.
                 if ended["state"] != "apart" and ended["call"] == self._call_text:
                     verdict = ended
-            self._first_run = ""
             if verdict is not None and not self._is_awaited():
+                self._first_run = ""
                 raise self._error(verdict)
+        self._first_run = ""
 
     def close(self) -> None:
         """Answer no peers any more, because the group is gone."""

@@ -47,7 +47,7 @@ class Plan:
 
     def __str__(self) -> str:
         """The options as a user writes them, for messages; the same on all ranks if the plan is."""
-        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, False)}
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None and value is not False}
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 

@@ -37,7 +37,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         try:
             manifest = _exchange(context, is_watched, gathers=not is_under_way)
         except (AloneError, StoreGoneError) as error:
-            if isinstance(error, StoreGoneError) and (context.sites.new or is_under_way):
+            if isinstance(error, StoreGoneError) and is_under_way:
                 raise
             # Ranks whose arguments were not new have made an ordinary call, and so does this one.
             waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""

@@ -35,4 +35,4 @@ def test_a_name_that_is_not_known_is_told_with_those_that_are(name: str):
 
 def test_a_plan_reads_as_the_options_that_a_user_wrote():
     """Messages of ranks that came with different options quote it."""
-    assert str(Plan(1, 2, budget_s=3.0)) == "n_warmup=1, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
+    assert str(Plan(0, 2, budget_s=3.0)) == "n_warmup=0, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
