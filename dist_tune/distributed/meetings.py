@@ -199,7 +199,7 @@ class Meetings:
             # they count one up and leave the keys of the last time alone.
             life = self._root.add(f"lives/{self.rank}", 1)
             self._store = dist.PrefixStore(f"{life}", self._root)
-            self._presence = Presence(self._store, self.rank, self._state)
+            self._presence = Presence(self._store, self.rank, self.members, self._state)
 
     @property
     def n_issued(self) -> int:

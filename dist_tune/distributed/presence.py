@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -21,6 +22,8 @@ import torch.distributed as dist
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
 _JOIN_S = 2.0
+_FAREWELL_S = 0.5
+"""Seconds that rank 0, which may host the store, waits at its end for peers to leave it: torch warns of one that is cut off."""
 
 
 class Answer(NamedTuple):
@@ -37,9 +40,12 @@ class Answer(NamedTuple):
 class Presence:
     """The answers of this rank to the members of one group."""
 
-    def __init__(self, store: dist.Store, rank: int, state: Callable[[], tuple[dict[str, list[int]], str]]) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, members: tuple[int, ...], state: Callable[[], tuple[dict[str, list[int]], str]]
+    ) -> None:
         self._store = store
         self._rank = rank
+        self._members = members
         self._state = state
         self._is_over = False
         self._pid = os.getpid()
@@ -62,21 +68,34 @@ class Presence:
         key = f"answer/{rank}"
         return Answer(*json.loads(self._store.get(key))) if self._store.check([key]) else None
 
+    def has_ended(self, rank: int) -> bool:
+        """True for a rank whose program has come to its end."""
+        return self._store.check([f"over/{rank}"])
+
     def stop(self) -> None:
         """Answer no more: a thread inside the store must not outlive the interpreter, or the group."""
         atexit.unregister(self.stop)
         if not self._is_over and self._pid == os.getpid():  # not in a forked child, which shares the connection
             self._is_over = True
-            with suppress(dist.DistError):  # the store's host is gone, and the thread with it
-                self.ask()
+            if self._thread.is_alive():
+                with suppress(dist.DistError):  # the store's host is gone, and the thread with it
+                    self._say_farewell()
             self._thread.join(_JOIN_S)
+
+    def _say_farewell(self) -> None:
+        self._store.set(f"over/{self._rank}", "")
+        number, until = self.ask(), time.monotonic() + _FAREWELL_S
+        others = [rank for rank in self._members if rank != self._rank and self._rank == 0 and not self.has_ended(rank)]
+        while time.monotonic() < until and any((answer := self.answer_of(rank)) and answer.number < number for rank in others):
+            time.sleep(0.005)
 
     def _answer_all(self, store: dist.Store) -> None:
         with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job
             number = store.add("questions", 0)
             while True:
+                is_last = self._is_over or (0 in self._members and store.check(["over/0"]))
                 store.set(f"answer/{self._rank}", json.dumps([number, *self._state()]))
-                if self._is_over:
+                if is_last:
                     return
                 with suppress(dist.DistStoreError):  # nothing was asked for days
                     store.wait([f"question/{number + 1}"], _WAIT)

@@ -77,6 +77,7 @@ class Wait:
             if any(answer.first_run == call for answer in fresh.values()):
                 since = now
             is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s
+            is_gone |= asked > 0 and any(rank not in fresh and presence.has_ended(rank) for rank in answers)
             if is_gone or now - since >= patience_s:
                 # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
                 if is_optional or is_gone:
