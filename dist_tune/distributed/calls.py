@@ -27,6 +27,11 @@ class Place(NamedTuple):
     has_talked: bool = False
     """True if some of them are of this call: no rank has come to its end without the others."""
 
+    @property
+    def text(self) -> str:
+        """The call, for people and as ranks compare it."""
+        return f"{self.closure}, call {self.number}"
+
 
 @dataclass(slots=True, eq=False)
 class Calls:

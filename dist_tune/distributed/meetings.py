@@ -22,7 +22,7 @@ from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed,
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
-from dist_tune.distributed.waiting import Wait, beat_of, call_text
+from dist_tune.distributed.waiting import Wait, beat_of
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
 _CHECK_EVERY_S = 0.25
@@ -42,7 +42,6 @@ class Meetings:
         self._closure = ""
         self._place = Place("", 0)
         self._issued_before = 0
-        """Closure and number of its call."""
         self._first_run = ""
         self._patience_s: float | None = None
         self._epoch = 0
@@ -69,7 +68,7 @@ class Meetings:
 
     def begin_first_run(self, closure: str, number: int) -> None:
         """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
-        self._first_run, self._issued_before = call_text(closure, number), self.n_issued
+        self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
 
     def enter(self, closure: str, number: int = 0, options: str = "") -> None:
         """Come from a call of ``closure`` to its meetings: leave behind those that were ended before this rank came.
@@ -88,7 +87,7 @@ class Meetings:
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 ended = self._read_verdict()
                 # The end of a call that this rank made without a meeting does not concern it.
-                if ended["state"] != "apart" and ended["call"] == self._call_text:
+                if ended["state"] != "apart" and ended["call"] == self._place.text:
                     verdict = ended
             if verdict is not None and not self._is_awaited():
                 self._first_run = ""
@@ -135,8 +134,8 @@ class Meetings:
                     if behind := ahead(self._place, passed):
                         others = [rank for rank in behind if rank != self.rank]  # itself, if its patience is at its end
                         why = f"ranks {others} have passed it, or go on without it" if others else "other ranks have not come to it"
-                        raise AloneError(f"rank {self.rank} is alone in {self._call_text}: {why}", others)
-                elif verdict["state"] == "agreed" or verdict["call"] == self._call_text:
+                        raise AloneError(f"rank {self.rank} is alone in {self._place.text}: {why}", others)
+                elif verdict["state"] == "agreed" or verdict["call"] == self._place.text:
                     return fn.load(self._result_of(verdict))
 
     def beat(self, doing: str) -> None:
@@ -206,10 +205,6 @@ class Meetings:
         """Collectives that this rank has issued on the group so far; 0 where it is not known."""
         return 0
 
-    @property
-    def _call_text(self) -> str:
-        return call_text(self._place.closure, self._place.number)
-
     def _state(self) -> tuple[dict[str, list[int]], str]:
         """For peers that ask: calls that this rank has passed, and the one that it is in."""
         return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
@@ -270,7 +265,7 @@ class Meetings:
 
     def _decide(self, verdict: Verdict) -> None:
         """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._call_text}))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._place.text}))
 
     def _read_verdict(self) -> Verdict:
         verdict: Verdict = json.loads(self._store.get(f"{self._epoch}/verdict"))
@@ -279,9 +274,8 @@ class Meetings:
 
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
         last = {rank: beat.partition(" ")[2] or beat for rank, beat in beats.items()}
-        self._decide(
-            {"state": "timed out", "missing": last, "topic": topic, "closure": self._closure, "by": self.rank, "within_s": within_s}
-        )
+        where = {"topic": topic, "closure": self._closure, "by": self.rank}
+        self._decide({"state": "timed out", "missing": last, "within_s": within_s, **where})
 
     def _forget_old(self, epoch: int) -> None:
         if self.rank != self.members[0]:

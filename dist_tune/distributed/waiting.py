@@ -60,7 +60,7 @@ class Wait:
 
         ``is_optional``: "apart" takes the place of "timed out".
         """
-        call, least_s = call_text(place.closure, place.number), len(self.members) / _ANSWERS_PER_S
+        call, least_s = place.text, len(self.members) / _ANSWERS_PER_S
         since = time.monotonic()
         asked, asked_at = 0, 0.0
         for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
@@ -108,8 +108,3 @@ class Wait:
 def beat_of(store: dist.Store, rank: int) -> str:
     """A rank's last sign of progress, after its time: "12.345 closure: replay 3"."""
     return store.get(f"beat/{rank}").decode() if store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
-
-
-def call_text(closure: str, number: int) -> str:
-    """A call, for people and as ranks compare it."""
-    return f"{closure}, call {number}"
