@@ -2,6 +2,7 @@
 
 - lengths: 50 steps whose lengths differ between ranks, with a collective inside; every sum is checked
 - optimizer: three steps of Adam over a model with a tuned kernel in it, bitwise beside the same steps without a tuner
+- alone: calls that are new on one rank alone, and what asking the others costs it
 - late: a rank comes to its first call later than the deadline, and the timeouts of the groups are seen from inside the step
 - layers: a step of many layers with temporaries under ``restore_value``; growth of memory beside untuned and vanilla Triton
 - gla: forward and backward of flash-linear-attention's ``chunk_gla`` (fla-core), a public library; peak beside untuned
@@ -35,7 +36,7 @@ import triton.language as tl  # isort: skip
 from dist_tune import contextual_autotune
 from kernels.harness import join_ranks
 
-CASES = ("lengths", "optimizer", "late", "layers", "gla")
+CASES = ("lengths", "optimizer", "alone", "late", "layers", "gla")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [1 << k for k in (12, 13, 14, 15, 16, 17)]
 
@@ -127,6 +128,22 @@ def optimizer(rank: int, n_ranks: int) -> str:
     assert ends[0][0] == ends[1][0], (ends[0][0], ends[1][0])
     assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
     return f"three steps, losses {', '.join(f'{loss:.6f}' for loss in ends[0][0])}: bitwise as without a tuner"
+
+
+def alone(rank: int, n_ranks: int) -> str:
+    """Calls that are new on the last rank alone, and on which nothing waits in the step."""
+    kernel = autotuned(scale_kernel)
+    step = contextual_autotune(is_dist=True, cache=False)(lambda x: launch(kernel, x))
+    step(torch.ones(LENGTHS[0], device=DEVICE))
+    seconds = []
+    for n in LENGTHS[1:]:
+        dist.barrier()
+        before = time.perf_counter()
+        step(torch.ones(n if rank == n_ranks - 1 else LENGTHS[0], device=DEVICE))
+        seconds.append(time.perf_counter() - before)
+    told: list[Any] = [None] * n_ranks
+    dist.all_gather_object(told, [round(each * 1e3) for each in seconds])
+    return f"{len(seconds)} calls that are new on rank {n_ranks - 1}: {told[-1]} ms there, {told[0]} ms on rank 0"
 
 
 def late(rank: int, n_ranks: int) -> str:

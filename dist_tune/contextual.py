@@ -155,7 +155,7 @@ class _Tuner(Generic[P, R]):
             run.__code__ = our_code
             try:
                 value = function(*args, **kwargs)
-            except BaseException as error:
+            except BaseException as error:  # raised again: only the listener is taken away, and peers are told
                 self.leave(interception.pop(), error)
                 raise
             if listeners[ident] is self:
@@ -190,7 +190,7 @@ class _Tuner(Generic[P, R]):
         interception.push(self.open())
         try:
             held = [self.function(*args, **kwargs)]
-        except BaseException as error:
+        except BaseException as error:  # raised again: peers are told, and the listener is taken away
             self.leave(interception.pop(), error)
             raise
         value = self.tune(interception.pop(), args, kwargs, held, state, is_watched=True)

@@ -57,7 +57,7 @@ def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[in
     """Ranks that have passed this call and will not come to a meeting about it. ``inside``: ranks in a first run of the closure.
 
     A rank that has issued more collectives has gone on. Where the call holds collectives, a rank that is inside a first run may be in
-    this call, whatever its number: it may have made more calls before.
+    this call under another number: it may have made more calls before.
     """
     found = []
     for rank, calls in passed.items():

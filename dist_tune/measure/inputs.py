@@ -17,13 +17,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import DistTuneError
 from dist_tune.measure.compare import difference
-from dist_tune.measure.memory import Path, leaves_of, memory_of, version_of
+from dist_tune.measure.memory import Path, free_bytes, has_same_bits, leaves_of, memory_of, version_of
 
 _MAX_HOST_BYTES = 1 << 30
 """Of all copies in the host's memory together."""
 _MAX_SHARE = 0.25
 """Of a device's free memory that all copies on it may take together."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Kept:
@@ -42,9 +41,7 @@ class _Kept:
     @property
     def is_changed(self) -> bool:
         """True if any bit is another. Waits for the device."""
-        bits = _BITS.get(self.memory.dtype.itemsize)
-        memory, copy = self.memory, self.copy.to(self.memory.device)
-        return not torch.equal(memory, copy) if bits is None else not torch.equal(memory.view(bits), copy.view(bits))
+        return not has_same_bits(self.memory, self.copy)
 
     def put_back_graph(self) -> None:
         """Let the tensor come from where it came from, and its gradient be the one it was.
@@ -225,5 +222,4 @@ def _memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def _budget_bytes(device: torch.device) -> float:
     if device.type != "cuda":
         return _MAX_HOST_BYTES
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return _MAX_SHARE * (free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return _MAX_SHARE * free_bytes(device)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 Path = tuple[Any, ...]
 """Position in nested containers: indices and keys, from the outside in."""
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_OBJECTS = 10_000
 """Objects searched for tensors; of more, the tensors that they hold are not known."""
 _HOLDS_NOTHING = (
@@ -75,6 +76,18 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
             tensor.copy_(values)
         else:
             memory.copy_(torch.view_as_real(values) if values.is_complex() else values)
+
+
+def has_same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two contents of one shape are equal bit by bit, NaN's too. Waits for the device."""
+    bits = _BITS.get(tensor.dtype.itemsize)  # of the same size, so that strides do not matter
+    return torch.equal(*(each if bits is None else each.view(bits) for each in (tensor, other)))
+
+
+def free_bytes(device: torch.device) -> float:
+    """Free memory of a GPU, with what torch's allocator holds without using it."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return float(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:

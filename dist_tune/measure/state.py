@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_tune.errors import InPlaceError
-from dist_tune.measure.memory import memory_of, overwrite, shares_memory, version_of
+from dist_tune.measure.memory import free_bytes, has_same_bits, memory_of, overwrite, shares_memory, version_of
 from dist_tune.measure.reachable import Reachable, Reached, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
@@ -219,11 +219,7 @@ def _fits(tensors: list[Reached]) -> bool:
     """True if copies of the tensors fit into the free memory of their devices."""
     for device in {each.tensor.device for each in tensors}:
         n_bytes = _n_bytes(each for each in tensors if each.tensor.device == device)
-        limit: float = _HOST_LIMIT_BYTES
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            limit = _FREE_SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-        if n_bytes > limit:
+        if n_bytes > (_FREE_SHARE * free_bytes(device) if device.type == "cuda" else _HOST_LIMIT_BYTES):
             return False
     return True
 
@@ -231,6 +227,4 @@ def _fits(tensors: list[Reached]) -> bool:
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """True if all bits are equal, NaN's too."""
     mine, theirs = (memory_of(each) for each in (tensor.detach().to(copy.device), copy))
-    if mine is None or theirs is None:
-        return True
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (mine, theirs)))
+    return mine is None or theirs is None or has_same_bits(mine, theirs)

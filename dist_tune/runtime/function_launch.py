@@ -240,7 +240,7 @@ class FunctionLaunch:
         return kept
 
     def _keeps(self, verdict: Any) -> bool:
-        """The answer of ``prune_fn``, None being a rule without a return. A list would be True if it is not empty, whatever is in it."""
+        """The answer of ``prune_fn``, None being a rule without a return. A list is refused, since any that is not empty would be True."""
         is_bool = verdict is None or isinstance(verdict, bool | np.bool_) or (isinstance(verdict, int) and verdict in (0, 1))
         if not is_bool and not (isinstance(verdict, torch.Tensor) and verdict.dtype is torch.bool and verdict.numel() == 1):
             raise TypeError(

@@ -1,8 +1,8 @@
 """Labels of sites: kernel and key, and with them what tells one kernel from another of the same name and key.
 
-Ranks match sites by label. Kernels that are alone with their name and key on each rank go by these, whatever they have captured there,
-such as the rank's number, if their code is the same. Kernels that share them on some rank go by the values in which they differ, on
-all ranks and in whatever order a rank comes to them. Pure: an identity is text by name, see ``Tunable.identity``.
+Ranks match sites by label. Kernels that are alone with their name and key on each rank go by these if their code is the same, even if
+captured values differ, such as the rank's number. Kernels that share them on some rank go by the values in which they differ, on all
+ranks and independent of the order in which a rank comes to them. Pure: an identity is text by name, see ``Tunable.identity``.
 """
 
 from __future__ import annotations

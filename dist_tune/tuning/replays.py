@@ -88,7 +88,8 @@ class Replayer:
         self.restart()
         if self._first_run is not None and self._first_run.counts:
             if not self._ranks.is_alone:
-                self.run(closure, {})  # for ranks where it is the one that counts
+                # Whether the first run counts is this rank's own finding; so all ranks make the last one, and their collectives match.
+                self.run(closure, {})
                 self.undo()
             return self._first_run.finish()
         self.trials.inputs.forget()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dist_tune.measure import memory
-from dist_tune.measure.memory import Region, held_by_objects, leaves_of, shares_memory, tensors_in
+from dist_tune.measure.memory import Region, has_same_bits, held_by_objects, leaves_of, shares_memory, tensors_in
 
 pytestmark = pytest.mark.once
 
@@ -126,3 +126,13 @@ def test_a_region_keeps_nothing_alive():
     del found, tensor
     assert region.tensor() is None
     assert Region.of(torch.zeros(3)[:0]) is None
+
+
+def test_contents_are_compared_by_bits():
+    """NaN is NaN, zeros of two signs differ, and strides do not matter, also of a single element that is expanded."""
+    nan, one = torch.full((3,), torch.nan), torch.ones(())
+    assert has_same_bits(nan, nan.clone())
+    assert not has_same_bits(torch.zeros(2), -torch.zeros(2))
+    assert has_same_bits(torch.ones(2, 3).t(), torch.ones(3, 2))
+    assert has_same_bits(one.expand(4)[:1], one.expand(1))
+    assert has_same_bits(one, one.clone())
