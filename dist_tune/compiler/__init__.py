@@ -6,11 +6,11 @@ Knows which ranks of a host share compiled kernels, and nothing of how they agre
 
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
 from dist_tune.compiler.output import quiet_terminal
-from dist_tune.compiler.partition import CompileKeys, Placement, compile_cost, own_share, partition_configs
+from dist_tune.compiler.partition import CompileKeys, Placement, compile_cost, own_share, partition_configs, quickest
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 
 __all__ = [
     "Candidate", "CompileKeys", "Compiler", "Failure", "Placement", "Resources", "compile_cost", "host_of_cache", "n_compile_threads",
-    "own_share", "partition_configs", "quiet_terminal", "reason_of", "replaced",
+    "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "replaced",
 ]  # fmt: skip

@@ -20,7 +20,9 @@ from typing import Any
 from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
+from dist_tune.compiler.launchers import build_ahead
 from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.processes import hand_over
 
 _SWITCH_INTERVAL_S = 1e-3
 """Longest time that a thread keeps the interpreter's lock while others wait. Python's own 5 ms add up in compilers."""
@@ -36,15 +38,19 @@ class FrontEndLock:
         self._released = threading.Condition()
         self._holder: int | None = None
         """Ident of the thread that holds the lock."""
+        self._n_urgent = 0
+        """Threads that wait for the lock and that a launch waits for."""
         self._made: dict[tuple[Any, ...], list[tuple[dict[str, Any], Path]]] = {}
         """Source -> the options that were read, with their values, and the TTIR for them."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def acquire(self) -> None:
-        """Wait for the lock, and hold it on this thread."""
+    def acquire(self, *, is_urgent: bool = False) -> None:
+        """Wait for the lock, and hold it on this thread. ``is_urgent``: before all that are not."""
         _thread.front_end = self
         with self._released:
-            self._released.wait_for(lambda: self._holder is None)
+            self._n_urgent += is_urgent
+            self._released.wait_for(lambda: self._holder is None and (is_urgent or not self._n_urgent))
+            self._n_urgent -= is_urgent
             self._holder = threading.get_ident()
 
     def release(self, ident: int | None = None) -> None:
@@ -52,7 +58,7 @@ class FrontEndLock:
         with self._released:
             if self._holder == (ident or threading.get_ident()):
                 self._holder = None
-                self._released.notify()
+                self._released.notify_all()
 
     def close(self) -> None:
         """Delete the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""
@@ -69,15 +75,16 @@ class FrontEndLock:
                 return path
         return None
 
-    def store(self, source: tuple[Any, ...], read: dict[str, Any], text: str) -> None:
-        """Keep TTIR for later candidates, unless this thread has lost the lock because it was stuck."""
+    def store(self, source: tuple[Any, ...], read: dict[str, Any], text: str) -> Path | None:
+        """Keep TTIR for later candidates, unless this thread has lost the lock because it was stuck: then None."""
         if self._holder != threading.get_ident():
-            return
+            return None
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="dist_tune-")
         path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
         path.write_text(text)
         self._made.setdefault(source, []).append((read, path))
+        return path
 
 
 class _Observed:
@@ -100,16 +107,20 @@ def _wrapped(own: Any) -> Any:
         try:
             if source.fn.is_gluon():  # lays data out over warps in the front end, and builds with another builder
                 return own(source, target, options, codegen_fns, module_map, context)
+            build_ahead(source)
             # Triton's identity of a source, and what the backend's own functions are chosen by.
             identity = (source.hash(), str(target), getattr(options, "arch", None))
-            path = front_end.find(identity, options)
+            path, module = front_end.find(identity, options), None
             if path is None:
                 observed = _Observed(options)
                 module = own(source, target, observed, codegen_fns, module_map, context)
-                front_end.store(identity, observed._read, str(module))
-                return module
+                path = front_end.store(identity, observed._read, str(module))
         finally:
             front_end.release()
+        if path is not None and (text := hand_over(path, target, options)) is not None:
+            return text
+        if module is not None:
+            return module
         module = ir.parse_mlir_module(str(path), context)
         module.context = context  # the module keeps it alive, as Triton's own modules do
         return module

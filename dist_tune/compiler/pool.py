@@ -11,20 +11,28 @@ import socket
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 
 import triton
 from triton.compiler.compiler import max_shared_mem
+from triton.runtime.cache import triton_key
 
+from dist_tune.compiler import processes
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.compiler.front_end import FrontEndLock, one_front_end
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
 from dist_tune.compiler.shared_memory import early_check, known_need
+from dist_tune.measure import is_interpreted
 
+MIN_THREADS_FOR_PROCESSES = 4
+"""Fewer threads do not wait for one another enough to be worth the start of processes."""
+_DISK_S = 0.05
+"""A compilation that took no longer may have been found in Triton's disk cache."""
 _EXIT_WAIT_S = 10.0
 """Longest wait for compiling threads at the end of the process."""
 _compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
@@ -47,6 +55,14 @@ def n_compile_threads(n_ranks_of_host: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // n_ranks)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Queued:
+    compilation: Compilation
+    label: str
+    order: tuple[float, int]
+    candidate: int
+
+
 class Compiler:
     """The compilations of one tuning, by label of the site, and the threads that run them."""
 
@@ -57,25 +73,35 @@ class Compiler:
         self._by_key: dict[str, Compilation] = {}
         self._orders: dict[str, list[tuple[float, int]]] = {}
         """Site -> sort keys of its candidates."""
-        self._queue: deque[Compilation] = deque()
-        self._threads: dict[threading.Thread, Compilation | None] = {}
+        self._pace_s: dict[str, float] = {}
+        """Site -> seconds of its latest compilation, per root of its estimated cost."""
+        self._queue: list[_Queued] = []
+        self._threads: dict[threading.Thread, _Queued | None] = {}
         """Each with the compilation that it runs."""
+        self._jobs: dict[threading.Thread, processes.Job | None] = {}
+        """Each with its latest place in another process."""
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
         self._front_end = FrontEndLock()
         self._shared_limit_bytes: int | None = None
         self._patches = ExitStack()
         self._is_open = False
+        self._uses_processes = False
+        self._is_background = False
+        """True while a replay goes on, and its launches may wait for one compilation: the others leave that one the way."""
 
-    def begin(self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int]) -> None:
-        """Add a site, and queue the candidates of ``first``."""
+    def begin(
+        self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int], awaited: int | None = None
+    ) -> None:
+        """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
         if not self._is_open:
             self._open()
-        self._sites[label] = [self._candidate(launch, config) for config in configs]
         self._orders[label] = [order(config) for config in configs]
-        if self._shared_limit_bytes is None and any(not each.compilation.done.is_set() for each in self._sites[label]):
-            with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
-                self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
+        early = {} if awaited is None else {awaited: self._candidate(launch, configs[awaited])}
+        for i, candidate in early.items():
+            self._is_background = True
+            self._start_now(self._queued(label, i, candidate.compilation))
+        self._sites[label] = [early.get(i) or self._candidate(launch, config) for i, config in enumerate(configs)]
         self.queue(label, first)
 
     def rename(self, labels: Mapping[str, str]) -> None:
@@ -88,26 +114,30 @@ class Compiler:
         return "".join(each.compilation.key[:KEY_CHARS].ljust(KEY_CHARS) for each in self._sites[label])
 
     def queue(self, label: str, candidates: Collection[int]) -> None:
-        """Compile these in the threads, the longest first, so that a long one does not run alone at the end."""
-        compilations = [self._sites[label][i].compilation for i in sorted(candidates, key=lambda i: (self._orders[label][i], i))]
+        """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
+        wanted = [self._queued(label, i, self._sites[label][i].compilation) for i in sorted(candidates)]
         with self._lock:
-            self._queue.extend(each for each in compilations if each.is_queued)
+            self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))
         self._start_threads()
 
     def load(self, label: str, candidate: int) -> Resources | Failure | None:
         """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
         compilation = self._sites[label][candidate].compilation
-        if compilation.is_queued:
-            # A launch waits for it, and other ranks may wait for that launch, so it gets a thread beyond ``n_threads``.
-            with self._lock:
-                self._start_thread(compilation)
+        self._start_now(self._queued(label, candidate, compilation))
         # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks take this one for lost.
         for _ in self._wait([compilation], 2 / 3 * self._stuck_after_s):
             pass
         return self._sites[label][candidate].load()
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
-        """Wait until these are compiled; yields the number that are not, several times a second."""
+        """Wait until these are compiled; yields the number that are not, several times a second.
+
+        No replay goes on meanwhile, so all threads and their processes take what the machine has.
+        """
+        self._is_background = False
+        for job in [*self._jobs.values()]:
+            if job is not None:
+                job.hurry()
         return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
 
     def known_need(self, label: str, candidate: int) -> int | None:
@@ -129,8 +159,8 @@ class Compiler:
     def join(self, timeout_s: float) -> None:
         """Wait for the threads, but not for those with a compilation that was given up."""
         end = time.monotonic() + timeout_s
-        for thread, compilation in list(self._threads.items()):
-            if compilation is None or not compilation.is_given_up:
+        for thread, queued in list(self._threads.items()):
+            if queued is None or not queued.compilation.is_given_up:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def _open(self) -> None:
@@ -138,6 +168,15 @@ class Compiler:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
         self._patches.callback(self._front_end.close)
+        if not is_interpreted():
+            # Beside the start of the driver: once a process 0.4 s, for the digest of Triton's own files in each key.
+            key = threading.Thread(target=triton_key, daemon=True)
+            key.start()
+            self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
+            if self._uses_processes:
+                self._patches.enter_context(processes.other_processes())
+                processes.workers.start(is_urgent=True)
+            key.join()
         self._patches.enter_context(early_check())
         self._patches.enter_context(one_front_end())
         self._patches.enter_context(quiet_terminal.redirected())
@@ -147,6 +186,9 @@ class Compiler:
         candidate = Candidate(launch, config)
         if candidate.compilation.key and not candidate.compilation.done.is_set():
             candidate.compilation = self._by_key.setdefault(candidate.compilation.key, candidate.compilation)
+            if self._shared_limit_bytes is None:
+                with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
+                    self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
         return candidate
 
     def _wait(self, compilations: list[Compilation], stuck_after_s: float) -> Iterator[int]:
@@ -155,13 +197,28 @@ class Compiler:
             for each in pending:
                 if each.started_at is not None and now - each.started_at > stuck_after_s:
                     with self._lock:
-                        idents = [thread.ident for thread, running in self._threads.items() if running is each]
-                    for ident in idents:
-                        self._front_end.release(ident)
+                        stuck = [thread for thread, running in self._threads.items() if running and running.compilation is each]
+                    for thread in stuck:
+                        self._front_end.release(thread.ident)
                     each.give_up(f"TimeoutError: has been compiling for {stuck_after_s:g} s; DIST_TUNE_DEADLINE_S sets the limit")
+                    for thread in stuck:
+                        if (job := self._jobs.get(thread)) is not None:
+                            job.end()
             self._start_threads()
             yield len(pending)
             pending[0].done.wait(0.05)
+
+    def _queued(self, label: str, candidate: int, compilation: Compilation) -> _Queued:
+        return _Queued(compilation, label, self._orders[label][candidate], candidate)
+
+    def _is_taken(self, compilation: Compilation) -> bool:
+        return any(running is not None and running.compilation is compilation for running in self._threads.values())
+
+    def _start_now(self, queued: _Queued) -> None:
+        """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
+        with self._lock:
+            if queued.compilation.is_queued and not self._is_taken(queued.compilation):
+                self._start_thread(queued)
 
     def _start_threads(self) -> None:
         """Start threads for the queue, also in place of stuck ones."""
@@ -170,25 +227,34 @@ class Compiler:
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not each.is_given_up for each in self._threads.values())
+        return sum(each is None or not each.compilation.is_given_up for each in self._threads.values())
 
-    def _start_thread(self, compilation: Compilation | None) -> None:
+    def _start_thread(self, queued: _Queued | None) -> None:
         # A daemon, because a compilation that never ends must not keep the process from ending.
-        thread = threading.Thread(target=self._run, args=[compilation], name="dist_tune compiler", daemon=True)
-        self._threads[thread] = compilation
+        thread = threading.Thread(target=self._run, args=[queued], name="dist_tune compiler", daemon=True)
+        self._threads[thread] = queued
         try:
             thread.start()
         except RuntimeError:  # no more threads in this process
             del self._threads[thread]
             raise
 
-    def _run(self, compilation: Compilation | None) -> None:
+    def _place(self, *, is_urgent: bool) -> AbstractContextManager[processes.Job | None]:
+        """The process for the next compilation of this thread: another one, or this."""
+        return processes.in_process(is_urgent=is_urgent) if self._uses_processes else nullcontext()
+
+    def _run(self, queued: _Queued | None) -> None:
         """Run one compilation, then those of the queue."""
-        thread = threading.current_thread()
+        thread, is_urgent = threading.current_thread(), queued is not None
         try:
             while True:
-                if compilation is not None:
-                    compilation.run(self._shared_limit_bytes)
+                if queued is not None:
+                    if is_urgent:
+                        self._front_end.acquire(is_urgent=True)
+                    with self._place(is_urgent=is_urgent or not self._is_background) as self._jobs[thread]:
+                        queued.compilation.run(self._shared_limit_bytes)
+                    self._note_pace(queued)
+                    is_urgent = False
                     self._front_end.release()  # if it did not come as far as the front end
                     self._threads[thread] = None  # it counts again if it was given up
                 # Before the next one is taken from the queue: the longest are to leave the front end first.
@@ -197,11 +263,23 @@ class Compiler:
                     if not self._queue or self._n_running() > self.n_threads:
                         del self._threads[thread]
                         return
-                    self._threads[thread] = compilation = self._queue.popleft()
+                    self._threads[thread] = queued = min(self._queue, key=self._turn)
+                    self._queue.remove(queued)
         finally:
             self._front_end.release()
             with self._lock:
                 self._threads.pop(thread, None)
+                self._jobs.pop(thread, None)
+
+    def _turn(self, queued: _Queued) -> tuple[float, int, str, int]:
+        """Sort key: the longest first, by what the site's latest compilation took; of equals the smallest tiles (``order``)."""
+        expected_s = self._pace_s.get(queued.label, 1.0) * sqrt(-queued.order[0])
+        return -expected_s, queued.order[1], queued.label, queued.candidate
+
+    def _note_pace(self, queued: _Queued) -> None:
+        started_at = queued.compilation.started_at
+        if started_at is not None and queued.order[0] and (took_s := time.monotonic() - started_at) > _DISK_S:
+            self._pace_s[queued.label] = took_s / sqrt(-queued.order[0])
 
 
 def _at_exit() -> None:

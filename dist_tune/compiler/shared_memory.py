@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ def shared_limit(limit_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         _thread.limit_bytes = None
+
+
+def check_need(metadata: Mapping[str, Any]) -> None:
+    """Raise ``OutOfResources`` on a thread with a limit, if the kernel with this metadata needs more."""
+    limit, needed = getattr(_thread, "limit_bytes", None), metadata.get("shared")
+    if limit is not None and isinstance(needed, int) and needed > limit:
+        raise triton.OutOfResources(needed, limit, "shared memory")
 
 
 def known_need(key: str) -> int | None:
@@ -61,9 +68,7 @@ def _is_on_disk() -> bool:
 def _wrapped(own: Any) -> Any:
     @functools.wraps(own)
     def make_ptx(self: Any, src: Any, metadata: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        limit, needed = getattr(_thread, "limit_bytes", None), metadata.get("shared")
-        if limit is not None and isinstance(needed, int) and needed > limit:
-            raise triton.OutOfResources(needed, limit, "shared memory")
+        check_need(metadata)
         return own(self, src, metadata, *args, **kwargs)
 
     return make_ptx

@@ -68,6 +68,8 @@ class Site:
     resources: dict[int, Resources] = field(default_factory=dict)
     near: int | None = None
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""
+    quickest: list[int] = field(default_factory=list)
+    """Candidates that are compiled ahead, from the quickest to compile on: the first run needs one of them, and waits for it."""
     stand_in: int | None = None
     """A candidate that has run here, for launches whose own candidate fails."""
     is_given_up: bool = False
@@ -75,10 +77,15 @@ class Site:
     last_error: Exception | None = None
     winner: Any = None
 
+    @property
+    def first_guess(self) -> int:
+        """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
+        return next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
+
     def order(self, first: int | None) -> Iterator[int]:
-        """Candidates to try for a launch: the one asked for, one known to run, then by index."""
+        """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         wanted = [index for index in (first, self.stand_in) if index is not None]
-        order = list(dict.fromkeys([*wanted, *range(len(self.configs))]))
+        order = list(dict.fromkeys([*wanted, *self.quickest, *range(len(self.configs))]))
         running = [i for i in order if i not in self.failures]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
         return iter(running or [i for i in order if self.failures[i].kind is FailureKind.WRONG_RESULT])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup
-from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quiet_terminal
+from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import Slot, Tunable
 from dist_tune.tuning.labels import Labels
@@ -180,7 +180,8 @@ class Sites:
             positions = partition_configs(configs, self._placement.n_ranks)
             # Where there has to be a record only the first run needs anything.
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
-            self._compiler.begin(label, launch, configs, first)
+            site.quickest = quickest(configs)
+            self._compiler.begin(label, launch, configs, first, site.quickest[0])
             self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
         return site
 

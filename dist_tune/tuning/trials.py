@@ -142,7 +142,7 @@ class Trials:
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
         self._zeroes = bool(self._schedule) or site.label not in self._launched
         self._launched.add(site.label)
-        trial = self._schedule.get(site.label, Trial(next(i for i in (site.stand_in, site.near, 0) if i is not None), is_timed=False))
+        trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
             site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)

@@ -1,0 +1,306 @@
+"""Processes that run Triton's compiler passes, one for each compiling thread.
+
+In threads of one process these passes share Python's lock, the allocator's locks and the replay's host time: of 16 threads six waited
+for one another (logs/third-party-2xH200). A process of its own for each leaves the thread only the front end, which needs the user's
+Python, and the files. It costs 0.2 s to start, and what it does not survive costs one candidate instead of the rank.
+
+Only for the NVIDIA backend as Triton ships it: with hooks, overrides or patches in the compiler all runs in this process, as there they
+are at home. Knows nothing of candidates.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import Language
+from triton.compiler import errors as compiler_errors
+from triton.runtime import errors as runtime_errors
+
+from dist_tune.compiler import worker
+from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.shared_memory import check_need
+
+STAGES = ["ttir", "ttgir", "llir", "ptx", "cubin"]
+IDLE_S = 20.0
+"""A process without work ends after this time."""
+NICENESS = 10
+"""Of processes that no launch waits for."""
+
+_thread = threading.local()
+"""``job`` of a thread within ``in_process``."""
+
+
+class WorkerDiedError(RuntimeError):
+    """The process that compiled a kernel has ended: a crash of the compiler, or no memory left."""
+
+
+WorkerDiedError.__name__ = "CompilerCrashError"
+
+
+class Worker:
+    """One process, used by one thread at a time."""
+
+    def __init__(self, *, is_urgent: bool) -> None:
+        self.is_urgent = is_urgent
+        self.environment = dict(os.environ)
+        self.is_used = False
+        paths = [str(Path(triton.__file__).parents[1]), *(path for path in sys.path if path)]
+        self._process = subprocess.Popen(  # this interpreter, and a file of ours
+            [sys.executable, "-P", worker.__file__, str(IDLE_S), "0" if is_urgent else str(NICENESS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=self.environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        )  # fmt: skip
+        self._is_greeted = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process has not ended."""
+        return self._process.poll() is None
+
+    def ask(self, request: object) -> Any:
+        """The reply to one request.
+
+        Raises:
+            WorkerDiedError: it has no reply to give any more.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if not self._is_greeted:
+                self._is_greeted = True
+                if worker.receive(self._process.stdout) != triton.__file__:
+                    raise EOFError
+            worker.send(self._process.stdin, request)
+            return worker.receive(self._process.stdout)
+        except (EOFError, OSError) as error:
+            self.end()
+            raise WorkerDiedError(
+                f"the compiler's process ended with exit code {self._process.wait()} (negative: by that signal)"
+            ) from error
+
+    def hurry(self) -> None:
+        """Give the process the priority of others, where that is allowed."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def end(self) -> None:
+        """End the process, in the middle of a compilation if need be."""
+        with suppress(OSError):
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]  # both are pipes
+        self._process.wait()
+
+
+class Workers:
+    """The processes of this one that have no work now."""
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+        self._lock = threading.Lock()
+
+    def take(self, *, is_urgent: bool) -> Worker:
+        """An idle one, or a new one.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        with self._lock:
+            fits = [each for each in self._idle if each.is_urgent == is_urgent and each.is_alive and each.environment == os.environ]
+            if fits:
+                self._idle.remove(fits[-1])
+                return fits[-1]
+        return Worker(is_urgent=is_urgent)
+
+    def give(self, each: Worker) -> None:
+        """Take one back."""
+        with self._lock:
+            self._idle = [other for other in self._idle if other.is_alive]
+            if each.is_alive:
+                self._idle.append(each)
+
+    def start(self, *, is_urgent: bool) -> None:
+        """Start one, so that it is there when it is needed."""
+        with suppress(OSError):
+            self.give(self.take(is_urgent=is_urgent))
+
+    def end(self) -> None:
+        """End the idle ones."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for each in idle:
+            each.end()
+
+    def forget(self) -> None:
+        """Leave them to the process that this one was forked from."""
+        self._lock = threading.Lock()
+        self._idle = []
+
+
+workers = Workers()
+atexit.register(workers.end)
+os.register_at_fork(after_in_child=workers.forget)
+
+
+@dataclass
+class Job:
+    """One kernel on its way through the stages, in another process."""
+
+    is_urgent: bool
+    worker: Worker | None = None
+    begun: tuple[Any, ...] | None = None
+    """The path of its TTIR, target and options; None when the process has them."""
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU-seconds by stage."""
+
+    def run(self, stage: str, metadata: dict[str, Any]) -> str | bytes:
+        """The result of a stage; adds to the kernel's metadata.
+
+        Raises:
+            Exception: of the compiler, as in this process; a ``RuntimeError`` in place of a type that is not known here.
+        """
+        if stage == "ptx":
+            check_need(metadata)
+        result, self.cpu_s[stage], _, output = self._ask(stage)
+        if output:
+            print(output, end="")  # noqa: T201  # captured: see ``dist_tune.compiler.output``
+        if len(result) == 3:
+            raise _error(*result)
+        metadata.update(result[1])
+        text: str | bytes = result[0]
+        return text
+
+    def hurry(self) -> None:
+        """Let the process compete with others, because nothing but it is waited for."""
+        if self.worker is not None and not self.is_urgent:
+            self.worker.hurry()
+
+    def end(self) -> None:
+        """End the process, from another thread: the compilation fails."""
+        if self.worker is not None:
+            self.worker.end()
+
+    def _ask(self, stage: str) -> Any:
+        is_used = self.worker is not None and self.worker.is_used
+        if self.worker is None:
+            self.worker = workers.take(is_urgent=self.is_urgent)
+            is_used, self.worker.is_used = self.worker.is_used, True
+        begun, self.begun = self.begun, None
+        try:
+            return self.worker.ask((begun, stage))
+        except WorkerDiedError:
+            if begun is None or not is_used:
+                raise
+        # It had been idle for too long, and has ended meanwhile.
+        self.worker = Worker(is_urgent=self.is_urgent)
+        self.worker.is_used = True
+        return self.worker.ask((begun, stage))
+
+
+def _error(module: str, name: str, text: str) -> Exception:
+    known = next((vars(each)[name] for each in (runtime_errors, compiler_errors, builtins) if name in vars(each)), None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        with suppress(TypeError):  # one of several arguments
+            return known(text)
+    return RuntimeError(f"{module}.{name}: {text}")
+
+
+class SourceText:
+    """A kernel's TTIR as text, in place of Triton's module of it: what ``str`` gives is all that this process needs."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return Path(self._path).read_text()
+
+
+@contextmanager
+def in_process(*, is_urgent: bool) -> Iterator[Job]:
+    """Within ``other_processes``: the stages of what this thread compiles run in another process."""
+    job = _thread.job = Job(is_urgent)
+    try:
+        yield job
+    finally:
+        _thread.job = None
+        if job.worker is not None:
+            workers.give(job.worker)
+
+
+def hand_over(path: Path, target: Any, options: Any) -> SourceText | None:
+    """Leave the stages after the front end to another process, if this thread is ``in_process``; None if it is not."""
+    job: Job | None = getattr(_thread, "job", None)
+    if job is None or options.ir_override is not None:
+        return None
+    job.begun = str(path), target, options
+    return SourceText(str(path))
+
+
+def is_possible() -> bool:
+    """True if the compiler is Triton's own from end to end."""
+    try:
+        from triton.backends.nvidia.compiler import CUDABackend
+
+        is_cuda = triton.runtime.driver.active.get_current_target().backend == "cuda"
+    except (ImportError, RuntimeError):  # a Triton without that backend; a machine without a driver
+        return False
+    compilation = knobs.compilation
+    is_plain = not any(
+        getattr(compilation, name, None)
+        for name in ("override", "dump_ir", "use_ir_loc", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
+    )
+    ours = {Path(each).parent for each in (__file__, sys.modules[CUDABackend.__module__].__file__ or "")}
+    stages = [getattr(CUDABackend, f"make_{stage}") for stage in STAGES]
+    return (
+        is_cuda
+        and is_plain
+        and bool(sys.executable)
+        and knobs.runtime.add_stages_inspection_hook is None
+        and getattr(CUDABackend, "instrumentation", None) is None
+        and all(Path(each.__code__.co_filename).parent in ours for each in [*stages, CUDABackend.add_stages])
+    )
+
+
+def _wrapped(own: Any) -> Any:
+    @functools.wraps(own)
+    def add_stages(self: Any, stages: dict[str, Any], options: Any, language: Any) -> None:
+        own(self, stages, options, language)
+        job: Job | None = getattr(_thread, "job", None)
+        if job is not None and language == Language.TRITON and list(stages) == STAGES:
+            for name, stage in list(stages.items()):
+                stages[name] = functools.partial(_run, job, name, stage)
+
+    return add_stages
+
+
+def _run(job: Job, name: str, own: Any, source: Any, metadata: dict[str, Any]) -> Any:
+    """A stage of a kernel that was handed over; of others, such as with ``ir_override``, Triton's own."""
+    if not isinstance(source, SourceText | str | bytes) or (job.begun is None and job.worker is None):
+        return own(source, metadata)
+    return job.run(name, metadata)
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    with replaced(CUDABackend, "add_stages", _wrapped):
+        yield
+
+
+other_processes = SharedContext(_patched)
+"""While entered, threads that are ``in_process`` compile there."""

@@ -1,0 +1,281 @@
+"""Compilation in other processes: the same kernels, the same errors, and nothing lost when a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.nvidia.compiler import CUDABackend
+
+from dist_tune import contextual_autotune
+from dist_tune.compiler import pool, processes
+from dist_tune.compiler.processes import Worker, WorkerDiedError, Workers, workers
+from dist_tune.testing import on_ranks, values
+
+PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
+CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
+
+
+@triton.jit
+def product_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
+    at_m, at_n, at_k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, 32):
+        total = tl.dot(tl.load(a + at_m[:, None] * K + (k + at_k)[None, :]), tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]), total)
+    tl.store(c + at_m[:, None] * BN + at_n[None, :], total)
+
+
+@triton.jit
+def bad_asm_kernel(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    loaded = tl.load(x + at)
+    if BLOCK == 32:
+        loaded = tl.inline_asm_elementwise("no.such.thing $0, $1;", "=r,r", [loaded], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(x + at, loaded)
+
+
+def tune(kernel: Any, configs: list[triton.Config], *args: Any, least_threads: int = 1) -> Any:
+    """Tune one launch, with one thread or more in other processes; the record."""
+    pool.MIN_THREADS_FOR_PROCESSES = least_threads
+    autotuned = triton.autotune(configs, key=[])(kernel)
+
+    @contextual_autotune(is_dist=False, cache=False)
+    def step() -> None:
+        autotuned[(1,)](*args)
+
+    step()
+    return step.records[0]
+
+
+def tune_product(least_threads: int) -> dict[str, bytes]:
+    data = torch.zeros(64, 64, dtype=torch.bfloat16)
+    configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
+    record = tune(product_kernel, configs, data, data, data.float(), 64, least_threads=least_threads)
+    assert all(each.failure is None for each in record.candidates)
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.suffix in (".cubin", ".ptx")}
+
+
+def note_stages() -> list[str]:
+    """The stages that other processes are asked for, from now on."""
+    asked: list[str] = []
+    ask = Worker.ask
+
+    def noting(self: Worker, request: Any) -> Any:
+        asked.append(request[1])
+        return ask(self, request)
+
+    Worker.ask = noting  # type: ignore[method-assign]
+    return asked
+
+
+def product_here(rank: int) -> dict[str, bytes]:
+    return tune_product(1000)
+
+
+def product_elsewhere(rank: int) -> dict[str, bytes]:
+    asked = note_stages()
+    made = tune_product(1)
+    assert asked
+    return made
+
+
+def test_kernels_from_other_processes_are_the_same_to_the_bit() -> None:
+    """PTX and cubin lie under the same keys in Triton's disk cache, with the same bytes."""
+    (here,), (elsewhere,) = (values(on_ranks(1, f, mode="fake", is_dist=False, env=PATIENT)) for f in (product_here, product_elsewhere))
+    assert len(here) == 4 * len(CONFIGS)
+    assert here == elsewhere
+
+
+def tune_bad_asm(rank: int) -> tuple[str | None, str | None]:
+    record = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (32, 64)], torch.zeros(64, dtype=torch.int32))
+    return record.candidates[0].failure, record.candidates[1].failure
+
+
+def test_an_error_of_the_compiler_is_raised_as_at_home_and_its_output_is_in_the_log() -> None:
+    """Ptxas refuses one config: Triton's PTXASError with its text; the PTX that Triton prints is in the log and not on the terminal."""
+    (outcome,) = on_ranks(1, tune_bad_asm, mode="fake", is_dist=False, env=PATIENT)
+    (failure, none), log = outcome.value, outcome.log
+    assert none is None
+    assert "PTXASError: " in failure
+    assert "no.such.thing" in log
+
+
+def die_once(stage: str) -> None:
+    ask = Worker.ask
+    left = [stage]
+
+    def dying(self: Worker, request: Any) -> Any:
+        if request[1] in left:
+            left.clear()
+            self._process.kill()
+        return ask(self, request)
+
+    Worker.ask = dying  # type: ignore[method-assign]
+
+
+def tune_with_a_crash(rank: int) -> list[str | None]:
+    die_once("llir")
+    data = torch.zeros(64, 64, dtype=torch.bfloat16)
+    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
+    return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates]
+
+
+def test_a_compiler_that_crashes_costs_one_candidate() -> None:
+    """A process killed in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
+    (outcome,) = on_ranks(1, tune_with_a_crash, mode="fake", is_dist=False, env=PATIENT)
+    (failure,) = [each for each in values([outcome])[0] if each is not None]
+    assert "CompilerCrashError: the compiler's process ended with exit code -9" in failure
+
+
+def stop_one(rank: int) -> tuple[list[str | None], int]:
+    stopped: list[int] = []
+    ask = Worker.ask
+
+    def stopping(self: Worker, request: Any) -> Any:
+        if request[1] == "llir" and not stopped and not self.is_urgent:
+            stopped.append(self._process.pid)
+            os.kill(self._process.pid, signal.SIGSTOP)
+        return ask(self, request)
+
+    Worker.ask = stopping  # type: ignore[method-assign]
+    data = torch.zeros(64, 64, dtype=torch.bfloat16)
+    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
+    return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates], stopped[0]
+
+
+def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> None:
+    """After the deadline the config is dropped, and no process stays behind."""
+    (outcome,) = on_ranks(1, stop_one, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "2"})
+    failures, pid = values([outcome])[0]
+    (failure,) = [each for each in failures if each is not None]
+    assert "TimeoutError" in failure
+    assert is_gone(pid)
+
+
+def too_large(rank: int) -> tuple[str | None, list[str]]:
+    data = torch.zeros(1024, 1024, dtype=torch.bfloat16)
+    asked = note_stages()
+    configs = [triton.Config({"BM": 16, "BN": 16}), triton.Config({"BM": 128, "BN": 256}, num_stages=12)]
+    record = tune(product_kernel, configs, data, data, data.float(), 1024)
+    return record.candidates[1].failure, asked
+
+
+def test_a_kernel_beyond_the_shared_memory_is_not_assembled() -> None:
+    """As in this process, the need is known after LLVM IR, and no PTX is made."""
+    (outcome,) = on_ranks(1, too_large, mode="fake", is_dist=False, env=PATIENT)
+    failure, asked = values([outcome])[0]
+    assert failure is not None
+    assert "OutOfResources" in failure
+    assert (asked.count("llir"), asked.count("ptx"), asked.count("cubin")) == (2, 1, 1)
+
+
+def with_own_stage(rank: int) -> tuple[bool, int]:
+    calls: list[object] = []
+    own = CUDABackend.make_llir
+    is_possible = processes.is_possible()
+
+    def counted(self: Any, *args: Any) -> Any:
+        calls.append(args)
+        return own(self, *args)
+
+    CUDABackend.make_llir = counted
+    tune_product(1)
+    return is_possible, len(calls)
+
+
+def test_a_compiler_that_somebody_has_patched_stays_in_this_process() -> None:
+    """Another process would not have the patch."""
+    (outcome,) = on_ranks(1, with_own_stage, mode="fake", is_dist=False, env=PATIENT)
+    is_possible, n_calls = values([outcome])[0]
+    assert is_possible
+    assert n_calls == 2 * len(CONFIGS)
+
+
+def is_gone(pid: int, within_s: float = 5.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def no_workers() -> Any:
+    workers.end()
+    yield
+    workers.end()
+
+
+@pytest.mark.usefixtures("no_workers")
+class TestWorkers:
+    """The processes themselves."""
+
+    def test_one_is_used_again(self) -> None:
+        """An idle process takes the next kernel."""
+        pool_ = Workers()
+        first = pool_.take(is_urgent=False)
+        pool_.give(first)
+        assert pool_.take(is_urgent=False) is first
+        first.end()
+
+    def test_one_of_another_priority_or_environment_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Triton reads its settings from the environment."""
+        pool_ = Workers()
+        first = pool_.take(is_urgent=False)
+        pool_.give(first)
+        urgent = pool_.take(is_urgent=True)
+        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+        later = pool_.take(is_urgent=False)
+        assert len({first, urgent, later}) == 3
+        for each in (first, urgent, later):
+            each.end()
+
+    def test_one_that_has_ended_is_not_given_out(self) -> None:
+        """A process ends by itself when it has no work."""
+        pool_ = Workers()
+        first = pool_.take(is_urgent=False)
+        pool_.give(first)
+        first._process.kill()
+        first._process.wait()
+        later = pool_.take(is_urgent=False)
+        assert later is not first
+        later.end()
+
+    def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
+        """An interrupt reaches the whole group of processes, and is the rank's to handle."""
+        each = Worker(is_urgent=True)
+        (result, *_) = each.ask((("no such file", None, None), "ttir"))
+        assert len(result) == 3  # an error: it serves
+        each._process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert each.is_alive
+        each._process.kill()
+        with pytest.raises(WorkerDiedError, match=r"exit code -9"):
+            each.ask((None, "ttir"))
+
+    def test_it_ends_with_its_rank(self) -> None:
+        """A rank that is killed leaves no process behind."""
+        begin = "from dist_tune.compiler.processes import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
+        text = f"import time\n{begin}\ntime.sleep(60)"
+        rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        assert not is_gone(pid, within_s=0.5)
+        rank.kill()
+        rank.wait()
+        rank.stdout.close()
+        assert is_gone(pid)
