@@ -131,9 +131,12 @@ class StepState:
         del self._after
         return names
 
-    def compare(self) -> str:
-        """After the second run: find arguments with other values than the first one left, which kernels have written; their names."""
-        found = [(each, copy) for each, copy in self._compared if not _is_same(each.tensor, copy)]
+    def compare(self, written: list[torch.Tensor]) -> str:
+        """After the second run: find arguments with other values than the first one left, which kernels have written; their names.
+
+        ``written``: memory that holds what the first run left, and that the second has changed as well.
+        """
+        found = [(each, copy) for each, copy in self._compared if shares_memory(each.tensor, written) or not _is_same(each.tensor, copy)]
         self._compared.clear()
         self.is_comparing = False
         self._changed += found

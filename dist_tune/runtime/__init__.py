@@ -10,10 +10,10 @@ from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resour
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
 from dist_tune.runtime.tunable import Slot, Tunable
-from dist_tune.runtime.undo import Undo
+from dist_tune.runtime.undo import Undo, changed
 
 __all__ = [
-    "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure", "RecordedKernel",
-    "RecordedLaunch", "Slot", "TalkedError", "Tunable", "TunableFunction", "Undo", "Watch", "compile_ahead", "dry_run", "interception",
-    "is_out_of_resources", "precompiles",
+    "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
+    "RecordedKernel", "RecordedLaunch", "Slot", "TalkedError", "Tunable", "TunableFunction", "Undo", "Watch", "changed",
+    "compile_ahead", "dry_run", "interception", "is_out_of_resources", "precompiles",
 ]  # fmt: skip

@@ -10,10 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.measure import StepState, tensors_in
-from dist_tune.runtime import Undo
+from dist_tune.runtime import Undo, changed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import loguru
+    import torch
+
+    from dist_tune.measure import Region
 
 
 class FirstRun:
@@ -26,6 +31,8 @@ class FirstRun:
         self._closure = closure
         self._log = log
         self._undo, self._has_taken = Undo(), False
+        self._put_back: Mapping[Region, torch.Tensor] = {}
+        """Memory under ``restore_value`` as the second run found it."""
         self._is_decided = False
         if state is not None:
             state.note_first_run()
@@ -58,11 +65,15 @@ class FirstRun:
             if state.has_changed or not state.is_comparing:
                 self._decide()
             else:
-                self._undo.exchange()
+                self._put_back = self._undo.exchange()
         elif state.is_comparing:  # also if it is decided: kernels may change what torch does not
+            written: list[torch.Tensor] = []
             if not self._is_decided:
+                # Undone, but not as it was before that run: other launches write there before the one that restores.
+                written = changed(self._put_back)
+                self._put_back = {}
                 self._undo.exchange()
-            self._tell(state.compare())
+            self._tell(state.compare(written))
             self._decide()
         state.put_back()
 

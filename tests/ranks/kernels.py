@@ -26,6 +26,12 @@ def accumulate_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(y_ptr + at, mask=keep) + tl.load(x_ptr + at, mask=keep), mask=keep)
 
 
+@triton.jit
+def atomic_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y_ptr, tl.sum(tl.load(x_ptr + at, mask=at < n, other=0.0)))
+
+
 def configs(*blocks: int, **options: Any) -> list[triton.Config]:
     """One config a block size."""
     return [triton.Config({"BLOCK": block}, **options) for block in blocks]
