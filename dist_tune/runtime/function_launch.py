@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -16,7 +16,7 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, digest, dist
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
-from dist_tune.runtime.tunable import Slot
+from dist_tune.runtime.tunable import Slot, Timings
 from dist_tune.runtime.undo import Undo
 from dist_tune.validation import spelled
 
@@ -142,13 +142,18 @@ class TunableFunction:
 class FunctionSlot:
     """A function's config for one key. A ``Slot``."""
 
+    launched: FunctionConfig | None = None
+
     def __init__(self, winners: dict[Hashable, FunctionConfig], key: Hashable) -> None:
         self._winners = winners
         self._key = key
 
-    def fill(self, config: FunctionConfig, timings_ms: Sequence[tuple[FunctionConfig, float]]) -> None:
+    def fill(self, config: FunctionConfig, timings: Timings) -> None:
         """Use ``config`` for this key from now on."""
         self._winners[self._key] = config
+
+    def tell(self, *, is_hit: bool) -> None:
+        """Nothing: Triton does not know functions."""
 
     def clear(self) -> None:
         """Make the next call a miss."""

@@ -26,7 +26,7 @@ from triton.runtime import autotuner
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime.kernel_launch import Launch, tuning_key
+from dist_tune.runtime.kernel_launch import Launch, key_of
 from dist_tune.runtime.tunable import Tunable
 
 
@@ -90,9 +90,12 @@ class _Patch:
             if launch.is_hit:
                 listener.keeping(launch)
 
-    def known_config(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The config that Triton would find, found faster; None if it has a hook."""
-        config = kernel.cache.get(tuning_key(kernel, args, kwargs))
+    def known_config(self, kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        """The config that Triton would find, found faster; None if it has a hook, or the cache is a library's own mapping."""
+        cache = kernel.cache
+        if type(cache) is not dict or len(kernel.configs) < 2:
+            return None
+        config = cache.get(key_of(kernel, nargs, kwargs))
         return config if config is None or config.pre_hook is None else None
 
     def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
@@ -113,10 +116,14 @@ _AROUND = """
 def run():
     if "patch".is_watched:
         "patch".announce(self, args, kwargs)
-    config = "patch".known_config(self, args, kwargs)
+    self.nargs = nargs = dict(zip(self.arg_names, args))
+    config = "patch".known_config(self, nargs, kwargs)
     if config is not None:
         self.best_config = config
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        try:
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        finally:
+            self.nargs = None
     try:
         pass
     except "patch".miss:
@@ -149,7 +156,7 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
     assert isinstance(original, ast.FunctionDef)
     assert isinstance(around, ast.FunctionDef)
     for node in ast.walk(around):
-        if isinstance(node, ast.Try):
+        if isinstance(node, ast.Try) and node.handlers:
             node.body = original.body
     original.body = around.body
     module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")

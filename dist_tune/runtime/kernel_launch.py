@@ -19,6 +19,7 @@ from dist_tune.cache import Code, anatomy, nearest_key, read_code
 from dist_tune.configs import describe_all, digest, stable_repr, unique
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
+from dist_tune.runtime.kernel_slot import KernelSlot, config_for, own_hook
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
@@ -27,24 +28,6 @@ _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
 _identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
 """Kernel -> its configs by id, with their descriptions."""
-
-
-class KernelSlot:
-    """Triton's config of a kernel for one key. A ``Slot``."""
-
-    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
-        self._kernel = kernel
-        self._key = key
-
-    def fill(self, config: triton.Config, timings_ms: Sequence[tuple[triton.Config, float]]) -> None:
-        """Make Triton launch with ``config``, and set the attributes that vanilla tuning would set on the kernel."""
-        self._kernel.cache[self._key] = config
-        self._kernel.best_config = config
-        self._kernel.configs_timings = {each: [ms, ms, ms] for each, ms in timings_ms}
-
-    def clear(self) -> None:
-        """Make the next launch a miss."""
-        self._kernel.cache.pop(self._key, None)
 
 
 class Launch:
@@ -101,7 +84,8 @@ class Launch:
 
     def nearest_config(self) -> triton.Config | None:
         """The config in use for the nearest other key."""
-        known = {_text(key): config for key, config in self.kernel.cache.items() if isinstance(key, tuple)}
+        cache = self.kernel.cache
+        known = {_text(key): cache[key] for key in cache if isinstance(key, tuple)} if isinstance(cache, Mapping) else {}
         return known.get(nearest_key(self.key_text, list(known)))
 
     @property
@@ -115,8 +99,7 @@ class Launch:
 
     def known_config(self) -> triton.Config | None:
         """The config that Triton would launch; None for a miss and for kernels with one config."""
-        config: triton.Config | None = self.kernel.cache.get(self.key) if len(self.kernel.configs) > 1 else None
-        return config
+        return config_for(self.kernel, self.key) if len(self.kernel.configs) > 1 else None
 
     def candidates(self) -> list[triton.Config]:
         """The configs after the kernel's own pruning, without repeats."""
@@ -139,22 +122,32 @@ class Launch:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
 
         Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
+        Hooks and the grid find ``best_config`` and ``nargs`` of this launch.
 
         Raises:
             Exception: from a hook or the launch.
         """
+        kernel = self.kernel
+        kernel.nargs, kernel.best_config = self._named(), config
+        try:
+            return self._run(config, undo, span, is_trial)
+        finally:
+            kernel.nargs = None  # would keep the tensors alive
+
+    def _run(self, config: triton.Config, undo: Undo | None, span: Span | None, is_trial: bool) -> Any:
         full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
+        pre_hook, post_hook = (own_hook(kernel, name) if is_trial else None for name in ("pre_hook", "post_hook"))
         if config.pre_hook is not None:
             config.pre_hook(full)
         copies: Copies = []
-        if not kernel.user_defined_pre_hook:
+        if own_hook(kernel, "pre_hook") is None:
             if undo is not None:
                 copies = copies_of([full[name] for name in kernel.restore_value if full[name] is not None])
                 undo.keep(copies)
             if is_trial:
                 self._zero(full)
-        elif is_trial:
-            kernel.pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
+        elif pre_hook is not None:
+            pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
         try:
             if span is not None:
                 span.begin()
@@ -163,11 +156,11 @@ class Launch:
                 span.end()
         except Exception as error:  # undone, and raised again: the caller turns it into a vote
             put_back(copies)
-            if kernel.user_defined_post_hook and is_trial:
-                kernel.post_hook(full, exception=error)
+            if post_hook is not None:
+                post_hook(full, exception=error)
             raise
-        if kernel.user_defined_post_hook and is_trial:
-            kernel.post_hook(full, exception=None)
+        if post_hook is not None:
+            post_hook(full, exception=None)
         return result
 
     def keep(self, undo: Undo) -> None:
@@ -180,7 +173,11 @@ class Launch:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
         if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
             # The hooks of tensor-descriptor kernels set the block shape, which is compiled in.
-            config.pre_hook(self._full(config))
+            self.kernel.nargs = self._named()
+            try:
+                config.pre_hook(self._full(config))
+            finally:
+                self.kernel.nargs = None
         args, kwargs = self.arguments
         return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
 
@@ -191,9 +188,9 @@ class Launch:
 
     def reset_only(self, config: triton.Config) -> None:
         """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""
-        full = self._full(config)
-        if self.kernel.user_defined_pre_hook:
-            self.kernel.pre_hook(full, reset_only=True)
+        full, pre_hook = self._full(config), own_hook(self.kernel, "pre_hook")
+        if pre_hook is not None:
+            pre_hook(full, reset_only=True)
         else:
             self._zero(full)
 
@@ -223,12 +220,12 @@ def _parts_of(kernel: Any) -> dict[str, Any]:
     while layer.fn is not kernel.base_fn:
         heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]
         layer = layer.fn
-    hooks = [getattr(kernel, name) for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}")]
+    hooks = [hook for name in ("pre_hook", "post_hook") if (hook := own_hook(kernel, name)) is not None]
     config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
     return {
         "code": layer,
         "heuristics": tuple(heuristics),
-        "hooks": (kernel.user_defined_pre_hook, *hooks),
+        "hooks": (own_hook(kernel, "pre_hook") is not None, *hooks),
         "config_hooks": tuple(config_hooks.values()),
         **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
         **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
@@ -254,11 +251,15 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config."""
     if len(kernel.configs) < 2:
         return ()
-    names = kernel.arg_names
-    named = dict(zip(names, args, strict=False))
+    return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs)
+
+
+def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The key of a kernel with several configs. ``nargs``: the positional arguments by name."""
+    names, named = kernel.arg_names, nargs
     for name, value in kwargs.items():
         if name in names:
-            named[name] = value
+            named = {**named, name: value}
     values = [named[name] for name in kernel.keys if name in named]
     return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
 

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dist_tune.measure import Checker, Span
 from dist_tune.runtime.undo import Undo
 
 
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times of the candidates of one site."""
+
+    quantiles_ms: Sequence[tuple[Any, tuple[float, float, float]]] = ()
+    """Candidates with their reduced time, a low one and a high one, in milliseconds; inf for those without."""
+    seconds: float = 0.0
+    """Of the tuning."""
+
+
 class Slot(Protocol):
     """The place of the config for one key, for later calls."""
 
-    def fill(self, config: Any, timings_ms: Sequence[tuple[Any, float]]) -> None:
-        """Use ``config`` from now on. ``timings_ms``: the candidates with their reduced times, inf for those without."""
+    launched: Any
+    """The config that the kernel was launched with last, as far as the kernel says so; the tuner may put it back."""
+
+    def fill(self, config: Any, timings: Timings) -> None:
+        """Use ``config`` from now on."""
+
+    def tell(self, *, is_hit: bool) -> None:
+        """Tell of the config as vanilla Triton does after tuning. ``is_hit``: it comes from a record.
+
+        Raises:
+            Exception: from a listener.
+        """
 
     def clear(self) -> None:
         """Make the next launch a miss."""

@@ -12,6 +12,7 @@ from dist_tune.errors import StoreGoneError
 from dist_tune.measure import RngState
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
+from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
 
 
@@ -20,11 +21,15 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     race = context.race
     winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
     for label, winner in winners.items():
-        times = {i: each.times.kernel_ms for i, each in enumerate(race.results(label)) if each.times is not None}
-        context.sites.apply(label, context.entries[label].texts[winner], times)
+        times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race.results(label)) if each.times}
+        context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     value = context.replays.last_run(closure, before)
+    if context.replays.first_run_counts:
+        context.sites.restore_launched()
+    # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
+    context.sites.tell(winners, is_hit=False)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")

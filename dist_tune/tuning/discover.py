@@ -14,6 +14,7 @@ from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, Stor
 from dist_tune.settings import shared_settings
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
+from dist_tune.tuning.outcome import Outcome
 
 _MAX_DISCOVERIES = 4
 _told_settings: set[str] = set()
@@ -65,14 +66,14 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
     """Use the records that all ranks take from the cache; ranks that lack one get it, and write it to their own."""
     records = _shared_records(context, manifest)
     for label, record in records.items():
-        times = {each.index: each.latency_ms for each in record.candidates if each.latency_ms is not None}
-        context.sites.apply(label, record.best.config, times)
+        context.sites.apply(label, Outcome.of_record(record))
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
         source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
         context.log.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
-        context.sites.apply(label, manifest.cached[label].winner, {})
+        context.sites.apply(label, Outcome(manifest.cached[label].winner))
+    context.sites.tell(records, is_hit=True)
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
 
 

@@ -58,6 +58,8 @@ class Replayer:
         """Host seconds of the latest run of the closure."""
         self.batch_s = 0.0
         """Seconds of the latest batch, until the device was through."""
+        self.first_run_counts = False
+        """True after the last run if the value of the call is the first run's."""
         self.trials = trials
         self._ranks = ranks
         self._clock = clock
@@ -87,6 +89,7 @@ class Replayer:
         """The value of the call: of one more run, as its caller would make it, or of the first, if that one counts."""
         self.restart()
         if self._first_run is not None and self._first_run.counts:
+            self.first_run_counts = True
             if not self._ranks.is_alone:
                 # Whether the first run counts is this rank's own finding; so all ranks make the last one, and their collectives match.
                 self.run(closure, {})

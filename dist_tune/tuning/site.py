@@ -14,7 +14,7 @@ from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import CandidateFailure, CaptureError, FailureKind, Failures, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
-from dist_tune.runtime import NoFitError, Slot, Tunable, is_out_of_resources
+from dist_tune.runtime import NoFitError, Slot, Timings, Tunable, is_out_of_resources
 from dist_tune.search import Race
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
@@ -76,6 +76,8 @@ class Site:
     """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
     last_error: Exception | None = None
     winner: Any = None
+    timings: Timings = field(default_factory=Timings)
+    """Of the tuning that chose the winner."""
 
     @property
     def first_guess(self) -> int:

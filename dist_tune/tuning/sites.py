@@ -6,14 +6,16 @@ reported at the next meeting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, Failures
-from dist_tune.runtime import Slot, Tunable
+from dist_tune.runtime import Slot, Timings, Tunable
 from dist_tune.tuning.labels import Labels
+from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ class Sites:
         """By id of the decorated object, kept with it, so that its id is not given to another one."""
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
-        self._winners: dict[str, str] = {}
+        self._outcomes: dict[str, Outcome] = {}
         self._to_reset: set[str] = set()
+        self._launched: list[tuple[Slot, Any]] = []
 
     @property
     def new(self) -> list[str]:
@@ -127,27 +130,50 @@ class Sites:
             for slot in self.met.pop(label).slots.values():
                 slot.clear()
         for label in labels:
-            self._winners.pop(label, None)
+            self._outcomes.pop(label, None)
         self._uncached |= labels
 
-    def apply(self, label: str, winner: str, timings_ms: Mapping[int, float]) -> None:
-        """Use a config, described, from now on; at a site not met here yet as soon as it is met."""
-        self._winners[label] = winner
+    def apply(self, label: str, outcome: Outcome) -> None:
+        """Use a config from now on; at a site not met here yet as soon as it is met."""
+        self._outcomes[label] = outcome
         site = self.met.get(label)
         if site is None or site.is_given_up:
             return
-        site.is_new = False
-        site.winner = site.configs[site.texts.index(winner)]
-        times = [(config, timings_ms.get(i, float("inf"))) for i, config in enumerate(site.configs)]
+        _settle(site, outcome)
         for slot in site.slots.values():
-            slot.fill(site.winner, times)
+            slot.fill(site.winner, site.timings)
+
+    def tell(self, labels: Iterable[str], *, is_hit: bool) -> None:
+        """Tell of the configs that sites met here have from now on, as vanilla Triton does, each once.
+
+        Raises:
+            Exception: from a listener of Triton's knobs.
+        """
+        for label in labels:
+            site = self.met.get(label)
+            if site is None or site.winner is None:
+                continue
+            try:
+                [*site.slots.values()][-1].tell(is_hit=is_hit)
+            except Exception as error:
+                error.add_note(f"site {label} has its config nevertheless: {site.texts[site.configs.index(site.winner)]}")
+                raise
+
+    def note_launched(self) -> None:
+        """Note the configs that the kernels were launched with last."""
+        self._launched = [(slot, slot.launched) for site in self.met.values() for slot in site.slots.values()]
+
+    def restore_launched(self) -> None:
+        """Say of all kernels that these were the last ones: the run that counts was made with them."""
+        for slot, config in self._launched:
+            slot.launched = config
 
     def leave_given_up(self) -> None:
         """Let Triton launch the first config where none runs here: it raises the error that the step expects."""
         for site in self.met.values():
             if site.is_given_up:
                 for slot in site.slots.values():
-                    slot.fill(site.configs[0], [])
+                    slot.fill(site.configs[0], Timings([(config, (inf, inf, inf)) for config in site.configs]))
 
     def reset_once(self, labels: set[str]) -> None:
         """In the run to come, which counts, kernels of these sites zero once as vanilla Triton does."""
@@ -162,8 +188,9 @@ class Sites:
             label, launch.name, launch.key_text, configs, texts, launch.n_configs - len(configs),
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, is_recorded=launch.is_recorded, prepare=launch.prepare,
         )  # fmt: skip
-        if self._winners.get(label) in texts:  # the others have tuned it; this rank comes to it in the final run
-            site.winner, site.is_new = configs[texts.index(self._winners[label])], False
+        outcome = self._outcomes.get(label)
+        if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run
+            _settle(site, outcome)
             return site
         record = self.lookup.look_up(label, launch, texts)
         site.checker = launch.checker()
@@ -190,3 +217,10 @@ class Sites:
             self._identities[id(launch.owner)] = launch.owner, {**launch.identity, "configs": launch.all_configs_digest()}
         _, identity = self._identities[id(launch.owner)]
         return self.labels.of(launch.name + launch.key_text, identity)
+
+
+def _settle(site: Site, outcome: Outcome) -> None:
+    """Let a site have its config."""
+    site.is_new = False
+    site.winner = site.configs[site.texts.index(outcome.winner)]
+    site.timings = Timings([(config, outcome.quantiles_ms(i)) for i, config in enumerate(site.configs)], outcome.seconds)

@@ -137,7 +137,7 @@ class Trials:
         for outer in self._around:
             self.samples.nest(outer, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
-            launch.slot.fill(site.winner, [])
+            launch.slot.fill(site.winner, site.timings)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
         self._zeroes = bool(self._schedule) or site.label not in self._launched

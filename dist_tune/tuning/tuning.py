@@ -124,6 +124,7 @@ class Tuning:
             after = RngState()
             context = self._context
             context.replays.begin_after(FirstRun(held, state, context.name, context.log))
+            context.sites.note_launched()
             context.replays.run_s = run_s
             is_tuned = self._discovered(closure, is_watched=is_watched)
             tell_of_first_run(context, held[0] if held else None, is_watched=is_watched)

@@ -1,0 +1,106 @@
+"""The attributes that vanilla tuning leaves on a ``triton.autotune`` kernel, set and told of as Triton does.
+
+Knows ``Autotuner`` and Triton's knobs; nothing of launches, ranks or search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.runtime import autotuner
+
+from dist_tune.errors import DistTuneError
+from dist_tune.runtime.tunable import Timings
+
+
+class KernelSlot:
+    """Triton's config of a kernel for one key. A ``Slot``."""
+
+    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
+        self._kernel = kernel
+        self._key = key
+
+    @property
+    def launched(self) -> Any:
+        """The kernel's ``best_config``: of its last launch, for any key."""
+        return getattr(self._kernel, "best_config", None)
+
+    @launched.setter
+    def launched(self, config: Any) -> None:
+        if config is not None:
+            self._kernel.best_config = config
+
+    def fill(self, config: triton.Config, timings: Timings) -> None:
+        """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
+        self._kernel.cache[self._key] = config
+        self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
+        self._kernel.bench_time = timings.seconds
+
+    def tell(self, *, is_hit: bool) -> None:
+        """Call Triton's listener, and print its line of ``TRITON_PRINT_AUTOTUNING``; of a hit as of one in Triton's cache on disk."""
+        kernel, timings_ms = self._kernel, self._kernel.configs_timings
+        has_listener = hasattr(knobs.autotuning, "listener")
+        if has_listener and len(timings_ms) < 2:
+            return  # The Tritons that have a listener do not tune where pruning leaves one config.
+        best = kernel.cache[self._key]
+        if has_listener and knobs.autotuning.listener is not None:
+            try:
+                knobs.autotuning.listener(
+                    fn=_innermost(kernel), key=self._key, best_config=best, configs_timings=timings_ms,
+                    duration=None if is_hit else kernel.bench_time, cache_hit=is_hit,
+                )  # fmt: skip
+            except Exception as error:
+                error.add_note(f"raised by knobs.autotuning.listener, told of {kernel.base_fn.__name__} with key {self._key}")
+                raise
+        if knobs.autotuning.print and not is_hit:
+            print(  # noqa: T201  # Triton's own line, for those who read it from there
+                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self._key},\n"
+                f"finished after {kernel.bench_time:.2f}s,\nbest config selected: {best};"
+            )
+
+    def clear(self) -> None:
+        """Make the next launch a miss.
+
+        Raises:
+            DistTuneError: the kernel's cache does not forget.
+        """
+        cache = self._kernel.cache
+        if self._key not in cache:
+            return
+        try:
+            del cache[self._key]
+        except (TypeError, AttributeError) as error:
+            raise DistTuneError(
+                f"the cache of {self._kernel.base_fn.__name__}, a {type(cache).__name__}, has a config for {self._key} that not all ranks "
+                f"use, and cannot forget it ({error}). Give the mapping a __delitem__, or all ranks the same configs."
+            ) from error
+
+
+def config_for(kernel: Any, key: tuple[Any, ...]) -> triton.Config | None:
+    """The config in a kernel's cache, asked as Triton asks: a library may have put its own mapping there."""
+    cache = kernel.cache
+    config: triton.Config | None = cache[key] if key in cache else None  # noqa: SIM401  # it may have no get, or another one
+    return config
+
+
+def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:
+    """The ``pre_hook`` or ``post_hook`` that a kernel was given, or that was set on it later; None for Triton's own.
+
+    None also for hooks that a subclass puts in place of Triton's to copy and restore ``restore_value``: a tensor is restored at the end
+    of a replay, because later launches read it.
+    """
+    hook: Callable[..., Any] = getattr(kernel, name)
+    if getattr(kernel, f"user_defined_{name}"):
+        return hook
+    return None if kernel.restore_value or hook.__module__ == autotuner.__name__ else hook
+
+
+def _innermost(kernel: Any) -> Any:
+    """The function that ``triton.jit`` has made."""
+    layer = kernel.fn
+    while layer.fn is not kernel.base_fn:
+        layer = layer.fn
+    return layer
