@@ -35,7 +35,7 @@ def _facts(rank: int, path: Path) -> Any:
     return facts, summary(again)[:4], blocks, [each.n_regs for each in again.record.candidates]
 
 
-MS = {16: 40.0, 32: 20.0, 64: 75.0, 128: 40.0, 256: 1.0}
+MS = {16: 80.0, 32: 20.0, 64: 150.0, 128: 80.0, 256: 1.0}
 """What a launch takes, by block; far enough apart for a busy machine."""
 
 
