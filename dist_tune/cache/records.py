@@ -111,6 +111,8 @@ class Seconds(BaseModel):
     """The run whose value is returned."""
     meetings: float = 0.0
     """In meetings, including the wait for other ranks; a part of the phases above."""
+    compile_cpu: float = 0.0
+    """CPU-seconds of compilation over all threads of this rank; of ptxas, a child process, the wall time."""
 
 
 class TuningRecord(BaseModel):

@@ -9,8 +9,9 @@ from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import CompileKeys, Placement, compile_cost, own_share, partition_configs, quickest
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
+from dist_tune.compiler.work import PTXAS
 
 __all__ = [
-    "Candidate", "CompileKeys", "Compiler", "Failure", "Placement", "Resources", "compile_cost", "host_of_cache", "n_compile_threads",
-    "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "replaced",
+    "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "Placement", "Resources", "compile_cost", "host_of_cache",
+    "n_compile_threads", "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "replaced",
 ]  # fmt: skip

@@ -74,6 +74,8 @@ class Compilation:
         """Monotonic clock, in seconds; None while queued."""
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
+        self.is_waiting = False
+        """True while another thread runs a stage for both."""
         self._compile = compile_
         self._lock = threading.Lock()
         if compile_ is None:
@@ -84,18 +86,24 @@ class Compilation:
         """Not started and not done."""
         return self.started_at is None and not self.done.is_set()
 
-    def run(self, shared_limit_bytes: int | None) -> None:
-        """Compile, or find the result in Triton's disk cache, unless another thread has started. For any thread."""
+    @property
+    def has_failed(self) -> bool:
+        """Done, with a ``Failure``."""
+        return isinstance(self.result, Failure)
+
+    def run(self, shared_limit_bytes: int | None) -> bool:
+        """Compile, or find the result in Triton's disk cache; False if another thread has started. For any thread."""
         with self._lock:
             compile_, self._compile = self._compile, None
             if compile_ is None:
-                return
+                return False
             self.started_at = time.monotonic()
         result: Any = Failure("SystemExit: a hook of the compiler ended its thread")
         try:
             result = _attempt(lambda: self._compiled(compile_, shared_limit_bytes))
         finally:
             self._finish(result)
+        return True
 
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""
@@ -158,6 +166,19 @@ class Candidate:
             else:
                 self._loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
         return self._loaded
+
+    def kernel(self) -> str:
+        """All that decides what a launch of the compiled kernel does, in a digest that holds in this process; empty if unknown.
+
+        Of what came out, so that it holds for every compiler: binary, metadata, constants and types of the arguments.
+        """
+        compiled = self.compilation.result
+        if not isinstance(binary := getattr(compiled, "kernel", None), bytes):
+            return ""
+        # Read by the stages that made the binary; nothing reads it afterwards.
+        facts = {name: value for name, value in compiled.metadata._asdict().items() if name not in ("hash", "num_stages")}
+        source = [repr(sorted(getattr(compiled.src, name, {}).items(), key=repr)) for name in ("constants", "signature", "attrs")]
+        return hashlib.sha256(b"\0".join([binary, *(text.encode() for text in (repr(sorted(facts.items())), *source))])).hexdigest()
 
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:

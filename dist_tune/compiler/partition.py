@@ -64,21 +64,34 @@ def quickest(configs: Sequence[triton.Config]) -> list[int]:
 def partition_configs(configs: list[triton.Config], n_ranks: int) -> list[int]:
     """Candidate -> position of the rank of its host that compiles it; the same on all ranks.
 
-    Candidates that differ in warps and stages alone stay together, because Triton's front end makes the same TTIR of them.
+    Candidates that differ in warps and stages alone stay together, because Triton's front end makes the same TTIR of them; even more so
+    those that differ in stages alone, which may come to the same kernel.
     """
-    return partition([compile_cost(config) for config in configs], [str(config.kwargs) for config in configs], n_ranks)
+    kin = [repr({**config.all_kwargs(), "num_stages": None}) for config in configs]
+    return partition([compile_cost(config) for config in configs], [str(config.kwargs) for config in configs], n_ranks, kin)
 
 
-def partition(compile_costs: Sequence[float], groups: Sequence[str], n_ranks: int) -> list[int]:
+def partition(compile_costs: Sequence[float], groups: Sequence[str], n_ranks: int, kin: Sequence[str] = ()) -> list[int]:
     """Candidate -> position of the rank that compiles it if all ranks of the host have the same keys; costs are balanced.
 
-    Candidates of a group share part of the work, so a group is split only if it exceeds half of a rank's share.
+    Candidates of a group share part of the work, so a group is split only if it exceeds half of a rank's share; those of equal ``kin``
+    in it only if they exceed all of one.
     """
-    largest = -(-len(compile_costs) // (2 * n_ranks))
-    members: dict[str, list[int]] = {}
+    share = -(-len(compile_costs) // n_ranks)
+    largest = -(-share // 2)
+    members: dict[str, dict[str, list[int]]] = {}
     for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    pieces = [each[k : k + largest] for each in members.values() for k in range(0, len(each), largest)]
+        members.setdefault(group, {}).setdefault(kin[i] if kin else str(i), []).append(i)
+    pieces: list[list[int]] = []
+    for families in members.values():
+        pieces.append([])
+        for family in families.values():
+            if len(pieces[-1]) + len(family) > largest:
+                pieces.append([])
+            whole = family if len(family) <= share else []
+            pieces[-1] += whole
+            pieces += [family[k : k + largest] for k in range(0, len(family), largest)] if not whole else []
+    pieces = [each for each in pieces if each]
     loads, positions = [0.0] * n_ranks, [0] * len(compile_costs)
     for piece in sorted(pieces, key=lambda piece: (-sum(compile_costs[i] for i in piece), piece)):
         position = loads.index(min(loads))

@@ -27,6 +27,8 @@ from dist_tune.compiler.front_end import FrontEndLock, one_front_end
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
 from dist_tune.compiler.shared_memory import early_check, known_need
+from dist_tune.compiler.stages import Stages, watched_stages
+from dist_tune.compiler.work import Work
 from dist_tune.measure import is_interpreted
 
 MIN_THREADS_FOR_PROCESSES = 4
@@ -83,6 +85,7 @@ class Compiler:
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
         self._front_end = FrontEndLock()
+        self._stages = Stages(self._start_threads)
         self._shared_limit_bytes: int | None = None
         self._patches = ExitStack()
         self._is_open = False
@@ -144,6 +147,19 @@ class Compiler:
         """Bytes of shared memory that a candidate needs, if that was too much for some device."""
         return known_need(self._sites[label][candidate].compilation.key)
 
+    def kernels(self, label: str) -> list[str]:
+        """What each candidate came to: equal digests are of equal kernels, empty ones of what failed or is not compiled yet."""
+        return [each.kernel() if each.compilation.done.is_set() else "" for each in self._sites[label]]
+
+    def take_work(self) -> Work | None:
+        """The work of the threads since the last time; None if they have compiled nothing."""
+        return self._stages.take_work()
+
+    def place(self, compilation: Compilation) -> tuple[str, int] | None:
+        """The first site and candidate with this compilation."""
+        places = ((label, i) for label, candidates in self._sites.items() for i, each in enumerate(candidates))
+        return next((place for place in places if self._sites[place[0]][place[1]].compilation is compilation), None)
+
     def failures(self, label: str) -> dict[int, Failure]:
         """Candidates that failed to compile so far."""
         results = enumerate(each.compilation.result for each in self._sites[label])
@@ -167,7 +183,9 @@ class Compiler:
         _compilers.add(self)
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
+        self._stages.begin()
         self._patches.callback(self._front_end.close)
+        self._patches.callback(self._stages.close)
         if not is_interpreted():
             # Beside the start of the driver: once a process 0.4 s, for the digest of Triton's own files in each key.
             key = threading.Thread(target=triton_key, daemon=True)
@@ -179,6 +197,7 @@ class Compiler:
             key.join()
         self._patches.enter_context(early_check())
         self._patches.enter_context(one_front_end())
+        self._patches.enter_context(watched_stages())
         self._patches.enter_context(quiet_terminal.redirected())
         self._is_open = True
 
@@ -227,7 +246,7 @@ class Compiler:
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not each.compilation.is_given_up for each in self._threads.values())
+        return sum(each is None or not (each.compilation.is_given_up or each.compilation.is_waiting) for each in self._threads.values())
 
     def _start_thread(self, queued: _Queued | None) -> None:
         # A daemon, because a compilation that never ends must not keep the process from ending.
@@ -252,7 +271,7 @@ class Compiler:
                     if is_urgent:
                         self._front_end.acquire(is_urgent=True)
                     with self._place(is_urgent=is_urgent or not self._is_background) as self._jobs[thread]:
-                        queued.compilation.run(self._shared_limit_bytes)
+                        self._stages.run(queued.compilation, self._shared_limit_bytes)
                     self._note_pace(queued)
                     is_urgent = False
                     self._front_end.release()  # if it did not come as far as the front end

@@ -17,11 +17,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import triton
 from triton import knobs
@@ -164,25 +164,34 @@ class Job:
     worker: Worker | None = None
     begun: tuple[Any, ...] | None = None
     """The path of its TTIR, target and options; None when the process has them."""
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU-seconds by stage."""
+    latest: str = ""
+    """The latest stage that the process has run."""
 
-    def run(self, stage: str, metadata: dict[str, Any]) -> str | bytes:
-        """The result of a stage; adds to the kernel's metadata.
+    def run(self, stage: str, source: Any, metadata: MutableMapping[str, Any], options: Any) -> str | bytes:
+        """The result of a stage; adds to the kernel's metadata, and reads of it and of the options what the stage has read.
 
         Raises:
             Exception: of the compiler, as in this process; a ``RuntimeError`` in place of a type that is not known here.
         """
         if stage == "ptx":
             check_need(metadata)
-        result, self.cpu_s[stage], _, output = self._ask(stage)
+        # Stages may have been left out because an equal kernel has run them.
+        is_next = STAGES.index(stage) == (STAGES.index(self.latest) + 1 if self.latest else 0)
+        changed = {} if is_next else {name: metadata[name] for name in metadata}
+        result, cpu_s, output = self._ask(stage, None if is_next else str(source), changed)
+        self.latest = stage
+        _thread.cpu_s = cpu_s_elsewhere() + cpu_s
         if output:
             print(output, end="")  # noqa: T201  # captured: see ``dist_tune.compiler.output``
         if len(result) == 3:
             raise _error(*result)
-        metadata.update(result[1])
-        text: str | bytes = result[0]
-        return text
+        text, written, read, read_options = result
+        for name in metadata if read is None else read:
+            metadata.get(name)
+        for name in read_options:
+            getattr(options, name)
+        metadata.update(written)
+        return cast(str | bytes, text)
 
     def hurry(self) -> None:
         """Let the process compete with others, because nothing but it is waited for."""
@@ -194,21 +203,26 @@ class Job:
         if self.worker is not None:
             self.worker.end()
 
-    def _ask(self, stage: str) -> Any:
+    def _ask(self, stage: str, source: str | None, metadata: dict[str, Any]) -> Any:
         is_used = self.worker is not None and self.worker.is_used
         if self.worker is None:
             self.worker = workers.take(is_urgent=self.is_urgent)
             is_used, self.worker.is_used = self.worker.is_used, True
         begun, self.begun = self.begun, None
         try:
-            return self.worker.ask((begun, stage))
+            return self.worker.ask((begun, stage, source, metadata))
         except WorkerDiedError:
             if begun is None or not is_used:
                 raise
         # It had been idle for too long, and has ended meanwhile.
         self.worker = Worker(is_urgent=self.is_urgent)
         self.worker.is_used = True
-        return self.worker.ask((begun, stage))
+        return self.worker.ask((begun, stage, source, metadata))
+
+
+def cpu_s_elsewhere() -> float:
+    """CPU-seconds that other processes have spent for this thread so far."""
+    return getattr(_thread, "cpu_s", 0.0)
 
 
 def _error(module: str, name: str, text: str) -> Exception:
@@ -282,16 +296,16 @@ def _wrapped(own: Any) -> Any:
         job: Job | None = getattr(_thread, "job", None)
         if job is not None and language == Language.TRITON and list(stages) == STAGES:
             for name, stage in list(stages.items()):
-                stages[name] = functools.partial(_run, job, name, stage)
+                stages[name] = functools.partial(_run, job, name, stage, options)
 
     return add_stages
 
 
-def _run(job: Job, name: str, own: Any, source: Any, metadata: dict[str, Any]) -> Any:
+def _run(job: Job, name: str, own: Any, options: Any, source: Any, metadata: MutableMapping[str, Any]) -> Any:
     """A stage of a kernel that was handed over; of others, such as with ``ir_override``, Triton's own."""
     if not isinstance(source, SourceText | str | bytes) or (job.begun is None and job.worker is None):
         return own(source, metadata)
-    return job.run(name, metadata)
+    return job.run(name, source, metadata, options)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ import struct
 import sys
 import tempfile
 import time
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
 
 MAX_CHARS = 200_000
 """Kept of the output of one stage: half from its beginning, half from its end."""
@@ -43,6 +44,63 @@ def receive(stream: IO[bytes]) -> Any:
     return pickle.loads(text)  # from the process that has started this one, or that this one has started
 
 
+class StageResult(NamedTuple):
+    """The result of a stage, and all else that it depends on and changes."""
+
+    text: str | bytes
+    written: dict[str, Any]
+    """Metadata."""
+    read: set[str] | None
+    """Names of metadata; None if it was used in other ways."""
+    read_options: set[str]
+
+
+class Observed(dict[str, Any]):
+    """A kernel's metadata, and what a stage reads and writes of it."""
+
+    def begin(self, changed: dict[str, Any]) -> None:
+        """Observe the next stage; ``changed`` by earlier ones."""
+        super().update(changed)
+        self.written: dict[str, Any] = {}
+        self.read: set[str] | None = set()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.written and self.read is not None:
+            self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.written and self.read is not None:
+            self.read.add(str(name))
+        return super().__contains__(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.written[name] = value
+        super().__setitem__(name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read = None
+        return super().__iter__()
+
+
+class ObservedOptions:
+    """A backend's options, and those of them that were read."""
+
+    def __init__(self, options: Any) -> None:
+        self.__dict__.update(_options=options, _read=set())
+
+    def __getattr__(self, name: str) -> Any:
+        self._read.add(name)
+        return getattr(self._options, name)
+
+
 class Pipeline:
     """The stages of one kernel."""
 
@@ -51,22 +109,24 @@ class Pipeline:
         from triton.backends.compiler import Language
         from triton.backends.nvidia.compiler import CUDABackend
 
-        self.metadata: dict[str, Any] = {"target": target, **vars(options)}
+        self._metadata = Observed({"target": target, **vars(options)})
         self._stages: dict[str, Any] = {}
         backend = CUDABackend(target)
-        backend.add_stages(self._stages, options, Language.TRITON)
+        self._options = ObservedOptions(options)
+        backend.add_stages(self._stages, self._options, Language.TRITON)
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
         self._module: Any = ir.parse_mlir_module(path, context)
         self._module.context = context  # the module keeps it alive, as Triton's own modules do
 
-    def run(self, stage: str) -> tuple[str | bytes, dict[str, Any]]:
-        """The result of the next stage, and the metadata that it has changed."""
-        before = dict(self.metadata)
-        self._module = self._stages[stage](self._module, self.metadata)
-        changed = {name: value for name, value in self.metadata.items() if name not in before or before[name] is not value}
-        return self._module if isinstance(self._module, bytes) else str(self._module), changed
+    def run(self, stage: str, source: str | None, metadata: dict[str, Any]) -> StageResult:
+        """Run the next stage. ``source``: the text that it starts from, where another process has run the stage before."""
+        self._metadata.begin(metadata)
+        self._options.__dict__["_read"] = set()
+        self._module = self._stages[stage](self._module if source is None else source, self._metadata)
+        text = self._module if isinstance(self._module, bytes) else str(self._module)
+        return StageResult(text, self._metadata.written, self._metadata.read, self._options._read)
 
 
 def main(idle_s: float, niceness: int) -> None:
@@ -84,21 +144,21 @@ def main(idle_s: float, niceness: int) -> None:
     send(replies, triton.__file__)
     while select.select([requests], [], [], idle_s)[0]:
         try:
-            begun, stage = receive(requests)
+            begun, stage, source, metadata = receive(requests)
         except EOFError:
             return
-        began_s, began_at = _cpu_s(), time.monotonic()
+        began_s = _cpu_s()
         result: Any
         try:
             if begun is not None:
                 pipeline = None  # frees the one before first
                 pipeline = Pipeline(*begun)
             assert pipeline is not None
-            result = pipeline.run(stage)
+            result = tuple(pipeline.run(stage, source, metadata))
         # The rank raises it again, in the thread that waits for this kernel, where it becomes a vote.
         except Exception as error:  # noqa: BLE001
             result = type(error).__module__, type(error).__name__, str(error)
-        send(replies, (result, _cpu_s() - began_s, time.monotonic() - began_at, _taken(output)))
+        send(replies, (result, _cpu_s() - began_s, _taken(output)))
 
 
 def _cpu_s() -> float:

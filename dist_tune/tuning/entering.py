@@ -9,6 +9,7 @@ from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.warm_up import warm_up
+from dist_tune.tuning.work import tell_of_work
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -49,4 +50,5 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         manifest = inner
         context.records.extend(take_cached(context, manifest))
     context.log.info(f"closure={context.name} searches in at most {race.bound} replays")
+    tell_of_work(context)
     context.expenses.end_phase("compile")

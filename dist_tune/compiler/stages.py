@@ -1,0 +1,234 @@
+"""The stages of Triton's compiler on threads that compile for a tuning: timed, and after TTGIR run once for equal input.
+
+Configs that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined. The second compilation that comes to it
+takes over LLVM IR, PTX and cubin of the first, and waits for them if need be; Triton writes them under its own key, with metadata of
+its own. A stage counts as a function of its text and of what it was seen to read of options and metadata; nothing is assumed about
+which options these are. Other threads compile as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import triton
+from triton._C.libtriton import ir
+from triton.compiler.compiler import ASTSource
+
+from dist_tune.compiler.front_end import _Observed
+from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.work import FRONT_END, PTXAS, Work
+
+if TYPE_CHECKING:
+    from dist_tune.compiler.candidate import Compilation
+
+_AFTER_TTGIR = ("llir", "ptx", "cubin")
+_NAMES = {"ttir": FRONT_END, "cubin": PTXAS}
+_MISSING = object()
+
+_thread = threading.local()
+"""``task`` of a thread that compiles for a tuning."""
+
+
+class _Metadata(MutableMapping[str, Any]):
+    """A kernel's metadata, and what a stage reads and writes of it."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.read: dict[str, Any] = {}
+        self.written: dict[str, Any] = {}
+        self.is_known = True
+        """False if it was used in other ways."""
+        self._own = own
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.written:
+            self.read[name] = self._own.get(name, _MISSING)
+        return self._own[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._own[name] = self.written[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self.is_known = False
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.is_known = False
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        self.is_known = False
+        return len(self._own)
+
+
+class _Run:
+    """One run of a stage: under way, then done or given up."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.result: Any = _MISSING
+        self.read_options: dict[str, Any] = {}
+        self.metadata = _Metadata({})
+
+    def fits(self, options: Any, metadata: dict[str, Any]) -> bool:
+        """True if another run with these would read what this one has read."""
+        return all(hasattr(options, name) and getattr(options, name) == value for name, value in self.read_options.items()) and all(
+            metadata.get(name, _MISSING) == value for name, value in self.metadata.read.items()
+        )
+
+
+class Stages:
+    """The stages that compilations of one tuning have run."""
+
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        self.work: Work | None = None
+        """Since the last ``take_work``; None before the first compilation."""
+        self._on_wait = on_wait
+        self._lock = threading.Lock()
+        self._runs: dict[tuple[str, ...], list[_Run]] = {}
+        """Stage, target and digest of the text -> runs that are under way or done."""
+
+    def begin(self) -> None:
+        """Count work and time from now on, unless that goes on already."""
+        self.work = self.work or Work()
+
+    def take_work(self) -> Work | None:
+        """The work so far, which ends with this; None if nothing was compiled."""
+        work, self.work = self.work, None
+        return work.ended() if work is not None and work.n_kernels else None
+
+    def close(self) -> None:
+        """Forget all results. Threads that wait for one of another thread go on alone."""
+        with self._lock:
+            runs, self._runs = [run for each in self._runs.values() for run in each], {}
+        for run in runs:
+            run.ended.set()
+
+    def run(self, compilation: Compilation, shared_limit_bytes: int | None) -> None:
+        """Run a compilation on this thread, and count its work."""
+        task, work = _Task(self, compilation), self.work
+        _thread.task = task
+        began = time.perf_counter()
+        try:
+            has_run = compilation.run(shared_limit_bytes)
+        finally:
+            _thread.task = None
+        if has_run and work is not None:
+            work.add(compilation, time.perf_counter() - began - task.waited_s, task.seconds, is_equal=task.is_equal)
+
+    def once(self, identity: tuple[str, ...], task: _Task, stage: Callable[[Any], Any], options: Any, metadata: dict[str, Any]) -> Any:
+        """The result of a stage, from an equal run if there is one. ``options`` observes what the stage reads."""
+        while True:
+            with self._lock:
+                runs = self._runs.setdefault(identity, [])
+                done = next((run for run in runs if run.ended.is_set() and run.fits(options._options, metadata)), None)
+                running = next((run for run in runs if not run.ended.is_set()), None)
+                if done is None and running is None:
+                    runs.append(mine := _Run())
+                    break
+            if done is not None:
+                task.is_equal = True
+                metadata.update(done.metadata.written)
+                return done.result
+            assert running is not None
+            task.wait(running.ended, self._on_wait)
+        mine.metadata = _Metadata(metadata)
+        try:
+            mine.result = stage(mine.metadata)
+        finally:
+            mine.read_options = dict(options._read)
+            with self._lock:
+                if mine.result is _MISSING or not mine.metadata.is_known:
+                    runs.remove(mine)
+            mine.metadata._own = {}
+            mine.ended.set()
+        return mine.result
+
+
+class _Task:
+    """The compilation that this thread runs."""
+
+    def __init__(self, stages: Stages, compilation: Compilation) -> None:
+        self.seconds: dict[str, float] = {}
+        self.waited_s = 0.0
+        self.is_equal = False
+        """True if it has taken over a result."""
+        self.stages = stages
+        self._compilation = compilation
+
+    def timed(self, name: str, step: Callable[[], Any]) -> Any:
+        """The value of a stage's ``step``, whose CPU-seconds are counted; of ptxas, a child process, the wall time."""
+        clock = time.perf_counter if name == PTXAS else time.thread_time
+        began = clock()
+        try:
+            return step()
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + clock() - began
+
+    def wait(self, ended: threading.Event, on_wait: Callable[[], None]) -> None:
+        """Wait for a run of another thread; this thread does not count as working meanwhile."""
+        began = time.perf_counter()
+        self._compilation.is_waiting = True
+        on_wait()
+        ended.wait()
+        self._compilation.is_waiting = False
+        self.waited_s += time.perf_counter() - began
+
+
+def _stage(backend: Any, ext: str, task: _Task, options: Any, plain: Callable[..., Any], add: Callable[..., None]) -> Callable[..., Any]:
+    """A stage of Triton's, timed; after TTGIR not run if an equal one has."""
+    name = _NAMES.get(ext, ext)
+    if ext not in _AFTER_TTGIR or triton.knobs.runtime.add_stages_inspection_hook is not None:  # a hook may do anything
+        return lambda source, metadata: task.timed(name, lambda: plain(source, metadata))
+    # Observed for each stage: Triton caches by the options' identity what one of them has read.
+    observed, again = _Observed(options), dict[str, Any]()
+    add(again, observed)
+
+    def stage(source: Any, metadata: dict[str, Any]) -> Any:
+        if not isinstance(source, str | ir.module) or ext not in again:
+            return task.timed(name, lambda: plain(source, metadata))
+        identity = (type(backend).__qualname__, str(backend.target), ext, hashlib.sha256(str(source).encode()).hexdigest())
+        own = again[ext]
+        return task.stages.once(identity, task, lambda seen: task.timed(name, lambda: own(source, seen)), observed, metadata)
+
+    return stage
+
+
+def _add_stages(own: Any) -> Any:
+    @functools.wraps(own)
+    def add_stages(self: Any, stages: dict[str, Any], options: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, stages, options, *args, **kwargs)
+        task: _Task | None = getattr(_thread, "task", None)
+        if task is None:
+            return
+        for ext, plain in list(stages.items()):
+            stages[ext] = _stage(self, ext, task, options, plain, lambda again, seen: own(self, again, seen, *args, **kwargs))
+
+    return add_stages
+
+
+def _make_ir(own: Any) -> Any:
+    @functools.wraps(own)
+    def make_ir(*args: Any, **kwargs: Any) -> Any:
+        task: _Task | None = getattr(_thread, "task", None)
+        return own(*args, **kwargs) if task is None else task.timed(FRONT_END, lambda: own(*args, **kwargs))
+
+    return make_ir
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
+        for backend in triton.backends.backends.values():
+            stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
+        yield
+
+
+watched_stages = SharedContext(_patched)
+"""While entered, compilations within ``Stages.run`` are timed and share what is equal."""
