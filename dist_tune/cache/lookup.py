@@ -128,7 +128,7 @@ class CacheLookup:
 
     def keep(self, record: TuningRecord) -> None:
         """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
-        had_choice = sum(each.failure is None for each in record.candidates) > 1
+        had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
         is_measured = record.best.latency_ms is not None or not had_choice
         path = self._cache.store(record) if self._cache is not None and record.source and is_measured else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")

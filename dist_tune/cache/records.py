@@ -89,6 +89,8 @@ class CandidateRecord(BaseModel):
     """Reason why it was dropped, with the rank."""
     left: str | None = None
     """Rung of the race at which slower candidates were dropped, this one among them."""
+    equal_to: int | None = None
+    """The candidate of lower index with the same kernel, which raced for both: the times are that one's."""
     shared_bytes: int | None = None
     n_regs: int | None = None
     n_spills: int | None = None
@@ -156,6 +158,8 @@ class TuningRecord(BaseModel):
             raise ValueError("candidates are not in order")
         if not 0 <= self.winner < len(self.candidates) or self.best.failure is not None:
             raise ValueError(f"winner {self.winner} is no candidate that runs")
+        if any(each.equal_to is not None and not 0 <= each.equal_to < each.index for each in self.candidates):
+            raise ValueError("a candidate is equal to none before it")
         return self
 
     @property
@@ -177,7 +181,7 @@ class TuningRecord(BaseModel):
     @property
     def n_samples(self) -> int:
         """Timed replays of all candidates: of two records of one key, the one with more is kept."""
-        return sum(each.n_replays for each in self.candidates)
+        return sum(each.n_replays for each in self.candidates if each.equal_to is None)
 
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:

@@ -85,7 +85,9 @@ def _record_table(group: Sequence[Listed]) -> Table:
     table = grid("  id", "kernel", "key", "source", "candidates")
     for each in group:
         record = each.record
-        candidates = f"{record.cache_key.candidates} ({len(record.candidates)})"
+        n_equal = sum(one.equal_to is not None for one in record.candidates)
+        equal = f", {n_equal} the same kernel as another" * bool(n_equal)
+        candidates = f"{record.cache_key.candidates} ({len(record.candidates)}{equal})"
         table.add_row(Text(f"  {each.id}", style="cyan"), plain(record.kernel), plain(record.key), plain(record.source, 40), candidates)
     return table
 

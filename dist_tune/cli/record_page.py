@@ -100,8 +100,10 @@ def outcomes(record: TuningRecord) -> str:
     """Numbers of candidates by fate: "216: 4 to the end, 144 left the race, 68 dropped"."""
     n_all, n_dropped = len(record.candidates), dropped(record)
     n_left = sum(each.failure is None and each.left is not None for each in record.candidates)
+    n_equal = sum(each.failure is None and each.left is None and each.equal_to is not None for each in record.candidates)
+    equal = f", {n_equal} the same kernel as another" * bool(n_equal)
     left, failed = f", {n_left} left the race" * bool(n_left), f", {n_dropped} dropped" * bool(n_dropped)
-    return f"{n_all}: {n_all - n_left - n_dropped} to the end{left}{failed}"
+    return f"{n_all}: {n_all - n_left - n_dropped - n_equal} to the end{left}{equal}{failed}"
 
 
 def shared_fields(record: TuningRecord) -> dict[str, Any]:
@@ -123,7 +125,8 @@ def candidate_table(record: TuningRecord) -> Table:
         is_best = each.index == record.winner
         style = "bold green" if is_best else "red" if each.failure is not None else ""
         config = [plain(each.fields.get(name, "")) for name in fields] or [plain(each.config)]
-        fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or "")
+        equal = f"the same kernel as {each.equal_to}" if each.equal_to is not None else ""
+        fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or equal)
         cells = [">" * is_best, str(each.index), *(row[name] for name in columns), *config]
         table.add_row(*cells, Text(fate, style=style or "dim"), style=style if is_best else None)
     return table

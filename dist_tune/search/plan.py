@@ -100,3 +100,5 @@ class CandidateResult:
     """"rank r: reason" of the first rank on which it failed."""
     left: str | None
     """The rung or round after which it left; None for finalists and failures."""
+    equal_to: int | None = None
+    """The candidate with the same kernel that raced for both; the times are that one's."""

@@ -41,9 +41,19 @@ class Race:
         """Seconds of a replay in the batch before."""
         self._first_s = 0.0
 
-    def add(self, site: str, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes | None = None) -> None:
-        """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason."""
-        standings = Standings(n_candidates, failures, prior or PriorTimes())
+    def add(
+        self,
+        site: str,
+        n_candidates: int,
+        failures: Mapping[int, str],
+        prior: PriorTimes | None = None,
+        equal: Mapping[int, int] | None = None,
+    ) -> None:
+        """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason.
+
+        ``equal``: candidate -> the one of lower index with the same kernel, which races for both.
+        """
+        standings = Standings(n_candidates, failures, prior or PriorTimes(), equal)
         self._sites[site] = SiteRace(site, self._plan, self._options, standings)
         n_open = sum(each.n_nominal > 0 for each in self._sites.values())
         for each in self._sites.values():
@@ -89,6 +99,10 @@ class Race:
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
         self._sites[site].drop(failures)
+
+    def split(self, site: str, equal: Mapping[int, int]) -> None:
+        """Let only these be equal, because a rank that came to the site late has found no others."""
+        self._sites[site].standings.split(equal)
 
     def warm_up(self, sites: Mapping[str, int]) -> list[Replay]:
         """Untimed and checked runs of each candidate of these sites: site -> runs of each."""

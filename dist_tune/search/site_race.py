@@ -185,7 +185,7 @@ class SiteRace:
         n_enough = self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
-        quota = options.quota(standings.n_candidates - len(standings.failures), self._rung)
+        quota = options.quota(standings.n_kernels, self._rung)
         is_first, measured = self._rung == 0, standings.measured(alive)
         no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.is_alone)
         # Beaten in the finals or not at all, unless that costs real time.

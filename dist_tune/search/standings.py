@@ -12,16 +12,25 @@ from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
 class Standings:
     """Candidates by index; times are totals since the beginning of the tuning."""
 
-    def __init__(self, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes) -> None:
+    def __init__(self, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes, equal: Mapping[int, int] | None = None) -> None:
         self.n_candidates = n_candidates
         self.failures = dict(failures)
+        self.equal = dict(equal or {})
+        """Candidate -> the one with the same kernel, of lower index, that stands for it."""
         self.times: dict[int, ReducedTimes] = {}
         self.left: dict[int, str] = {}
         """Candidate -> rung or round after which it left the race, or why it did not enter it."""
         self.warm_ups: dict[int, ReducedTimes] = {}
         """Untimed runs of a function's candidates: the shortest on the slowest rank."""
-        self.prior_times = {i: each for i, each in prior.times.items() if i not in self.failures}
-        self.prior_winner = prior.winner if prior.winner in self.prior_times else None
+        times = {self.equal[i]: each for i, each in prior.times.items() if i in self.equal} | dict(prior.times)
+        self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
+        winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
+        self.prior_winner = winner if winner in self.prior_times else None
+
+    @property
+    def n_kernels(self) -> int:
+        """Different kernels that run everywhere."""
+        return len(self._runnable())
 
     def alive(self) -> list[int]:
         """Candidates that run everywhere and have not left the race."""
@@ -47,8 +56,18 @@ class Standings:
         return min(prior, key=lambda i: (i != self.prior_winner, self.prior_times[i].kernel_ms, i), default=first)
 
     def fail(self, failures: Mapping[int, str]) -> None:
-        """Take candidates out that do not run on some rank; the first reason stays."""
+        """Take candidates out that do not run on some rank, and their equals; the first reason stays."""
         self.failures = {**failures, **self.failures}
+        for i, first in self.equal.items():
+            if first in self.failures:
+                self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
+
+    def split(self, equal: Mapping[int, int]) -> None:
+        """Only these are equal on a rank that has come to the site late. The others do not race any more, and have no times."""
+        for i, first in list(self.equal.items()):
+            if equal.get(i, i) != equal.get(first, first):
+                del self.equal[i]
+                self.left[i] = f"not raced: the same kernel as candidate {first} on the ranks that came first"
 
     def update(self, times: Mapping[int, ReducedTimes]) -> None:
         """Replace older times of these candidates."""
@@ -71,12 +90,12 @@ class Standings:
 
     def results(self) -> list[CandidateResult]:
         """The result of each candidate, with the time of an earlier tuning where there is no new one."""
-        return [
-            CandidateResult(
-                None if i in self.failures else self.times.get(i) or self.prior_times.get(i), self.failures.get(i), self.left.get(i)
-            )
-            for i in range(self.n_candidates)
-        ]
+        return [self._result(i) for i in range(self.n_candidates)]
+
+    def _result(self, i: int) -> CandidateResult:
+        first = self.equal.get(i, i)
+        times = None if i in self.failures else self.times.get(first) or self.prior_times.get(first)
+        return CandidateResult(times, self.failures.get(i), self.left.get(i), self.equal.get(i))
 
     def _runnable(self) -> list[int]:
-        return [i for i in range(self.n_candidates) if i not in self.failures]
+        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal]

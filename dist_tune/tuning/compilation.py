@@ -13,18 +13,24 @@ from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.discover import MANIFESTS
+from dist_tune.tuning.equals import EqualCandidates, loaded_on_all
 from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.manifest import RankManifest
 from dist_tune.tuning.site import Site, take_failures
 
 
-def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
-    """Compile, share and load all candidates of new sites; returns those that cannot run on some rank."""
+def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> tuple[Failures, EqualCandidates]:
+    """Compile, share and load all candidates of new sites; returns those that cannot run on some rank, and those with equal kernels."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    failed = _load_all(context, new, compile_keys)
+    failed, equal = _load_all(context, new, compile_keys)
     for site in context.sites.met.values():
         site.is_new = False
-    return failed
+    for site in new:
+        if mine := equal.get(site.label):
+            site.equal.update(mine)
+            told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
+            context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+    return failed, equal
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
@@ -44,7 +50,7 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
     mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
     manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
-    failed = _load_all(context, list(kernels.values()), manifest.compile_keys)
+    failed, _ = _load_all(context, list(kernels.values()), manifest.compile_keys)  # a function may do anything with its config
     for label, each in found.items():
         _note_resources(met[each.function], kernels[label])
         for index, failure in failed.get(label, {}).items():
@@ -53,9 +59,11 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
             recorder.failures.setdefault((each.function, index), []).append(predicted)
 
 
-def _load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Failures:
+def _load_all(
+    context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]
+) -> tuple[Failures, EqualCandidates]:
     if not compile_keys:  # on no rank
-        return {}
+        return {}, {}
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
     _compile(context, new, {site.label: _share_of(context, site, compile_keys.get(site.label, [])) for site in new})
     failed = context.vote("compiled", take_failures(new))
@@ -63,9 +71,10 @@ def _load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping
     for site in new:
         _load(context, site, failed.get(site.label, {}))
     context.compiler.close()
-    for label, failures in context.vote("loaded", take_failures(new)).items():
+    late, equal = loaded_on_all(context, new)
+    for label, failures in late.items():
         failed[label] = {**failures, **failed.get(label, {})}
-    return failed
+    return failed, equal
 
 
 def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys]) -> set[int]:

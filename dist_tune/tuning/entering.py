@@ -33,13 +33,14 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
-        failed = compile_new(context, manifest.compile_keys)
+        failed, equal = compile_new(context, manifest.compile_keys)
         for label in labels:
             failures = reasons(failed.get(label, {}))
             if label in race:  # met later on this rank than on others
+                race.split(label, equal.get(label, {}))
                 race.drop(label, failures)
             else:
-                race.add(label, len(context.entries[label].texts), failures, manifest.prior.get(label))
+                race.add(label, len(context.entries[label].texts), failures, manifest.prior.get(label), equal.get(label))
         context.check_alive()
         if not manifest.warm_ups:
             break

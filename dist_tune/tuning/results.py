@@ -51,6 +51,7 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
         rank_latencies_ms=times.rank_latencies_ms if times else {},
         failure=result.failure,
         left=result.left,
+        equal_to=result.equal_to,
         shared_bytes=resources.shared_bytes if resources else None,
         n_regs=resources.n_regs if resources else None,
         n_spills=resources.n_spills if resources else None,
@@ -67,6 +68,8 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
             facts = " ".join(f"{name}={value}" for name, value in known.items() if value is not None) + f" {facts}"
         if each.failure is not None:
             log.info(f"site={site} candidate={each.index} dropped: {each.failure} {facts}")
+        elif each.equal_to is not None:
+            log.info(f"site={site} candidate={each.index} the same kernel as candidate {each.equal_to} {facts}")
         elif each.latency_ms is None:
             log.info(f"site={site} candidate={each.index} {each.left or 'not measured on all ranks'} {facts}")
         else:
@@ -79,16 +82,17 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
     best = record.best
     n_dropped = sum(each.failure is not None for each in record.candidates)
     n_left = sum(each.left is not None for each in record.candidates)
+    n_equal = sum(each.equal_to is not None and each.failure is None for each in record.candidates)
     if best.latency_ms is None:
         n_others = len(record.candidates) - 1
         left = next((each.left for each in record.candidates if each.left), "nothing was measured: no replay met this site")
-        why = "the only one that runs" if n_dropped == n_others else left
+        why = "the only one that runs" if n_dropped + n_equal == n_others else left
         line = f'site={site} winner={best.index} ({why}) dropped={n_dropped} config="{best.config}"'
     else:
         fastest_ms, slowest = min(best.rank_latencies_ms.values()), max(best.rank_latencies_ms, key=best.rank_latencies_ms.__getitem__)
         line = (
             f"site={site} winner={best.index} kernel_ms={best.latency_ms:.4f} closure_ms={best.closure_ms:.4f} "
             f"fastest_rank_ms={fastest_ms:.4f} slowest_rank={slowest} closure_weight={record.closure_weight:.2f} dropped={n_dropped} "
-            f'raced_out={n_left} replays={record.n_replays} config="{best.config}"'
+            f'raced_out={n_left} {f"equal={n_equal} " if n_equal else ""}replays={record.n_replays} config="{best.config}"'
         )
     log.bind(progress=True).info(line)

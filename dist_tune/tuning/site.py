@@ -66,6 +66,8 @@ class Site:
     changes: dict[int, set[str]] = field(default_factory=dict)
     """Candidate whose results were right -> arguments that it changed though they are no outputs."""
     resources: dict[int, Resources] = field(default_factory=dict)
+    equal: dict[int, int] = field(default_factory=dict)
+    """Candidate -> the one of lower index with the same kernel on all ranks."""
     near: int | None = None
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""
     quickest: list[int] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Site:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         wanted = [index for index in (first, self.stand_in) if index is not None]
         order = list(dict.fromkeys([*wanted, *self.quickest, *range(len(self.configs))]))
-        running = [i for i in order if i not in self.failures]
+        running = [i for i in order if i not in self.failures and i not in self.equal]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
         return iter(running or [i for i in order if self.failures[i].kind is FailureKind.WRONG_RESULT])
 

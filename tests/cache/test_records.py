@@ -51,6 +51,22 @@ def test_samples_are_those_of_all_candidates():
     assert record().n_samples == 8
 
 
+def test_equal_candidates_are_told_and_counted_once():
+    """Records from before have none; the one that raced comes first, and its replays are not counted twice."""
+    first, second, third = record().candidates
+    equal = record(candidates=[first, second, third.model_copy(update={"equal_to": 1, "n_replays": 7})])
+    assert equal.n_samples == 7
+    values = json.loads(equal.model_dump_json())
+    assert TuningRecord.model_validate(values).candidates[2].equal_to == 1
+    for each in values["candidates"]:
+        del each["equal_to"]
+    assert TuningRecord.model_validate(values).candidates[2].equal_to is None
+    for index in (-1, 2, 5):
+        values["candidates"][2]["equal_to"] = index
+        with pytest.raises(ValidationError, match="equal to none before it"):
+            TuningRecord.model_validate(values)
+
+
 @pytest.mark.parametrize("field", ["winner", "seconds", "environment"])
 def test_a_record_does_not_change(field: str):
     with pytest.raises(ValidationError, match="frozen"):

@@ -262,3 +262,12 @@ def test_explain_names_what_was_set_aside(cache: Cache, ask: Answers):
     assert "a whole record of model.gemm [1], under a name that is not its own" in out
     assert len(ask.json("explain")["set_aside"]) == len(ask.json("ls")["set_aside"]) == 2
     assert "2 files set aside" in ask.err
+
+
+def test_equal_candidates_are_named(cache: Cache, ask: Answers):
+    """On the page beside each, and with their number there and in the comparison of environments."""
+    (stem,) = keep(cache, record(candidates=[candidate(0, left=None), candidate(1, left=None), candidate(2, left=None, equal_to=1)]))
+    page = ask("show", stem[:8])
+    assert "3: 2 to the end, 1 the same kernel as another" in page
+    assert page.count("the same kernel as 1") == 1
+    assert "(3, 1 the same kernel as another)" in " ".join(ask("explain", stem[:8]).split())
