@@ -130,6 +130,7 @@ class Stages:
                 running = next((run for run in runs if not run.ended.is_set()), None)
                 if done is None and running is None:
                     runs.append(mine := _Run())
+                    task.is_equal = False
                     break
             if done is not None:
                 task.is_equal = True
@@ -157,7 +158,7 @@ class _Task:
         self.seconds: dict[str, float] = {}
         self.waited_s = 0.0
         self.is_equal = False
-        """True if it has taken over a result."""
+        """True if it has taken over the result of its latest stage."""
         self.stages = stages
         self._compilation = compilation
 

@@ -90,7 +90,8 @@ class Site:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         wanted = [index for index in (first, self.stand_in) if index is not None]
         order = list(dict.fromkeys([*wanted, *self.quickest, *range(len(self.configs))]))
-        running = [i for i in order if i not in self.failures and i not in self.equal]
+        # The one asked for may race for other ranks though its kernel is another's here.
+        running = [i for i in order if i not in self.failures and (i == first or i not in self.equal)]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
         return iter(running or [i for i in order if self.failures[i].kind is FailureKind.WRONG_RESULT])
 

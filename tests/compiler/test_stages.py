@@ -140,6 +140,46 @@ def test_one_waits_for_another_thread_and_does_not_count_as_at_work(monkeypatch:
     assert work.slowest_s >= 0.2
 
 
+def test_a_kernel_counts_as_equal_if_its_last_stage_is_taken_over(monkeypatch: pytest.MonkeyPatch):
+    """The second has taken over LLVM IR, is first at PTX, and the other takes that: one of them was compiled."""
+    compilers = Compilers(monkeypatch, lambda source, metadata, options: "ptx")
+    inner = CUDABackend.add_stages
+    second_is_through, first_is_in = threading.Event(), threading.Event()
+
+    def make_llir(source: Any, metadata: Any) -> str:
+        first_is_in.set()
+        time.sleep(0.05)
+        return "llir"
+
+    def add_stages(self: Any, stages: dict[str, Any], options: Any) -> None:
+        inner(self, stages, options)
+        stages["llir"] = make_llir
+        stages["ptx"] = stages.pop("ptx")
+
+    monkeypatch.setattr(CUDABackend, "add_stages", add_stages)
+
+    def compile_both(number: int) -> Any:
+        made: dict[str, Any] = {}
+        CUDABackend.add_stages(compilers.backend, made, SimpleNamespace())
+        text = made["llir"]("ttgir", {})
+        if number == 0:
+            assert second_is_through.wait(10)
+        text = made["ptx"](text, {})
+        second_is_through.set()
+        return text
+
+    compilers.stages.begin()
+    with watched_stages():
+        first = threading.Thread(target=lambda: compilers.stages.run(Compilation("", lambda: compile_both(0)), None))
+        first.start()
+        assert first_is_in.wait(10)
+        compilers.stages.run(Compilation("", lambda: compile_both(1)), None)
+        first.join(10)
+    work = compilers.stages.take_work()
+    assert work is not None
+    assert (work.n_compiled, work.n_equal) == (1, 1)
+
+
 def test_the_end_of_a_tuning_frees_those_that_wait(monkeypatch: pytest.MonkeyPatch):
     """The first never comes back; the second goes on alone."""
     entered, never = [], threading.Event()

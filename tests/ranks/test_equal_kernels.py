@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
+from dist_tune import autotune
 from dist_tune.testing import FakeH200, values
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.test_sharing import on_fake
@@ -230,3 +231,48 @@ def test_the_log_names_equal_candidates():
     values([outcome])
     assert "6 of 8 candidates are the same kernel as another" in outcome.log
     assert outcome.log.count("the same kernel as candidate 4") == 3
+
+
+def _late(rank: int) -> Any:
+    asked: list[int] = []
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: asked.append(metadata.num_stages) or 1.0)  # type: ignore[func-returns-value]
+    kernel = autotuned(rank_loop_kernel, configs=staged(32), key=("BLOCK",))
+    x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
+    n_runs = 0
+
+    def step() -> None:
+        nonlocal n_runs
+        n_runs += 1
+        if rank == 0 or n_runs > 1:
+            kernel[(1,)](x, y, 1 if rank else 4)
+
+    tune = tuned(kernel, step, n_repeat=2)
+    tune()
+    return set(asked), [each.equal_to for each in tune.records[0].candidates]
+
+
+def test_a_rank_that_comes_late_runs_what_races_for_others():
+    """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it launches what rank 0 is timed with."""
+    got = values(on_fake(2, _late))
+    assert [equal_to for _, equal_to in got] == [[None] * 4] * 2
+    assert [asked for asked, _ in got] == [set(STAGES)] * 2
+
+
+def _function(rank: int) -> Any:
+    runs, seen = counted(), list[int]()
+
+    def add(x: torch.Tensor, num_stages: int) -> torch.Tensor:
+        seen.append(num_stages)
+        y = torch.empty_like(x)
+        add_kernel[(4,)](x, y, x.numel(), BLOCK=16, num_stages=num_stages)
+        return y
+
+    step = autotune([{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1)(add)
+    step(torch.zeros(64))
+    return runs["make_cubin"], [each.equal_to for each in step.records[0].candidates], set(seen)
+
+
+def test_configs_of_a_function_stay_apart():
+    """The kernel is compiled in the recorded run, and once for the others; but a function may do anything with its config: all are run."""
+    ((n_compiled, equal_to, seen),) = values(on_fake(1, _function))
+    assert (n_compiled, equal_to, seen) == (2, [None] * 4, set(STAGES))
