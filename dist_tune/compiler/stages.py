@@ -181,23 +181,22 @@ class _Task:
         self.waited_s += time.perf_counter() - began
 
 
-def _stage(backend: Any, ext: str, task: _Task, options: Any, plain: Callable[..., Any], add: Callable[..., None]) -> Callable[..., Any]:
-    """A stage of Triton's, timed; after TTGIR not run if an equal one has."""
-    name = _NAMES.get(ext, ext)
-    if ext not in _AFTER_TTGIR or triton.knobs.runtime.add_stages_inspection_hook is not None:  # a hook may do anything
-        return lambda source, metadata: task.timed(name, lambda: plain(source, metadata))
-    # Observed for each stage: Triton caches by the options' identity what one of them has read.
-    observed, again = _Observed(options), dict[str, Any]()
-    add(again, observed)
+def _timed(task: _Task, ext: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda source, metadata: task.timed(_NAMES.get(ext, ext), lambda: stage(source, metadata))
 
-    def stage(source: Any, metadata: dict[str, Any]) -> Any:
-        if not isinstance(source, str | ir.module) or ext not in again:
-            return task.timed(name, lambda: plain(source, metadata))
-        identity = (type(backend).__qualname__, str(backend.target), ext, hashlib.sha256(str(source).encode()).hexdigest())
-        own = again[ext]
-        return task.stages.once(identity, task, lambda seen: task.timed(name, lambda: own(source, seen)), observed, metadata)
 
-    return stage
+def _shared(
+    task: _Task, identity: tuple[str, ...], stage: Callable[..., Any], seen: Callable[..., Any], options: Any
+) -> Callable[..., Any]:
+    """``stage``, not run if an equal one has. ``seen``: the same with ``options`` that observe what it reads."""
+
+    def shared(source: Any, metadata: dict[str, Any]) -> Any:
+        if not isinstance(source, str | ir.module):
+            return stage(source, metadata)
+        digest = hashlib.sha256(str(source).encode()).hexdigest()
+        return task.stages.once((*identity, digest), task, lambda own: seen(source, own), options, metadata)
+
+    return shared
 
 
 def _add_stages(own: Any) -> Any:
@@ -207,8 +206,15 @@ def _add_stages(own: Any) -> Any:
         task: _Task | None = getattr(_thread, "task", None)
         if task is None:
             return
-        for ext, plain in list(stages.items()):
-            stages[ext] = _stage(self, ext, task, options, plain, lambda again, seen: own(self, again, seen, *args, **kwargs))
+        is_known = triton.knobs.runtime.add_stages_inspection_hook is None  # a hook in the compiler may do anything
+        for ext, stage in list(stages.items()):
+            stages[ext] = _timed(task, ext, stage)
+            if is_known and ext in _AFTER_TTGIR:
+                # Observed for each stage: Triton caches by the options' identity what one of them has read.
+                observed, again = _Observed(options), dict[str, Any]()
+                own(self, again, observed, *args, **kwargs)
+                identity = (type(self).__qualname__, str(self.target), ext)
+                stages[ext] = _shared(task, identity, stages[ext], _timed(task, ext, again[ext]), observed)
 
     return add_stages
 

@@ -129,15 +129,15 @@ def test_one_waits_for_another_thread_and_does_not_count_as_at_work(monkeypatch:
         end = time.monotonic() + 10
         while compilers.n_waits == 0 and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(0.2)
+        time.sleep(0.5)
         may_go.set()
         for thread in threads:
             thread.join(10)
     work = compilers.stages.take_work()
     assert work is not None
     assert (work.n_compiled, work.n_equal, compilers.n_waits) == (1, 1, 1)
-    assert 0.2 <= work.busy_s < 0.35
-    assert work.slowest_s >= 0.2
+    assert 0.5 <= work.busy_s < 0.95
+    assert work.slowest_s >= 0.5
 
 
 def test_a_kernel_counts_as_equal_if_its_last_stage_is_taken_over(monkeypatch: pytest.MonkeyPatch):
