@@ -173,12 +173,13 @@ class Candidate:
         Of what came out, so that it holds for every compiler: binary, metadata, constants and types of the arguments.
         """
         compiled = self.compilation.result
-        if not isinstance(binary := getattr(compiled, "kernel", None), bytes):
+        binary, metadata = getattr(compiled, "kernel", None), getattr(compiled, "metadata", None)
+        if not isinstance(binary, bytes) or metadata is None or not hasattr(metadata, "_asdict"):
             return ""
-        # Read by the stages that made the binary; nothing reads it afterwards.
-        facts = {name: value for name, value in compiled.metadata._asdict().items() if name not in ("hash", "num_stages")}
-        source = [repr(sorted(getattr(compiled.src, name, {}).items(), key=repr)) for name in ("constants", "signature", "attrs")]
-        return hashlib.sha256(b"\0".join([binary, *(text.encode() for text in (repr(sorted(facts.items())), *source))])).hexdigest()
+        # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
+        facts = {name: value for name, value in metadata._asdict().items() if name not in ("hash", "num_stages")}
+        source = [getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")]
+        return hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
 
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:
