@@ -22,6 +22,7 @@ from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.front_end import _Observed
 from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.processes import cpu_s_elsewhere
 from dist_tune.compiler.work import FRONT_END, PTXAS, Work
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class _Task:
 
     def timed(self, name: str, step: Callable[[], Any]) -> Any:
         """The value of a stage's ``step``, whose CPU-seconds are counted; of ptxas, a child process, the wall time."""
-        clock = time.perf_counter if name == PTXAS else time.thread_time
+        clock = time.perf_counter if name == PTXAS else _cpu_s
         began = clock()
         try:
             return step()
@@ -179,6 +180,11 @@ class _Task:
         ended.wait()
         self._compilation.is_waiting = False
         self.waited_s += time.perf_counter() - began
+
+
+def _cpu_s() -> float:
+    """CPU-seconds for this thread so far."""
+    return time.thread_time() + cpu_s_elsewhere()
 
 
 def _timed(task: _Task, ext: str, stage: Callable[..., Any]) -> Callable[..., Any]:
