@@ -61,6 +61,11 @@ def tune_product(least_threads: int) -> dict[str, bytes]:
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
     record = tune(product_kernel, configs, data, data, data.float(), 64, least_threads=least_threads)
     assert all(each.failure is None for each in record.candidates)
+    return made()
+
+
+def made() -> dict[str, bytes]:
+    """PTX and cubins in Triton's disk cache."""
     cache = Path(os.environ["TRITON_CACHE_DIR"])
     return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.suffix in (".cubin", ".ptx")}
 
@@ -93,6 +98,23 @@ def test_kernels_from_other_processes_are_the_same_to_the_bit() -> None:
     """PTX and cubin lie under the same keys in Triton's disk cache, with the same bytes."""
     (here,), (elsewhere,) = (values(on_ranks(1, f, mode="fake", is_dist=False, env=PATIENT)) for f in (product_here, product_elsewhere))
     assert len(here) == 4 * len(CONFIGS)
+    assert here == elsewhere
+
+
+def tune_equal(rank: int, least_threads: int) -> tuple[list[str], dict[str, bytes]]:
+    asked = note_stages()
+    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (1, 2, 3, 4)]
+    record = tune(bad_asm_kernel, configs, torch.zeros(64, dtype=torch.int32), least_threads=least_threads)
+    assert [each.equal_to for each in record.candidates] == [None, 0, 0, 0]
+    return asked, made()
+
+
+def test_equal_kernels_are_made_once_there_too() -> None:
+    """Stages after TTGIR are taken over from another process's kernel, and their files are those that this process makes."""
+    ((_, here),) = values(on_ranks(1, tune_equal, 1000, mode="fake", is_dist=False, env=PATIENT))
+    ((asked, elsewhere),) = values(on_ranks(1, tune_equal, 1, mode="fake", is_dist=False, env=PATIENT))
+    assert [asked.count(stage) for stage in processes.STAGES] == [4, 4, 1, 1, 1]
+    assert len(here) == 8
     assert here == elsewhere
 
 
@@ -258,14 +280,14 @@ class TestWorkers:
     def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
         """An interrupt reaches the whole group of processes, and is the rank's to handle."""
         each = Worker(is_urgent=True)
-        (result, *_) = each.ask((("no such file", None, None), "ttir"))
+        (result, *_) = each.ask((("no such file", None, None), "ttir", None, {}))
         assert len(result) == 3  # an error: it serves
         each._process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert each.is_alive
         each._process.kill()
         with pytest.raises(WorkerDiedError, match=r"exit code -9"):
-            each.ask((None, "ttir"))
+            each.ask((None, "ttir", None, {}))
 
     def test_it_ends_with_its_rank(self) -> None:
         """A rank that is killed leaves no process behind."""
