@@ -78,7 +78,7 @@ def wall_ms(run: Callable[[], object], quantiles: object = None) -> list[float]:
 class Bench:
     """All runs at one shape."""
 
-    def __init__(self, shape: ag_gemm.Shape, configs: list[triton.Config], device: torch.device, console: Console) -> None:
+    def __init__(self, shape: ag_gemm.Shape, configs: list[triton.Config], jit: Any, device: torch.device, console: Console) -> None:
         self.shape = shape
         self.configs = configs
         self.device = device
@@ -88,6 +88,7 @@ class Bench:
         self.step = ag_gemm.AllGatherGemm()
         self.step.gather_for(self.operands[0])
         self.last_record: TuningRecord | None = None
+        self.jit = jit
 
     def run(self, tuner: str, cache: str, options: dict[str, Any] | None, *, is_shared: bool = True) -> Run:
         """Tune once. `options` are contextual_autotune's; None is vanilla Triton. Collective."""
@@ -139,7 +140,7 @@ class Bench:
 
     def _fresh_kernel(self, cache: str, is_shared: bool) -> Any:
         """The step's kernel without any config chosen, and with as much compiled as `cache` says."""
-        jit = shard_gemm.ag_gemm_kernel.fn
+        jit = self.jit
         if cache != "memory" and self.device.type == "cuda":
             jit.device_caches.clear()
         if cache == "cold":
@@ -168,7 +169,8 @@ class Bench:
 def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.device, console: Console) -> dict[str, Any]:
     """All tuners at one shape, their table, and the same as plain values."""
     configs = notes_space() if device.type == "cuda" else shard_gemm.interpreter_configs()
-    bench, oracle = Bench(shape, configs, device, console), None
+    kernel = shard_gemm.with_int_epoch() if options.epoch == "int" else shard_gemm.ag_gemm_kernel
+    bench, oracle = Bench(shape, configs, kernel.fn, device, console=console), None
     if "vanilla" in options.tuners:
         for cache in ("cold", "memory"):
             bench.run("vanilla triton.autotune", cache, None)
@@ -222,6 +224,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="runs of dist_tune with everything in memory")
     parser.add_argument("--rounds", type=int, default=40, help="times that each winner's step is timed to find its regret")
     parser.add_argument("--json", type=Path, help="where to write all runs, and the exhaustive search's table")
+    parser.add_argument(
+        "--epoch", choices=("any", "int"), default="any", help="int: a kernel that Triton compiles anew for classes of epochs"
+    )
     options = harness.parsed(parser)
     if set(options.tuners) - set(tuners):
         parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")

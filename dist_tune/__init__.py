@@ -16,6 +16,7 @@ from dist_tune.errors import (
     CacheMissError,
     CaptureError,
     DistTuneError,
+    EndlessVariantsError,
     NestedTuningError,
     NoValidConfigError,
     PeerFailedError,
@@ -33,6 +34,6 @@ __all__ = [  # noqa: RUF022  # by what it is for
     "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
-    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "NestedTuningError", "NoValidConfigError", "PeerFailedError",
-    "RankMismatchError", "StoreGoneError", "StuckDeviceError",
+    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "EndlessVariantsError", "NestedTuningError",
+    "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError", "StuckDeviceError",
 ]  # fmt: skip

@@ -73,6 +73,10 @@ class CacheMissError(DistTuneError):
     """``DIST_TUNE_REQUIRE_CACHE`` is set and no record fits. The message says which field of the key differs from the nearest one."""
 
 
+class EndlessVariantsError(DistTuneError):
+    """A kernel would be compiled anew for each launch, because an argument that is compiled in keeps changing. The message names it."""
+
+
 class PeerFailedError(DistTuneError):
     """Another rank ended the tuning. The message names that rank and its exception.
 
@@ -138,5 +142,14 @@ class NestedTuningError(DistTuneError):
 # Errors that a rank raises in place of a peer's: they say the same on every rank.
 SHARED_ERRORS: dict[str, type[DistTuneError]] = {
     error.__name__: error
-    for error in (NoValidConfigError, InPlaceError, RankMismatchError, CacheMissError, CaptureError, NestedTuningError, StuckDeviceError)
+    for error in (
+        EndlessVariantsError,
+        NoValidConfigError,
+        InPlaceError,
+        RankMismatchError,
+        CacheMissError,
+        CaptureError,
+        NestedTuningError,
+        StuckDeviceError,
+    )
 }

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_tune import DistTuneError, TuningRecord, autotune, contextual_autotune, matches, prune_by_shared_memory
-from kernels import harness, step_times
+from kernels import harness, shard_gemm, step_times
 from kernels.ag_gemm import DTYPES, AllGatherGemm, Shape, ag_gemm, config_space, key_fn, random_operands
 from kernels.gather import Gather
 from kernels.shard_gemm import make_config
@@ -100,22 +100,28 @@ def check(shape: Shape, dtype: torch.dtype, device: torch.device, console: Conso
     return is_good
 
 
-def tuned_step(tuner: str) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], list[TuningRecord]]:
+def tuned_step(tuner: str, *, uses_cache: bool = True) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], list[TuningRecord]]:
     """The step as one of `TUNERS` tunes it, and the records of its tunings."""
     ctx = AllGatherGemm()
     if tuner == "function":
-        return lambda a, b: ag_gemm(a, b, ctx), ag_gemm.records
+        function: Any = ag_gemm
+        if not uses_cache:
+            function = autotune(config_space(), key_fn, prune_by_shared_memory, cache=False)(ag_gemm.__wrapped__)
+        return lambda a, b: function(a, b, ctx), function.records
 
-    @contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)
+    @contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5, cache=uses_cache)
     def step(a_shard: torch.Tensor, b_shard: torch.Tensor) -> torch.Tensor:
         return ctx(a_shard, b_shard)
 
     return step, step.records
 
 
-def tune(tuner: str, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console) -> Callable[..., torch.Tensor]:
+def tune(
+    options: argparse.Namespace, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console
+) -> Callable[..., torch.Tensor]:
     """Tune the step at a shape, show how that went, and return the tuned step."""
-    step, records = tuned_step(tuner)
+    # Its records carry the name of the kernel that takes any epoch.
+    step, records = tuned_step(options.tuner, uses_cache=options.epoch == "any")
     a, b = random_operands(shape, dtype, device)
     error = relative_error(step(a, b), a, b)
     record = records[-1]
@@ -134,6 +140,7 @@ def tune(tuner: str, shape: Shape, dtype: torch.dtype, device: torch.device, con
         console.print(f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew")
     else:
         console.print(f"{spent}; why: .autotune_logs/rank-<i>.log; from now on this choice comes from the cache")
+    console.print(f"{record.n_variants} variants of each config")
     console.print(f"relative error {error:.1e}")
     if len(set(winners)) > 1:
         raise RuntimeError(f"ranks hold different winners: {winners}")
@@ -166,7 +173,7 @@ def run_case(options: argparse.Namespace, shape: Shape, dtype: torch.dtype, devi
     """Run one case at one shape; False if it failed."""
     if options.case == "check":
         return check(shape, dtype, device, console)
-    step = tune(options.tuner, shape, dtype, device, console)
+    step = tune(options, shape, dtype, device, console)
     if options.case == "perf":
         a, b = random_operands(shape, dtype, device)
         gather = AllGatherGemm().gather_for(a)
@@ -181,7 +188,11 @@ def main() -> int:
     parser = harness.command_line(description, dtypes=sorted(DTYPES), script="kernels/ag_gemm.py")
     harness.add_cases(parser, "tune")
     parser.add_argument("--tuner", choices=TUNERS, default=TUNERS[0], help="for tune and perf: contextual_autotune, or autotune")
+    epoch_help = "int: with a kernel that Triton compiles anew where the epoch is 1, a multiple of 16, or neither"
+    parser.add_argument("--epoch", choices=("any", "int"), default="any", help=epoch_help)
     options = harness.parsed(parser)
+    if options.epoch == "int":
+        shard_gemm.ag_gemm_kernel = shard_gemm.with_int_epoch()
     device, console = harness.join_ranks()
     shapes = default_shapes(options.case, dist.get_world_size(), device)
     try:

@@ -137,6 +137,8 @@ class TuningRecord(BaseModel):
     candidates: list[CandidateRecord]
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
+    n_variants: int = 1
+    """Kernels of each candidate, on the rank with the most: as for an int that is 1, a multiple of 16, or neither."""
     closure_weight: float = 0.0
     """Weight of the closure's time where it differs from the kernel's, from 0 (within the noise) to 1."""
     seconds: float

@@ -5,13 +5,24 @@ Knows which ranks of a host share compiled kernels, and nothing of how they agre
 """
 
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
+from dist_tune.compiler.lazy import NotLoaded, Refusal, noted, refused
 from dist_tune.compiler.output import quiet_terminal
-from dist_tune.compiler.partition import CompileKeys, Placement, compile_cost, own_share, partition_configs, quickest
+from dist_tune.compiler.partition import (
+    KEY_CHARS,
+    CompileKeys,
+    Placement,
+    compile_cost,
+    own_share,
+    partition_configs,
+    quickest,
+    split_keys,
+)
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
 from dist_tune.compiler.work import PTXAS
 
 __all__ = [
-    "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "Placement", "Resources", "compile_cost", "host_of_cache",
-    "n_compile_threads", "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "replaced",
+    "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources", "compile_cost",
+    "host_of_cache", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused",
+    "replaced", "split_keys",
 ]  # fmt: skip

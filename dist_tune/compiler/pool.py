@@ -123,6 +123,24 @@ class Compiler:
             self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))
         self._start_threads()
 
+    def dequeue(self, label: str) -> None:
+        """Compile no more of a site for now, but go on with what has begun."""
+        mine = {id(each.compilation) for each in self._sites[label]}
+        with self._lock:
+            self._queue = deque(each for each in self._queue if id(each) not in mine)
+
+    def adopt(self, label: str, candidate: int, launch: Compilable, config: triton.Config) -> bool:
+        """Put the loaded candidate into the memory of a kernel object made anew; False if that object is another kernel."""
+        known, made_anew = self._sites[label][candidate].compilation, Candidate(launch, config)
+        if not known.done.is_set() or made_anew.compilation.key != known.key:
+            return False
+        made_anew.compilation = known
+        return not isinstance(made_anew.load(), Failure)
+
+    def ask(self, launch: Compilable, config: triton.Config) -> str:
+        """The key of a launch in Triton's disk cache; nothing is compiled."""
+        return Candidate(launch, config).compilation.key
+
     def load(self, label: str, candidate: int) -> Resources | Failure | None:
         """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
         compilation = self._sites[label][candidate].compilation

@@ -16,6 +16,7 @@ import torch
 import triton
 
 from dist_tune.cache import Code, anatomy, nearest_key, read_code
+from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, digest, stable_repr, unique
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
@@ -154,7 +155,7 @@ class Launch:
             result = kernel.fn.run(*args, **kwargs, **config.all_kwargs())
             if span is not None:
                 span.end()
-        except Exception as error:  # undone, and raised again: the caller turns it into a vote
+        except (Exception, NotLoaded) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
             put_back(copies)
             if post_hook is not None:
                 post_hook(full, exception=error)

@@ -161,6 +161,10 @@ class Race:
             site.tell(n_replays, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
+    def alive(self, site: str) -> list[int]:
+        """Candidates that are in the race."""
+        return self._sites[site].standings.alive()
+
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
         return self._sites[site].incumbent()

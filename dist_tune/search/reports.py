@@ -49,6 +49,10 @@ class BatchReport:
     """Seconds of the search on this rank."""
     batch_s: float = 0.0
     """Seconds of the batch on this rank."""
+    lost: list[int] = field(default_factory=list)
+    """Disturbed replays that are to be run again, because a kernel was not compiled before."""
+    has_new_variants: bool = False
+    """True if this rank met variants of sites that are to be compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class ReducedReport:
     """On the rank with the most."""
     batch_s: float = 0.0
     """On the slowest rank."""
+    lost: list[int] = field(default_factory=list)
+    has_new_variants: bool = False
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
@@ -88,9 +94,13 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
         for site, ranks in by_site.items()
     }
     disturbed = sorted({replay for report in reports.values() for replay in report.disturbed})
+    lost = sorted({replay for report in reports.values() for replay in report.lost})
     has_new_sites = any(report.has_new_sites for report in reports.values())
+    has_new_variants = any(report.has_new_variants for report in reports.values())
     elapsed_s, batch_s = (max(each) for each in zip(*((report.elapsed_s, report.batch_s) for report in reports.values()), strict=True))
-    return ReducedReport(times, failures, disturbed, has_new_sites, elapsed_s, batch_s)
+    return ReducedReport(
+        times, failures, disturbed, has_new_sites, elapsed_s, batch_s=batch_s, lost=lost, has_new_variants=has_new_variants
+    )
 
 
 def _reduce(by_rank: Mapping[int, LocalTimes]) -> ReducedTimes:

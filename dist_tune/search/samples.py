@@ -34,6 +34,7 @@ class Samples:
         self._schedules: dict[int, Replay] = {}
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
+        self._lost: set[int] = set()
 
     def add_run(self, site: str, candidate: int, replay: int) -> None:
         """Note a replay in which a site ran the candidate that was to be timed."""
@@ -64,6 +65,11 @@ class Samples:
         """Note that a stand-in ran in this replay on this rank."""
         self._disturbed.add(replay)
 
+    def lose(self, replay: int) -> None:
+        """Note that a kernel was compiled in this replay on this rank, or was not there: the replay is to be run again."""
+        self._lost.add(replay)
+        self._disturbed.add(replay)
+
     def strike(self, replays: Iterable[int]) -> None:
         """Forget the samples of these replays."""
         for replay in replays:
@@ -92,7 +98,7 @@ class Samples:
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif launches:
                     measured[site][candidate] = self._measured(site, candidate, reduced_ms)
-        return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites)
+        return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost))
 
     def report_warm_ups(self, failures: Failures) -> BatchReport:
         """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""

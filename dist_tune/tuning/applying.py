@@ -51,4 +51,5 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
         context.records.append(record)
         write_record(context, label, record, {label: sorted(context.entries[label].writers)})
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
-    context.log.info(f"closure={context.name} done replays={context.replays.n_replays} {spent}")
+    replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
+    context.log.info(f"closure={context.name} done {replays} {spent}")

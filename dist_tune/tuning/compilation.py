@@ -6,7 +6,7 @@ before anything is launched. Collective throughout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs
 from dist_tune.errors import CandidateFailure, Failures
@@ -22,7 +22,7 @@ from dist_tune.tuning.site import Site, take_failures
 def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> tuple[Failures, EqualCandidates]:
     """Compile, share and load all candidates of new sites; returns those that cannot run on some rank, and those with equal kernels."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    failed, equal = _load_all(context, new, compile_keys)
+    failed, equal = load_all(context, new, compile_keys)
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
@@ -50,7 +50,7 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
     mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
     manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
-    failed, _ = _load_all(context, list(kernels.values()), manifest.compile_keys)  # a function may do anything with its config
+    failed, _ = load_all(context, list(kernels.values()), manifest.compile_keys)  # a function may do anything with its config
     for label, each in found.items():
         _note_resources(met[each.function], kernels[label])
         for index, failure in failed.get(label, {}).items():
@@ -59,17 +59,27 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
             recorder.failures.setdefault((each.function, index), []).append(predicted)
 
 
-def _load_all(
-    context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]]
+def load_all(
+    context: TuningContext,
+    new: Sequence[Site],
+    compile_keys: Mapping[str, Sequence[CompileKeys]],
+    left_out: Mapping[str, set[int]] | None = None,
 ) -> tuple[Failures, EqualCandidates]:
+    """Compile, share and load the candidates of some sites, less those of ``left_out``.
+
+    Returns those that cannot run on some rank, and those with equal kernels.
+    """
     if not compile_keys:  # on no rank
         return {}, {}
+    left_out = left_out or {}
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
-    _compile(context, new, {site.label: _share_of(context, site, compile_keys.get(site.label, [])) for site in new})
+    shares = {site.label: _share_of(context, site, compile_keys.get(site.label, [])) for site in new}
+    wanted = {site.label: set(range(len(site.configs))) - left_out.get(site.label, set()) for site in new}
+    _compile(context, new, {label: share & wanted[label] for label, share in shares.items()})
     failed = context.vote("compiled", take_failures(new))
-    _compile(context, new, {site.label: set(range(len(site.configs))) - failed.get(site.label, {}).keys() for site in new})
+    _compile(context, new, {label: indices - failed.get(label, {}).keys() for label, indices in wanted.items()})
     for site in new:
-        _load(context, site, failed.get(site.label, {}))
+        _load(context, site, wanted[site.label], failed.get(site.label, {}))
     context.compiler.close()
     late, equal = loaded_on_all(context, new)
     for label, failures in late.items():
@@ -94,8 +104,8 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
             context.sites.reject(site, index, failure)
 
 
-def _load(context: TuningContext, site: Site, failed: Mapping[int, CandidateFailure]) -> None:
-    for index in range(len(site.configs)):
+def _load(context: TuningContext, site: Site, wanted: Collection[int], failed: Mapping[int, CandidateFailure]) -> None:
+    for index in sorted(wanted):
         note_progress()
         context.ranks.beat(f"loading candidate {index} of {site.label}")
         if index in failed:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import digest
 from dist_tune.distributed import Reduction
-from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
+from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
 from dist_tune.settings import shared_settings
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
@@ -86,6 +86,19 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
 
 
+def note_variants(context: TuningContext, manifest: SiteManifest) -> None:
+    """Take in how many variants the sites have.
+
+    Raises:
+        EndlessVariantsError: on all ranks, if those of some site have no end.
+    """
+    if manifest.endless:
+        raise EndlessVariantsError(manifest.endless)
+    counts = context.replays.trials.variants.counts
+    for label, n_variants in manifest.variants.items():
+        counts[label] = max(n_variants, counts.get(label, 1))
+
+
 def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> None:
     """Write a record into the cache, on one rank for each folder."""
     if context.ranks.rank in writers.get(label, ()):
@@ -132,6 +145,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             )
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
+        note_variants(context, manifest)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
         if manifest.missed:
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
@@ -150,12 +164,13 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
     met, lookup = context.sites.met, context.lookup
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
     compiled = [site for site in sites.values() if site.is_new and site.is_compiled and site.record is None]
-    is_first = context.ranks.is_first
+    keys = {site.label: context.compiler.keys(site.label) for site in compiled}
+    is_first, variants = context.ranks.is_first, context.replays.trials.variants
     return RankManifest(
         context.placement,
         sites={label: digest(site.texts) for label, site in sites.items()},
         lists={label: site.texts for label, site in sites.items() if label in spelled},
-        keys={site.label: context.compiler.keys(site.label) for site in compiled},
+        keys=keys,
         hits=dict(context.sites.hits),
         kinds=context.sites.labels.kinds,
         is_watched=is_watched,
@@ -171,4 +186,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
         is_last=context.is_last,
+        variants=variants.n_by_site(),
+        endless=variants.endless,
+        wants_probe=context.plan.n_warmup > 0 and variants.wants_probe(keys),
     )

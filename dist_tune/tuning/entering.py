@@ -8,6 +8,7 @@ from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
+from dist_tune.tuning.settling import compile_variants, probe
 from dist_tune.tuning.warm_up import warm_up
 from dist_tune.tuning.work import tell_of_work
 
@@ -21,6 +22,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     sites, race = context.sites, context.race
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
+    manifest = probe(context, closure, manifest)
     if not manifest.to_tune:
         return
     while labels := manifest.to_tune:
@@ -42,6 +44,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
             else:
                 race.add(label, len(context.entries[label].texts), failures, manifest.prior.get(label), equal.get(label))
         context.check_alive()
+        if manifest.variants:
+            compile_variants(context)
         if not manifest.warm_ups:
             break
         warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)

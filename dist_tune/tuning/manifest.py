@@ -50,6 +50,14 @@ class RankManifest:
     """Environment variables that ranks should have in common."""
     is_last: bool = False
     """True if this rank would tune no further keys of the function."""
+    variants: dict[str, int] = field(default_factory=dict)
+    """Site -> variants of its kernel on this rank, where there are several."""
+    in_full: list[str] = field(default_factory=list)
+    """Variants to compile for all candidates."""
+    endless: str = ""
+    """Reason why a site's variants have no end."""
+    wants_probe: bool = False
+    """True if this rank would see a replay before it compiles its new sites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,12 @@ class SiteManifest:
     """Settings that differ between ranks, with the values; empty if there are none."""
     is_last: bool = False
     """True if all ranks would tune no further keys of the function."""
+    variants: dict[str, int] = field(default_factory=dict)
+    """On the rank with the most."""
+    in_full: list[str] = field(default_factory=list)
+    endless: str = ""
+    """"rank r: reason" of the first such rank."""
+    wants_probe: bool = False
 
     @property
     def to_tune(self) -> list[str]:
@@ -149,6 +163,10 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
         is_last=all(mine.is_last for mine in everyone),
+        variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
+        in_full=sorted({label for mine in everyone for label in mine.in_full}),
+        endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
+        wants_probe=any(mine.wants_probe for mine in everyone),
     )
 
 

@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
-from dist_tune.search import Replay
+from dataclasses import replace
+
+from dist_tune.errors import Failures
+from dist_tune.search import ReducedReport, Replay
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.replays import RACE, finals_of
+from dist_tune.tuning.replays import RACE, Conditions, finals_of
+from dist_tune.tuning.settling import compile_variants, settle
+
+_MAX_REPEATS = 4
+"""Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
 
 
 def run_race(context: TuningContext, closure: Closure) -> None:
     """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between."""
-    race, samples = context.race, context.replays.trials.samples
+    race, replays = context.race, context.replays
     struck: set[int] = set()
     in_finals = False
     while batch := race.batch():
         is_final = race.is_final
         if is_final and not in_finals:
-            samples.restart()
+            replays.trials.samples.restart()
+            in_finals = True
+            if replays.trials.variants.counts:
+                compile_variants(context, is_last=True)
+                continue  # less candidates that have failed
         in_finals = is_final
-        context.replays.run_batch(closure, batch, finals_of(context.plan) if is_final else RACE)
-        has_new_sites = _report(context, batch, struck)
+        reduced = _run(context, closure, batch, finals_of(context.plan) if is_final else RACE, struck)
+        race.tell(len(batch), reduced)
         context.expenses.end_phase("finals" if is_final else "race")
-        if has_new_sites:
+        if reduced.has_new_sites:
             manifest = discover(context, closure, is_watched=True, is_under_way=True)
             assert manifest is not None  # None only where nothing is under way
-            context.replays.undo()
+            replays.undo()
             enter_sites(context, closure, manifest)
         context.check_alive()
 
 
-def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> bool:
-    """Reduce the times of a batch; True if a rank has met new sites. ``struck``: replays whose times count on no rank."""
-    samples = context.replays.trials.samples
+def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
+    """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
+    budget_s, todo, n_repeats = context.plan.budget_s, batch, 0
+    failures: Failures = {}
+    has_new_sites = False
+    while True:
+        first = context.replays.n_replays
+        context.replays.run_batch(closure, todo, conditions)
+        reduced = _report(context, batch, struck)
+        has_new_sites |= reduced.has_new_sites
+        for label, each in reduced.failures.items():
+            failures[label] = each | failures.get(label, {})
+        if reduced.has_new_variants:
+            settle(context, closure)
+        todo = [schedule for k, schedule in enumerate(todo) if first + k in reduced.lost]
+        is_spent = budget_s is not None and reduced.elapsed_s >= budget_s
+        if not todo or n_repeats == _MAX_REPEATS or is_spent:
+            return replace(reduced, failures=failures, has_new_sites=has_new_sites)
+        n_repeats += 1
+        context.replays.n_thrown_away += len(todo)
+        why = "a kernel was not compiled for the arguments of a launch on some rank"
+        context.log.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
+
+
+def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> ReducedReport:
+    """Reduce the times of a batch. ``struck``: replays whose times count on no rank."""
+    samples, variants = context.replays.trials.samples, context.replays.trials.variants
     failures = context.sites.take_failures()
+    has_new_variants = variants.has_news
     while True:
         local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
-        reduced = context.reduce_reports("report", local)
+        reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
         if set(reduced.disturbed) <= struck:
-            break
+            return reduced
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.
         samples.strike(reduced.disturbed)
         struck |= set(reduced.disturbed)
-    context.race.tell(len(batch), reduced)
-    return reduced.has_new_sites

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dist_tune.compiler import noted
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
 from dist_tune.measure import Clock, RngState, Span, wait_for_device
@@ -54,6 +55,8 @@ class Replayer:
     def __init__(self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
         self.n_replays = 0
         """Runs of the closure so far; the caller says so if it has made the first."""
+        self.n_thrown_away = 0
+        """Replays that did not count and were run again, because a kernel was not compiled before. The same on all ranks."""
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""
         self.batch_s = 0.0
@@ -179,7 +182,8 @@ class Replayer:
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             began = time.perf_counter()
-            self.run(closure, schedule, whole, times_launches=conditions.times_launches)
+            with noted(self.trials.note_compilation):
+                self.run(closure, schedule, whole, times_launches=conditions.times_launches)
             # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             if conditions.is_timed:
                 self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)

@@ -29,6 +29,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         winner=winner,
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
         n_replays=context.replays.n_replays,
+        n_variants=context.replays.trials.variants.counts.get(label, 1),
         closure_weight=selection.closure_weight if selection else 0.0,
         seconds=context.expenses.seconds.total,
         spent=context.expenses.seconds,

@@ -14,7 +14,7 @@ from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import CandidateFailure, CaptureError, FailureKind, Failures, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
-from dist_tune.runtime import NoFitError, Slot, Timings, Tunable, is_out_of_resources
+from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable, is_out_of_resources
 from dist_tune.search import Race
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
@@ -23,6 +23,31 @@ _FATAL = re.compile(
     r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
     re.IGNORECASE,
 )
+
+
+@dataclass(slots=True)
+class Variant:
+    """A specialisation of the arguments of a site's launches, for which each candidate is a kernel of its own."""
+
+    label: str
+    """In place of the site's label for the compiler; the first variant of a site has that one."""
+    arguments: dict[str, Argument]
+    """Of its first launch, by name."""
+    loaded: set[int] = field(default_factory=set)
+    """Candidates on the device; of the first variant they are in the compiler's hands."""
+    replays: set[int] = field(default_factory=set)
+    """Replays that met it since the latest meeting about variants, as far as that was noticed."""
+    is_known: bool = False
+    """True if the other ranks have heard of it."""
+    is_full: bool = False
+    """True if it is compiled for all candidates that are in the race; if not, for a stand-in until the finals. The same on all ranks."""
+    is_foreseen: bool = False
+    """True as long as no launch has met it."""
+
+    @property
+    def compiled(self) -> dict[str, str]:
+        """Name -> class of the argument."""
+        return {name: each.compiled for name, each in self.arguments.items()}
 
 
 @dataclass(slots=True)
@@ -68,6 +93,8 @@ class Site:
     resources: dict[int, Resources] = field(default_factory=dict)
     equal: dict[int, int] = field(default_factory=dict)
     """Candidate -> the one of lower index with the same kernel on all ranks."""
+    variants: list[Variant] = field(default_factory=list)
+    """Specialisations of its arguments; ``compiled`` candidates without a variant are those of the first."""
     near: int | None = None
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""
     quickest: list[int] = field(default_factory=list)

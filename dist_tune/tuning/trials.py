@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import OutOfMemoryError
 
-from dist_tune.compiler import reason_of
+from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, reasons
 from dist_tune.measure import Clock, Inputs, Span
-from dist_tune.runtime import LaunchRecorder, Tunable, Undo
+from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.tuning.sites import Sites
+from dist_tune.tuning.variants import Variants
 
 if TYPE_CHECKING:
     import loguru
@@ -40,10 +41,14 @@ class _Failed:
     """Collectives that it had issued before, if it is the whole closure."""
 
 
+class _NotLoaded:
+    """A launch that was not made, because it would have compiled its kernel."""
+
+
 class Trials:
     """The launches of one tuning on this rank. A ``Listener``."""
 
-    def __init__(self, closure: str, ranks: Ranks, sites: Sites, clock: Clock, log: loguru.Logger) -> None:
+    def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, log: loguru.Logger) -> None:
         self.is_watching = True
         self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
         self.samples = Samples()
@@ -60,10 +65,11 @@ class Trials:
         self._sites = sites
         self._clock = clock
         self._log = log
+        self.variants = variants
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
-        self._times_launches = False
+        self._times_launches = self._is_timed = False
         self._replay = 0
         self._launched: set[str] = set()
         """Sites launched in this run."""
@@ -91,7 +97,9 @@ class Trials:
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
         # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
         self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
+        self._is_timed = any(trial.is_timed for trial in schedule.values())
         self._launched.clear()
+        self.variants.begin_replay()
 
     def take_undo(self) -> Undo:
         """The tensors that the last run changed; it is put back or forgotten by the caller."""
@@ -109,6 +117,14 @@ class Trials:
         for label, candidate, span in self._warm_ups:
             self.samples.add_warm_up(label, candidate, span.ms())
         self._warm_ups.clear()
+
+    def note_compilation(self, kernel: Any) -> None:
+        """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
+        if interception.listener_here() is not self or not self._is_timed:
+            return
+        around = [f"{label} {self._schedule[label].candidate}" for label in self._around if label in self._schedule]
+        if self.variants.counts_against(self._replay, kernel, around):
+            self.samples.lose(self._replay)
 
     # -- a listener's part ---------------------------------------------------------------------------------------
 
@@ -147,6 +163,8 @@ class Trials:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
             site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
             site.checker.restore()
+        if site.is_compiled and site.record is None and not self._is_timed:
+            self.variants.see(site, launch, self._replay)
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
                 self.samples.disturb(self._replay)
@@ -156,6 +174,8 @@ class Trials:
                 if not self._sites.load(site, index):
                     continue
             launched = self._launch(site, launch, index, trial)
+            if isinstance(launched, _NotLoaded):
+                launched = self._launch_loaded(site, launch, index, trial)
             if isinstance(launched, _Returned):
                 return launched.value
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
@@ -167,8 +187,19 @@ class Trials:
         message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
         raise no_fit(message, site) from site.last_error
 
-    def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
-        """Launch one candidate, and time or check it if it is its turn."""
+    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
+        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
+        ready, is_asked = self.variants.ready(site, launch, index, self._replay)
+        if not is_asked and self._is_timed:
+            self.samples.lose(self._replay)
+        launched = _Failed(0) if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
+        assert not isinstance(launched, _NotLoaded)
+        return launched
+
+    def _launch(
+        self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False
+    ) -> _Returned | _Failed | _NotLoaded:
+        """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
         span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
@@ -181,13 +212,18 @@ class Trials:
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
+        is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
         try:
-            with nullcontext() if site.is_compiled else self._running(site, index):
+            with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
                 value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
                 if warm_up is not None:
                     warm_up.end()
+            if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
+                return _NotLoaded()
+        except NotLoaded:
+            return _NotLoaded()
         # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
         # it here would leave the peers alone in the closure's collectives.
         except Exception as error:

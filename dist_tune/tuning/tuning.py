@@ -32,6 +32,7 @@ from dist_tune.tuning.replays import Replayer
 from dist_tune.tuning.site import Site
 from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.trials import Trials
+from dist_tune.tuning.variants import Variants
 
 
 class Tuning:
@@ -55,7 +56,8 @@ class Tuning:
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
         sites = Sites(log, compiler, placement, lookup)
-        replays = Replayer(ranks, Trials(name, ranks, sites, clock, log), clock, options.reset, settings.deadline_s)
+        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, log=log)
+        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s)
         self._trials = replays.trials
         self._context = TuningContext(
             name, ranks, options.plan, log,

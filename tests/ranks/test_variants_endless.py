@@ -1,0 +1,134 @@
+"""Arguments that are compiled in and never come again, kernels made anew, and compilations of kernels that are not tuned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dist_tune import DistTuneError, autotune
+from dist_tune.testing import values
+from tests.ranks.test_variants import result
+from tests.ranks.variants import autotuned, constant_kernel, counting, epoch_kernel, on_fake, tuned, watch
+
+pytestmark = pytest.mark.processes
+
+
+def _constants(rank: int, warps: tuple[int, ...]) -> Any:
+    seen = watch()
+    step = counting(autotuned(constant_kernel, warps=warps), seen)
+    with pytest.raises(DistTuneError) as caught:
+        step()
+    return type(caught.value).__name__, str(caught.value), seen.n_runs
+
+
+@pytest.mark.parametrize("warps", [(4,), (1, 2, 4, 8, 16)])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_constant_that_counts_up_ends_the_tuning_with_its_name_and_the_remedy(n: int, warps: tuple[int, ...]) -> None:
+    """A tl.constexpr of a new value in each launch: a message on all ranks, after a bounded number of runs."""
+    got = values(on_fake(n, _constants, warps))
+    assert len({message for _, message, _ in got}) == 1
+    for kind, message, n_runs in got:
+        assert kind == "EndlessVariantsError"
+        assert all(each in message for each in ("constant_kernel", "argument step", ", 3, 4, 5, ...)", 'do_not_specialize=["step"]'))
+        assert n_runs <= 25
+
+
+def _alternating(rank: int) -> Any:
+    seen, n = watch(), 0
+    kernel, x, y = autotuned(constant_kernel), torch.zeros(64), torch.zeros(64)
+
+    def step() -> None:
+        nonlocal n
+        n += 1
+        kernel[(1,)](x, y, 64, n % 5)
+
+    run = tuned(step, seen)
+    run()
+    return result(run, seen)
+
+
+def test_constants_that_come_again_are_variants_as_any() -> None:
+    """Five values of a tl.constexpr in turn."""
+    for in_timed, winners, n_variants, unmeasured in values(on_fake(2, _alternating)):
+        assert (in_timed, winners, n_variants, unmeasured) == ([], [32], [5], [])
+
+
+def _anew(rank: int) -> Any:
+    seen, x, y = watch(), torch.zeros(64), torch.zeros(64)
+
+    def step() -> None:
+        kernel = autotuned(triton.jit(epoch_kernel.fn))
+        kernel[(1,)](x, y, 64, 1)
+
+    run = tuned(step, seen)
+    run()
+    return result(run, seen)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_kernel_made_anew_in_each_call_gets_what_was_loaded_for_the_one_before(n: int) -> None:
+    """Its own memory is empty; it is the same kernel for the compiler."""
+    assert values(on_fake(n, _anew)) == [([], [32], [1], [])] * n
+
+
+@triton.jit
+def plain_kernel(x_ptr, step: tl.constexpr):
+    tl.store(x_ptr, step)
+
+
+def _plain(rank: int, n_values: int) -> Any:
+    seen, n = watch(), 0
+    kernel, x, y = autotuned(), torch.zeros(64), torch.zeros(64)
+
+    def step() -> None:
+        nonlocal n
+        n += 1
+        plain_kernel[(1,)](x, n % n_values)
+        kernel[(1,)](x, y, 64, 3)
+
+    run = tuned(step, seen)
+    run()
+    return len(result(run, seen)[0]), *result(run, seen)[1:]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_replay_that_compiles_a_kernel_beside_the_tuned_one_does_not_count(n: int) -> None:
+    """Five values in turn, two of them in runs before: three replays are thrown away."""
+    outcomes = on_fake(n, _plain, 5)
+    for n_in_timed, winners, _, unmeasured in values(outcomes):
+        assert (n_in_timed, winners, unmeasured) == (3, [32], [])
+    assert all(each.log.count("does not count: it compiled tests.ranks.test_variants_endless.plain_kernel") == 3 for each in outcomes)
+    assert all(" thrown_away=3 " in each.log for each in outcomes)
+
+
+def test_replays_count_in_spite_of_a_kernel_that_each_of_them_compiles() -> None:
+    """A constant of a plain kernel that counts up for ever: told once, and the tuning ends with times."""
+    outcomes = on_fake(2, _plain, 10**6)
+    for _, winners, _, unmeasured in values(outcomes):
+        assert (winners, unmeasured) == ([32], [])
+    assert all(each.log.count("replays that compile it count from now on") == 1 for each in outcomes)
+
+
+def _function(rank: int) -> Any:
+    seen, epoch = watch(), 0
+    x, y = torch.zeros(64), torch.zeros(64)
+
+    @autotune([{"block": block} for block in (16, 32, 64)], lambda n: n, n_warmup=1, n_repeat=2, cache=False)
+    def step(n: int, block: int) -> None:
+        nonlocal epoch
+        epoch += 1
+        seen.run()
+        epoch_kernel[(1,)](x, y, n, epoch, BLOCK=block)
+
+    step(64)
+    record = step.records[0]
+    return [each.fields["block"] for each in record.candidates if each.latency_ms is None], record.best.fields["block"]
+
+
+def test_configs_of_a_function_are_timed_without_the_compilations_inside_it() -> None:
+    """An epoch counter among the arguments of a kernel inside: a run that compiles is run again."""
+    assert values(on_fake(2, _function)) == [([], 32)] * 2
