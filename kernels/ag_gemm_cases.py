@@ -139,7 +139,8 @@ def tune(
     if record.is_recalled:
         console.print(f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew")
     else:
-        console.print(f"{spent}; why: .autotune_logs/rank-<i>.log; from now on this choice comes from the cache")
+        kept = "from now on this choice comes from the cache" if options.epoch == "any" else "this choice is not kept"
+        console.print(f"{spent}; why: .autotune_logs/rank-<i>.log; {kept}")
     console.print(f"{record.n_variants} variants of each config")
     console.print(f"relative error {error:.1e}")
     if len(set(winners)) > 1:

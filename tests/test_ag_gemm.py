@@ -85,6 +85,18 @@ def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+def test_the_kernel_with_an_epoch_as_any_int_is_tuned_and_right(tmp_path: Path) -> None:
+    """`--epoch int`, whose choice is not kept: the cache is that of the kernel which takes any epoch."""
+    done = on_two_ranks(tmp_path, AG_GEMM, "--case", "tune", "--epoch", "int", "--shape", "2,16,8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same on all 2 ranks: True" in done.stdout
+    assert "this choice is not kept" in done.stdout
+    assert not (tmp_path / "cache").exists()
+    (error,) = (float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("relative error"))
+    assert error < 0.008
+
+
+@pytest.mark.once
 def test_a_second_run_takes_the_functions_winner_from_the_cache_and_says_so(tmp_path: Path) -> None:
     """The same winner, when it was tuned and how to do it again; the function has its module's name also where its file is the program."""
     arguments = (AG_GEMM, "--case", "tune", "--tuner", "function", "--shape", "2,16,8")

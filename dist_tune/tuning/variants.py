@@ -104,6 +104,8 @@ class Variants:
             if self._is_adopted(site, variant, index, launch):
                 return index, True
         self._log.debug(f"site={site.label} replay={replay} candidate={index} is not loaded for {_differing(site, variant)}")
+        if site.is_new:  # what is under way is most likely for arguments that do not come again; if not, it goes on after the next meeting
+            self._compiler.dequeue(site.label)
         for i in self._in_turn(site, variant):
             if self._load(site, variant, i):
                 return i, False
@@ -129,9 +131,8 @@ class Variants:
             for each in site.variants:
                 each.replays.clear()
 
-    def rebase(self, replay: int) -> bool:
+    def rebase(self, replay: int) -> None:
         """After a first replay: where it did not meet a site's first variant, one that it met is the first from now on."""
-        is_changed = False
         for site in self._sites.met.values():
             if not site.variants or not site.is_new or replay in site.variants[0].replays:
                 continue
@@ -144,8 +145,6 @@ class Variants:
             self._compiler.dequeue(old.label)
             site.variants.remove(new)
             site.variants.insert(0, new)
-            is_changed = True
-        return is_changed
 
     def labels(self) -> dict[str, tuple[Site, Variant]]:
         """Variants beside the first ones by label, which is the same on all ranks for equal arguments; sites may have been renamed."""
@@ -191,7 +190,10 @@ class Variants:
         for other in foreseen(launch, ints) if len(changed) <= _MAX_FORESEEN else ():
             likely = specialisation(other)
             if likely and self._known(site, likely) is None:
-                self._add(site, other, likely).is_foreseen = True
+                likely_one = self._add(site, other, likely)
+                likely_one.is_foreseen = True
+                if site.is_new:  # beside the compilation of all others
+                    self._compiler.queue(likely_one.label, self._in_turn(site, likely_one)[:1])
         self._check_end(site)
         return variant
 
