@@ -137,10 +137,6 @@ class Compiler:
         made_anew.compilation = known
         return not isinstance(made_anew.load(), Failure)
 
-    def ask(self, launch: Compilable, config: triton.Config) -> str:
-        """The key of a launch in Triton's disk cache; nothing is compiled."""
-        return Candidate(launch, config).compilation.key
-
     def load(self, label: str, candidate: int) -> Resources | Failure | None:
         """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
         compilation = self._sites[label][candidate].compilation

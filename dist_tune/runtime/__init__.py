@@ -9,12 +9,12 @@ from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
-from dist_tune.runtime.specialisation import Argument, foreseen, specialisation
+from dist_tune.runtime.specialisation import Argument, foreseen, has_heuristics, specialisation
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
 from dist_tune.runtime.undo import Undo, changed
 
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure", "RecordedKernel",
     "RecordedLaunch", "Slot", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo", "Watch", "changed", "compile_ahead", "dry_run",
-    "foreseen", "interception", "is_out_of_resources", "precompiles", "specialisation",
+    "foreseen", "has_heuristics", "interception", "is_out_of_resources", "precompiles", "specialisation",
 ]  # fmt: skip

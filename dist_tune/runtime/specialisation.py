@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import triton
+from triton.runtime.autotuner import Heuristics
 from triton.runtime.jit import JITFunction
 
 from dist_tune.runtime.kernel_launch import Launch
@@ -60,6 +61,11 @@ def foreseen(launch: Tunable, names: list[str]) -> Iterator[Tunable]:
                 yield Launch(launch.kernel, (*args[:at], value, *args[at + 1 :]), kwargs)
             else:
                 yield Launch(launch.kernel, args, {**kwargs, name: value})
+
+
+def has_heuristics(launch: Tunable) -> bool:
+    """True if constants of the kernel follow from arguments and config, so that launches of one specialisation may differ."""
+    return isinstance(launch, Launch) and isinstance(getattr(launch.kernel, "fn", None), Heuristics)
 
 
 def _jit_function(kernel: Any) -> JITFunction[Any] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import KEY_CHARS, Compiler, Failure, compile_cost, split_keys
 from dist_tune.configs import digest
-from dist_tune.runtime import Argument, Tunable, foreseen, specialisation
+from dist_tune.runtime import Argument, Tunable, foreseen, has_heuristics, specialisation
 from dist_tune.tuning.site import Site, Variant
 from dist_tune.tuning.sites import Sites
 
@@ -29,10 +29,12 @@ _MAX_FORESEEN = 2
 """Arguments that change at once and are foreseen to change apart from one another."""
 _FREQUENT = 0.25
 """Share of replays from which on a variant that they met is compiled for all candidates at once."""
-_PROBED = 16
+PROBED = 16
 """Compilations from which on a replay is made before them: an argument that changes shows then, and not after them."""
 _MAX_SHOWN = 5
-_CODE = "its code"
+_CODE, _HEURISTICS = "its code", "its heuristics"
+_ASKED = "asked"
+"""In place of a site's label: a launch whose compile keys are read, and no more."""
 
 
 class Variants:
@@ -71,7 +73,7 @@ class Variants:
         """
         if self.n_probes > 0:
             return self._has_news
-        return sum(len(set(split_keys(each)) - {" " * KEY_CHARS}) for each in keys.values()) > _PROBED
+        return sum(len(set(split_keys(each)) - {" " * KEY_CHARS}) for each in keys.values()) > PROBED
 
     def all(self) -> Iterator[tuple[Site, Variant]]:
         """Variants beside the first of each site that is tuned."""
@@ -83,7 +85,7 @@ class Variants:
         """The variant of a launch; entered if it is new, with those that may follow. ``code``: what tells kernel objects apart."""
         arguments = specialisation(launch)
         if code:
-            arguments[_CODE] = Argument("other", code, code)
+            arguments[_HEURISTICS if has_heuristics(launch) else _CODE] = Argument("other", code, code)
         variant = self._known(site, arguments)
         if variant is None:
             variant = self._enter(site, launch, arguments)
@@ -100,7 +102,8 @@ class Variants:
         if self._is_adopted(site, variant, index, launch):
             return index, True
         if self._has(site, variant, index):  # other code with the same arguments
-            variant = self.see(site, launch, replay, code=self._compiler.ask(launch, site.configs[0]))
+            self._compiler.begin(_ASKED, launch, site.configs, [])
+            variant = self.see(site, launch, replay, code=digest([self._compiler.keys(_ASKED)]))
             if self._is_adopted(site, variant, index, launch):
                 return index, True
         self._log.debug(f"site={site.label} replay={replay} candidate={index} is not loaded for {_differing(site, variant)}")
@@ -208,14 +211,16 @@ class Variants:
         met = [each.arguments for each in site.variants if not each.is_foreseen]
         classes = {name: {each[name].compiled: each[name] for each in met if name in each} for each in met for name in each}
         name, found = max(classes.items(), key=lambda item: len(item[1]))
-        if self.endless or len(met) <= (MAX_VARIANTS if len(found) > _MAX_CLASSES else _MAX_FINITE):
+        is_endless = len(found) > _MAX_CLASSES and name != _HEURISTICS
+        if self.endless or len(met) <= (MAX_VARIANTS if is_endless else _MAX_FINITE):
             return
         shown = ", ".join(each.text for each in list(found.values())[:_MAX_SHOWN])
         kind = next(iter(found.values())).kind
         said = f"site {site.label}: {len(met)} launches in the step asked for {len(met)} different compilations of every config"
-        if name == _CODE:
+        if name in (_CODE, _HEURISTICS):
+            what = "a value of triton.heuristics" if name == _HEURISTICS else "the kernel, or a value that it captures,"
             self.endless = (
-                f"{said}, because the kernel, or a value that it captures, is another one in each. Define the kernel outside the step."
+                f"{said}, because {what} is another one in each. Define the kernel outside the step, with values that come again."
             )
             return
         how = (

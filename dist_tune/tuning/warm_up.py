@@ -14,6 +14,7 @@ from dist_tune.tuning.compilation import precompile
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.replays import WARM_UP
 from dist_tune.tuning.site import Site
+from dist_tune.tuning.variants import PROBED
 
 
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool) -> None:
@@ -28,6 +29,10 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
             context.replays.run_batch(closure, replays[:1], WARM_UP)
+            if len(replays) > PROBED and context.plan.budget_s is None:
+                # Once more: what a counter among the arguments is compiled for in the first run may not come again.
+                recorder.launches.clear()
+                context.replays.run_batch(closure, replays[:1], WARM_UP)
             if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
                 _tell(context, 1)
             if not race.is_enough(n_runs):

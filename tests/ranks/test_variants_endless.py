@@ -132,3 +132,27 @@ def _function(rank: int) -> Any:
 def test_configs_of_a_function_are_timed_without_the_compilations_inside_it() -> None:
     """An epoch counter among the arguments of a kernel inside: a run that compiles is run again."""
     assert values(on_fake(2, _function)) == [([], 32)] * 2
+
+
+def _large_function(rank: int) -> Any:
+    seen, epoch = watch(), 0
+    x, y = torch.zeros(64), torch.zeros(64)
+    space = [{"BLOCK": block, "num_warps": warps} for block in (16, 32, 64, 128) for warps in (1, 2, 4, 8, 16)]
+
+    @autotune(space, lambda n: n, n_warmup=1, n_repeat=2, cache=False)
+    def step(n: int, BLOCK: int, num_warps: int) -> None:
+        nonlocal epoch
+        epoch += 1
+        seen.run()
+        epoch_kernel[(1,)](x, y, n, epoch, BLOCK=BLOCK, num_warps=num_warps)
+
+    step(64)
+    record = step.records[0]
+    return len(seen.lazy), [each.index for each in record.candidates if each.latency_ms is None], record.best.fields["BLOCK"]
+
+
+def test_configs_of_a_function_are_compiled_ahead_for_the_class_of_an_epoch_that_comes_next() -> None:
+    """20 configs: the first runs compile inside, then what comes with multiples of 16."""
+    for n_lazy, unmeasured, winner in values(on_fake(2, _large_function)):
+        assert n_lazy <= 8
+        assert (unmeasured, winner) == ([], 32)
