@@ -127,7 +127,7 @@ class Compiler:
         """Compile no more of a site for now, but go on with what has begun."""
         mine = {id(each.compilation) for each in self._sites[label]}
         with self._lock:
-            self._queue = deque(each for each in self._queue if id(each) not in mine)
+            self._queue = [each for each in self._queue if id(each.compilation) not in mine]
 
     def adopt(self, label: str, candidate: int, launch: Compilable, config: triton.Config) -> bool:
         """Put the loaded candidate into the memory of a kernel object made anew; False if that object is another kernel."""

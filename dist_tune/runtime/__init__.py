@@ -14,7 +14,8 @@ from dist_tune.runtime.tunable import Slot, Timings, Tunable
 from dist_tune.runtime.undo import Undo, changed
 
 __all__ = [
-    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure", "RecordedKernel",
-    "RecordedLaunch", "Slot", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo", "Watch", "changed", "compile_ahead", "dry_run",
-    "foreseen", "has_heuristics", "interception", "is_out_of_resources", "precompiles", "specialisation",
+    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
+    "RecordedKernel", "RecordedLaunch", "Slot", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo", "Watch", "changed",
+    "compile_ahead", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "precompiles",
+    "specialisation",
 ]  # fmt: skip
