@@ -23,6 +23,6 @@ from dist_tune.compiler.work import PTXAS
 
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
-    "compile_cost", "host_of_cache", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused",
-    "replaced", "split_keys",
+    "compile_cost", "host_of_cache", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest", "quiet_terminal",
+    "reason_of", "refused", "replaced", "split_keys",
 ]  # fmt: skip
