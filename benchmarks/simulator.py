@@ -12,12 +12,13 @@ import argparse
 import random
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import Table, load_tables
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
+from dist_tune.search.guide import guide_of
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
@@ -39,6 +40,8 @@ class Kernel:
     n_launches: int = 1
     failures: Mapping[int, str] = field(default_factory=dict)
     """Candidates that the vote before the first replay has dropped."""
+    texts: Sequence[str] = ()
+    """The configs described, for a guided search; empty: all candidates race."""
 
     def cost_ms(self, candidate: int, rank: int) -> float:
         """What a candidate adds to a replay on a rank."""
@@ -53,7 +56,7 @@ class Kernel:
         """The same on machines of which one is slower, with all candidates or with some."""
         wanted = range(len(self.ms)) if candidates is None else candidates
         ms = [[t * (by if r == rank and i in wanted else 1.0) for r, t in enumerate(row)] for i, row in enumerate(self.ms)]
-        return Kernel(ms, self.unseen_ms, self.n_launches, self.failures)
+        return replace(self, ms=ms)
 
 
 def always(rank: int, site: str, replay: int) -> bool:
@@ -149,13 +152,15 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
     plan = plan or Plan()
     search = Race(plan, options)
     for site, kernel in world.sites.items():
-        search.add(site, len(kernel.ms), kernel.failures)
+        guide = guide_of(plan.search, kernel.texts)
+        untried = set(range(len(kernel.ms))) - set(guide.spread) if guide is not None else set[int]()
+        search.add(site, len(kernel.ms), {i: why for i, why in kernel.failures.items() if i not in untried}, guide=guide, untried=untried)
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
     meetings: list[tuple[dict[int, BatchReport], ReducedReport]] = []
     struck: set[int] = set()
     replay_ms, in_finals = 0.0, False
-    while batch := search.batch():
+    while batch := _next_batch(world, search):
         if search.is_final and not in_finals:
             for rank in ranks:
                 rank.samples.restart()
@@ -181,12 +186,20 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
     return Played(winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings)
 
 
+def _next_batch(world: World, search: Race) -> list[Replay]:
+    while waves := search.waves():
+        for site, wave in waves.items():
+            search.drop(site, {i: why for i, why in world.sites[site].failures.items() if i in wave})
+        search.join(waves)
+    return search.batch()
+
+
 def kernel_of(table: Table, n_ranks: int = 4) -> Kernel:
     """A recorded site; more ranks than were recorded have the times of those in turn."""
     failures = {i: row.failure or "not measured" for i, row in enumerate(table.rows) if row.closure_ms is None}
     ms = [[row.ranks_ms[r % len(row.ranks_ms)] if row.ranks_ms else 1.0 for r in range(n_ranks)] for row in table.rows]
     unseen_ms = [row.closure_ms - max(row.ranks_ms) if row.closure_ms is not None else 0.0 for row in table.rows]
-    return Kernel(ms, [max(0.0, each) for each in unseen_ms], failures=failures)
+    return Kernel(ms, [max(0.0, each) for each in unseen_ms], failures=failures, texts=[row.config for row in table.rows])
 
 
 # -- policies --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from dist_tune.search.selection import Objective, ReducedTimes
 from dist_tune.validation import spelled
 
-SearchName = Literal["racing", "exhaustive"]
+SearchName = Literal["racing", "exhaustive", "guided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Plan:
     """Untimed replays before a race; of each candidate in an exhaustive search."""
     n_repeat: int = 5
     """Timed replays of a candidate in an exhaustive search and of a finalist in a round of finals; rungs of a race at most."""
-    search: SearchName = "racing"
+    search: SearchName | None = "racing"
+    """None: guided where a site has many candidates, racing elsewhere."""
     objective: Objective = "closure"
     """Decide by the time of the whole closure, or of the kernel alone."""
     max_replays: int | None = None
@@ -42,7 +43,7 @@ class Plan:
                 raise ValueError(f"need {name} >= {least}, got {value}")
         check_budget(self.budget_s)
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
-            if text not in get_args(known):
+            if text not in get_args(known) and not (name == "search" and text is None):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
 
     def __str__(self) -> str:
@@ -88,6 +89,8 @@ class PriorTimes:
     """Only of configs that are candidates now."""
     winner: int | None = None
     """Of the latest tuning; None if it is no candidate now."""
+    near: int | None = None
+    """The candidate that the first rank uses for the nearest other key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,6 @@ class CandidateResult:
     failure: str | None
     """"rank r: reason" of the first rank on which it failed."""
     left: str | None
-    """The rung or round after which it left; None for finalists and failures."""
+    """The rung or round after which it left, or why it was not tried; None for finalists and failures."""
     equal_to: int | None = None
     """The candidate with the same kernel that raced for both; the times are that one's."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf, isfinite
 
 from dist_tune.errors import reasons
+from dist_tune.search.guide import Guide
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
@@ -48,13 +49,16 @@ class Race:
         failures: Mapping[int, str],
         prior: PriorTimes | None = None,
         equal: Mapping[int, int] | None = None,
+        guide: Guide | None = None,
+        untried: Collection[int] = (),
     ) -> None:
         """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason.
 
         ``equal``: candidate -> the one of lower index with the same kernel, which races for both.
+        ``guide``: asks for more candidates, ``untried`` so far; None if all race at once.
         """
-        standings = Standings(n_candidates, failures, prior or PriorTimes(), equal)
-        self._sites[site] = SiteRace(site, self._plan, self._options, standings)
+        standings = Standings(n_candidates, failures, prior or PriorTimes(), equal, untried)
+        self._sites[site] = SiteRace(site, self._plan, self._options, standings, guide)
         n_open = sum(each.n_nominal > 0 for each in self._sites.values())
         for each in self._sites.values():
             each.is_alone = n_open < 2
@@ -104,9 +108,26 @@ class Race:
         """Let only these be equal, because a rank that came to the site late has found no others."""
         self._sites[site].standings.split(equal)
 
-    def warm_up(self, sites: Mapping[str, int]) -> list[Replay]:
-        """Untimed and checked runs of each candidate of these sites: site -> runs of each."""
-        orders = {name: [i for i in self._sites[name].standings.in_turn() for _ in range(n_runs)] for name, n_runs in sites.items()}
+    def is_barren(self, site: str) -> bool:
+        """True if nothing runs of what a guided search has tried, and it has yet to end."""
+        return self._sites[site].is_barren
+
+    def waves(self) -> dict[str, list[int]]:
+        """Candidates that guided searches come to next: site -> candidates to compile, or to warm up for a function, and to ``join``."""
+        if self.is_spent and not any(site.is_barren for site in self._sites.values()):
+            return {}
+        waves = {name: site.wave(self._n_left) for name, site in self._sites.items() if not self.is_spent or site.is_barren}
+        return {name: wave for name, wave in waves.items() if wave}
+
+    def join(self, waves: Mapping[str, Collection[int]]) -> None:
+        """Let the candidates of waves race: site -> candidates."""
+        for name, wave in waves.items():
+            self._sites[name].join(wave)
+
+    def warm_up(self, sites: Mapping[str, int], waves: Mapping[str, Collection[int]] | None = None) -> list[Replay]:
+        """Untimed and checked runs of each candidate of these sites, or of these ``waves``: site -> runs of each."""
+        wanted = {name: [i for i in self._sites[name].standings.in_turn() if waves is None or i in waves[name]] for name in sites}
+        orders = {name: [i for i in wanted[name] for _ in range(n_runs)] for name, n_runs in sites.items()}
         others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.incumbent()) is not None}
         return [
             others | {name: Trial(order[k], is_timed=False, is_checked=True) for name, order in orders.items() if k < len(order)}
@@ -132,13 +153,13 @@ class Race:
     def batch(self) -> list[Replay]:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
         for site in self._sites.values():
-            if self.is_spent:
+            if self.is_spent and not site.is_barren:
                 site.stop(self._why_spent)
             site.advance(self._n_left)
         if self.is_final:
             self._begin_round()
         replays = self._queued()
-        if self._plan.search == "racing" and (n_spare := self._n_spare(replays)) > 0:
+        if self._plan.search != "exhaustive" and (n_spare := self._n_spare(replays)) > 0:
             for site in self._sites.values():
                 site.shorten_warm_up(n_spare)
             replays = self._queued()
@@ -147,7 +168,7 @@ class Race:
     def _queued(self) -> list[Replay]:
         lengths = [len(site.queue) for site in self._sites.values() if site.queue]
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
-        n_replays = (max if self._plan.search == "racing" else min)(lengths, default=0)
+        n_replays = (min if self._plan.search == "exhaustive" else max)(lengths, default=0)
         return [
             {name: trial for name, site in self._sites.items() if (trial := site.trial(k)) is not None}
             for k in range(min(n_replays, self._n_left))

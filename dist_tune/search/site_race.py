@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Literal
 
+from dist_tune.search.guide import Guide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
 from dist_tune.search.standings import Standings
@@ -20,8 +21,10 @@ MIN_WARM_UP_MS = 100.0
 class SiteRace:
     """The state of one site's race; changed by ``Race`` only."""
 
-    def __init__(self, label: str, plan: Plan, options: RacingOptions, standings: Standings) -> None:
+    def __init__(self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | None = None) -> None:
         self.standings = standings
+        self._guide = guide
+        """Of a site whose candidates are not all tried at once; None once enough were."""
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"
         self.queue: list[Trial] = []
         self.selection: Selection | None = None
@@ -57,6 +60,40 @@ class SiteRace:
             return self.queue[k]
         incumbent = self.incumbent()
         return None if incumbent is None else Trial(incumbent, is_timed=False)
+
+    @property
+    def is_barren(self) -> bool:
+        """True if nothing runs so far of what a guided search has tried."""
+        return self._guide is not None and not self.standings.alive()
+
+    def wave(self, n_left: int) -> list[int]:
+        """The next candidates of a guided search, once those before them are timed: the caller compiles them. None if enough were tried."""
+        if self._guide is None or self.stage != "race":
+            return []
+        self.advance(n_left)  # trials that were missed come first
+        if self.queue:
+            return []
+        standings = self.standings
+        times_ms = {i: each.launches_ms for i, each in {**standings.prior_times, **standings.times}.items() if i not in standings.failures}
+        open_, n_tried = standings.untried - standings.left.keys(), standings.n_candidates - len(standings.untried)
+        is_met = bool(standings.times) or self.is_barren
+        wave = []
+        if is_met and n_left > 0:
+            wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren)
+        standings.untried -= set(wave)
+        if not wave:
+            self._guide = None
+        return wave
+
+    def join(self, wave: Iterable[int]) -> None:
+        """Let those of a wave that run everywhere race beside the others."""
+        queued = {trial.candidate for trial in self.queue}
+        joining = [i for i in wave if i in self.standings.alive() and i not in queued]
+        self._wanted.update(dict.fromkeys(joining, 1))
+        best = self.standings.fastest()
+        if best is not None and joining and not self.queue:  # the device has rested while they were compiled
+            self.queue = [Trial(best, is_timed=False)] * self._plan.n_warmup
+        self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
     def end_warm_up(self, budget: str) -> None:
         """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
@@ -96,7 +133,7 @@ class SiteRace:
         self.standings.fail(failures)
         alive = self.standings.alive()
         self.queue = [trial for trial in self.queue if trial.candidate not in self.standings.failures]
-        if len(alive) < 2:
+        if len(alive) < 2 and self._guide is None:
             # In the midst of a rung the last one may not have run yet, and be no better than those that failed.
             is_untried = self._n_run > 0 and any(self.standings.known_ms(i) is None for i in alive)
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
@@ -119,13 +156,14 @@ class SiteRace:
         alive, times = self.standings.alive(), self.standings.times
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
         n_overtime = min(n_left, MAX_OVERTIME * self.n_nominal - self._n_run)
-        if len(alive) < 2:
+        if len(alive) < 2 and self._guide is None:
             self._choose()
         elif times and n_overtime > 0 and max(n_missed.values(), default=0) > 0:
             again = [Trial(i, is_timed=True) for k in range(max(n_missed.values())) for i in alive if k < n_missed.get(i, 0)]
             self.queue = again[:n_overtime]
         elif self.stage == "race":
-            self._end_rung(alive, n_left)
+            if self._guide is None:
+                self._end_rung(alive, n_left)
         elif self.stage == "exhaustive":
             self._choose()
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
@@ -150,14 +188,15 @@ class SiteRace:
     def _begin(self) -> None:
         plan, alive = self._plan, self.standings.alive()
         incumbent = self.standings.prior_winner if self.standings.prior_winner in alive else None
-        self._n_finalists = min(self._options.max_finalists, len(alive))
+        n_racing = len(alive) if self._guide is None else max(len(alive), self._guide.n_planned)
+        self._n_finalists = min(self._options.max_finalists, n_racing)
         self.stage, self.queue, self.n_nominal = "done", [], 0
-        if len(alive) < 2:
+        if n_racing < 2:
             return
-        self.n_nominal = len(alive) * (plan.n_warmup + plan.n_repeat)
-        if plan.search == "racing" and plan.n_repeat > 1:
+        self.n_nominal = n_racing * (plan.n_warmup + plan.n_repeat)
+        if plan.search != "exhaustive" and plan.n_repeat > 1:
             # Where there are few candidates, enough for a race and a round of finals.
-            n_race = plan.n_warmup + len(alive) + (min(self._options.min_rungs, plan.n_repeat) - 1) * self._n_finalists
+            n_race = plan.n_warmup + n_racing + (min(self._options.min_rungs, plan.n_repeat) - 1) * self._n_finalists
             self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
         if plan.search == "exhaustive":
             self.stage = "exhaustive"
@@ -168,8 +207,9 @@ class SiteRace:
             self._wanted = dict.fromkeys(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
             fastest = self.standings.fastest()
-            first = incumbent if incumbent is not None else fastest if fastest in alive else alive[0]
-            self.queue = [Trial(first, is_timed=False)] * plan.n_warmup + self._shuffled(alive)
+            first = incumbent if incumbent is not None else fastest if fastest in alive else next(iter(alive), None)
+            n_warmup = plan.n_warmup if first is not None else 0
+            self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * n_warmup + self._shuffled(alive)
         if incumbent is not None:  # in front: where replays run out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
@@ -185,7 +225,7 @@ class SiteRace:
         n_enough = self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
-        quota = options.quota(standings.n_kernels, self._rung)
+        quota = options.quota(standings.n_runnable, self._rung)
         is_first, measured = self._rung == 0, standings.measured(alive)
         no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.is_alone)
         # Beaten in the finals or not at all, unless that costs real time.

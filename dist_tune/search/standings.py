@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
+from dist_tune.search.guide import NOT_TRIED
 from dist_tune.search.plan import CandidateResult, PriorTimes
 from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
 
@@ -12,8 +13,17 @@ from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
 class Standings:
     """Candidates by index; times are totals since the beginning of the tuning."""
 
-    def __init__(self, n_candidates: int, failures: Mapping[int, str], prior: PriorTimes, equal: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        n_candidates: int,
+        failures: Mapping[int, str],
+        prior: PriorTimes,
+        equal: Mapping[int, int] | None = None,
+        untried: Collection[int] = (),
+    ) -> None:
         self.n_candidates = n_candidates
+        self.untried = set(untried)
+        """Neither compiled nor run so far, because a guided search has not come to them."""
         self.failures = dict(failures)
         self.equal = dict(equal or {})
         """Candidate -> the one with the same kernel, of lower index, that stands for it."""
@@ -26,11 +36,6 @@ class Standings:
         self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
         winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
         self.prior_winner = winner if winner in self.prior_times else None
-
-    @property
-    def n_kernels(self) -> int:
-        """Different kernels that run everywhere."""
-        return len(self._runnable())
 
     def alive(self) -> list[int]:
         """Candidates that run everywhere and have not left the race."""
@@ -95,7 +100,13 @@ class Standings:
     def _result(self, i: int) -> CandidateResult:
         first = self.equal.get(i, i)
         times = None if i in self.failures else self.times.get(first) or self.prior_times.get(first)
-        return CandidateResult(times, self.failures.get(i), self.left.get(i), self.equal.get(i))
+        left = self.left.get(i, NOT_TRIED if i in self.untried else None)
+        return CandidateResult(times, self.failures.get(i), left, self.equal.get(i))
+
+    @property
+    def n_runnable(self) -> int:
+        """Candidates that were tried and run everywhere so far, each kernel once."""
+        return len(self._runnable())
 
     def _runnable(self) -> list[int]:
-        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal]
+        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]

@@ -1,0 +1,161 @@
+"""A guided search in the race: what it tries, when it ends, and what it says of the rest. Plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.search import NOT_TRIED, Guide, Plan, PriorTimes, Race, ReducedReport, ReducedTimes, guide_of
+from tests.search.test_config_space import grid
+
+pytestmark = pytest.mark.once
+
+SPACE = grid(BLOCK_M=[16, 32, 64, 128, 256], BLOCK_N=[16, 32, 64, 128, 256], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
+
+
+def cost_ms(text: str, best: tuple[int, int, int, int] = (128, 64, 4, 2)) -> float:
+    """A smooth valley around one config."""
+    values = [int(word.partition("=")[2]) for word in text.split()]
+    return 0.1 * (1 + 0.2 * sum(abs(math.log2(a / b)) for a, b in zip(values, best, strict=True)))
+
+
+def entered(plan: Plan, texts: list[str], failures: Mapping[int, str] | None = None, prior: PriorTimes | None = None) -> Race:
+    """A race of one site after its first vote."""
+    guide = guide_of(plan.search, texts, prior)
+    untried = set(range(len(texts))) - set(guide.spread) if guide is not None else set[int]()
+    race = Race(plan)
+    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide, untried)
+    return race
+
+
+def play(
+    race: Race,
+    ms: list[float],
+    failures: Mapping[int, str] | None = None,
+    broken: Collection[int] = (),
+    elapsed_s: float = 0.0,
+    compile_s: float = 0.0,
+) -> list[list[int]]:
+    """Run the race to its end; returns the waves. ``broken`` fail at their launch."""
+    waves: list[list[int]] = []
+    n_timed: dict[int, int] = {}
+    while True:
+        while wave := race.waves().get("s"):
+            waves.append(wave)
+            elapsed_s += compile_s * len(wave)
+            race.drop("s", {i: why for i, why in (failures or {}).items() if i in wave})
+            race.join({"s": wave})
+        if not (batch := race.batch()):
+            return waves
+        failed: dict[int, CandidateFailure] = {}
+        for replay in batch:
+            trial = replay["s"]
+            elapsed_s += ms[trial.candidate] / 1e3
+            if trial.candidate in broken:
+                failed[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
+            elif trial.is_timed:
+                n_timed[trial.candidate] = n_timed.get(trial.candidate, 0) + 1
+        times = {i: ReducedTimes(ms[i], ms[i], n_replays=n, n_timed=n) for i, n in n_timed.items()}
+        race.tell(len(batch), ReducedReport({"s": times}, {"s": failed}, elapsed_s=elapsed_s))
+
+
+def tried(race: Race) -> set[int]:
+    return {i for i, each in enumerate(race.results("s")) if each.left != NOT_TRIED}
+
+
+def test_a_large_space_is_tried_in_part_and_its_best_found():
+    """225 candidates: 101 of them at most are tried, and the rest is named as such and has no time."""
+    ms = [cost_ms(text) for text in SPACE]
+    race = entered(Plan(search=None), SPACE)
+    waves = play(race, ms)
+    assert race.best("s") == ms.index(min(ms))
+    assert waves
+    assert len(tried(race)) <= 16 + math.ceil(3 * len(SPACE) / 8)
+    assert all(each.times is None and each.failure is None for each in race.results("s") if each.left == NOT_TRIED)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), n=st.integers(30, 120), n_failing=st.integers(0, 120))
+def test_any_guided_search_ends_and_tries_nothing_twice(data: Any, n: int, n_failing: int):
+    """With candidates that do not compile and others that fail at their launch; the winner runs, and the same again gives the same."""
+    texts = SPACE[:n]
+    dice = data.draw(st.randoms(use_true_random=False))
+    order = dice.sample(range(n), n)
+    failures = dict.fromkeys(order[: min(n_failing, n - 1)], "rank 0: no")
+    broken = set(order[len(failures) : min(n - 1, len(failures) + 5)])
+    ms = [dice.uniform(0.1, 1.0) for _ in range(n)]
+    plan = Plan(n_warmup=dice.randint(0, 3), n_repeat=dice.randint(1, 5), search="guided")
+    played = []
+    for _ in range(2):
+        race = entered(plan, texts, failures)
+        waves = play(race, ms, failures, broken)
+        played.append((waves, race.best("s")))
+        among = [i for wave in waves for i in wave]
+        first = set(Guide(texts).spread)
+        assert len(among) == len(set(among))
+        assert not first & set(among)
+        assert set(among) <= set(range(n))
+        assert first | set(among) == tried(race)
+        assert race.best("s") is not None
+        assert race.best("s") not in {*failures, *broken}
+    assert played[0] == played[1]
+
+
+def test_where_the_whole_spread_fails_the_search_goes_on_until_something_runs():
+    """One candidate of 225 runs."""
+    last = len(SPACE) - 2
+    failures = {i: "rank 0: too large" for i in range(len(SPACE)) if i != last}
+    race = entered(Plan(search="guided"), SPACE, failures)
+    assert race.best("s") is None
+    assert race.is_barren("s")
+    play(race, [0.1] * len(SPACE), failures)
+    assert race.best("s") == last
+
+
+def test_where_nothing_runs_the_search_ends_without_a_winner():
+    failures = dict.fromkeys(range(len(SPACE)), "rank 0: too large")
+    race = entered(Plan(search="guided"), SPACE, failures)
+    play(race, [0.1] * len(SPACE), failures)
+    assert race.best("s") is None
+    assert not race.is_barren("s")
+
+
+@pytest.mark.parametrize(("search", "n", "is_guided"), [(None, 64, False), (None, 65, True), ("guided", 25, False), ("guided", 40, True)])
+def test_many_candidates_are_searched_so_by_default(search: Any, n: int, is_guided: bool):
+    """More than 64; on demand wherever that tries fewer than all. Racing and exhaustive search try all of any number."""
+    assert (guide_of(search, SPACE[:n]) is not None) == is_guided
+    assert guide_of("racing", SPACE) is None
+    assert guide_of("exhaustive", SPACE) is None
+
+
+def test_candidates_with_times_of_an_earlier_tuning_need_no_search():
+    """Few are new, so all of those race."""
+    prior = PriorTimes({i: ReducedTimes(1.0, 1.0) for i in range(len(SPACE) - 20)}, 3)
+    assert guide_of(None, SPACE, prior) is None
+
+
+def test_the_budget_ends_a_guided_search():
+    """Compiling takes 10 ms a candidate and the budget is 0.3 s: one wave is compiled, and the best of what was timed wins."""
+    ms = [cost_ms(text) for text in SPACE]
+    race = entered(Plan(search="guided", budget_s=0.15), SPACE)
+    waves = play(race, ms, compile_s=0.01)
+    assert len(waves) == 1
+    timed = {i: each.times for i, each in enumerate(race.results("s")) if each.times is not None}
+    assert race.best("s") == min(timed, key=lambda i: (ms[i], i))
+
+
+def test_a_site_that_no_replay_meets_is_not_searched_further():
+    """Its times tell nothing."""
+    race = entered(Plan(search="guided"), SPACE)
+    n_batches = 0
+    while not race.waves() and (batch := race.batch()):
+        race.tell(len(batch), ReducedReport())
+        n_batches += 1
+    assert not race.waves()
+    assert n_batches < 10
