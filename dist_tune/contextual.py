@@ -39,7 +39,7 @@ def contextual_autotune(
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
     restore: Literal["args"] | None = "args",
-    search: SearchName = "racing",
+    search: SearchName | None = None,
     objective: Objective = "closure",
     max_replays: int | None = None,
     budget_s: float | None = None,
@@ -64,7 +64,8 @@ def contextual_autotune(
             optimizers that it reaches, as long as copies fit into a quarter of the free memory. None refuses such a function. With
             ``reset`` it is the caller's business.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
-            replays.
+            replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
+            site with more than 64 candidates and more than ten for each compile thread, racing at others.
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
         max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
             race and one round of finals, and up to three times that if kernels are not met in every replay.

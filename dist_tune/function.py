@@ -24,7 +24,7 @@ from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import is_traced
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
-from dist_tune.search import Plan
+from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
 from dist_tune.tuning import (
@@ -57,6 +57,7 @@ def autotune(
     reset: Callable[[], object] | None = None,
     n_warmup: int = 5,
     n_repeat: int = 10,
+    search: SearchName | None = None,
     budget_s: float | None = None,
     cache: bool = True,
     bucket: Callable[[int], Hashable] | None = None,
@@ -65,7 +66,8 @@ def autotune(
     """Tune a function over a space of configs, by calling it; all ranks end with the config whose slowest rank is fastest.
 
     The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the config from the cache if all ranks
-    can use the same, and tunes otherwise: every config runs once untimed, which drops what fails or answers wrongly on any rank, then
+    can use the same, and tunes otherwise: every config (of many, those that a guided
+    search comes to) runs once untimed, which drops what fails or answers wrongly on any rank, then
     they race, and the best few are compared again. Later calls are ordinary calls.
 
     Call-time keywords of the decorated function: ``autotune=False`` uses the first config and tunes nothing; ``autotune_verbose=True``
@@ -88,6 +90,8 @@ def autotune(
             a quarter of the GPU's free memory, 1 GiB on a CPU) and put back before each run, so that the call changes them once.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
+        search: "racing" runs every config, "exhaustive" gives all the same number of replays, "guided" runs a spread of the configs and
+            then the neighbours of the good ones. None: guided for more than 64 configs, racing for fewer.
         budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
@@ -110,7 +114,7 @@ def autotune(
     check_function("check", check, "check(result, *args, **kwargs), a reference, or matches(reference)")
     check_function("reset", reset, "reset()")
     check_function("bucket", bucket, "bucket(size), as power_of_two")
-    plan = Plan(n_warmup, n_repeat, budget_s=budget_s)
+    plan = Plan(n_warmup, n_repeat, search, budget_s=budget_s)
 
     def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
         check_no_kernel(function)

@@ -7,7 +7,7 @@ argument that is 1 on one rank, an unaligned tensor), and ranks of different hos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -61,14 +61,18 @@ def quickest(configs: Sequence[triton.Config]) -> list[int]:
     return sorted(range(len(configs)), key=lambda i: (compile_cost(configs[i]), prod(_blocks(configs[i])), configs[i].num_stages, i))
 
 
-def partition_configs(configs: list[triton.Config], n_ranks: int) -> list[int]:
-    """Candidate -> position of the rank of its host that compiles it; the same on all ranks.
+def partition_configs(configs: list[triton.Config], n_ranks: int, wanted: Collection[int] | None = None) -> list[int]:
+    """Candidate -> position of the rank of its host that compiles it; the same on all ranks. -1 for those that are not ``wanted``.
 
     Candidates that differ in warps and stages alone stay together, because Triton's front end makes the same TTIR of them; even more so
     those that differ in stages alone, which may come to the same kernel.
     """
-    kin = [repr({**config.all_kwargs(), "num_stages": None}) for config in configs]
-    return partition([compile_cost(config) for config in configs], [str(config.kwargs) for config in configs], n_ranks, kin)
+    indices = range(len(configs)) if wanted is None else sorted(wanted)
+    costs = [compile_cost(configs[i]) for i in indices]
+    kin = [repr({**configs[i].all_kwargs(), "num_stages": None}) for i in indices]
+    found = partition(costs, [str(configs[i].kwargs) for i in indices], n_ranks, kin)
+    positions = dict(zip(indices, found, strict=True))
+    return [positions.get(i, -1) for i in range(len(configs))]
 
 
 def partition(compile_costs: Sequence[float], groups: Sequence[str], n_ranks: int, kin: Sequence[str] = ()) -> list[int]:

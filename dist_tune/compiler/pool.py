@@ -118,6 +118,8 @@ class Compiler:
 
     def queue(self, label: str, candidates: Collection[int]) -> None:
         """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
+        if not self._is_open and candidates:  # a later wave of a guided search
+            self._open()
         wanted = [self._queued(label, i, self._sites[label][i].compilation) for i in sorted(candidates)]
         with self._lock:
             self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))

@@ -17,6 +17,9 @@ NOT_TRIED = "not tried: guided search"
 # Chosen on the recorded tables: logs/guided-decorators-cpu has the command and what it printed.
 _LARGE = 64
 """Spaces with more candidates are searched so, if the caller does not say how."""
+_ROUNDS = 10
+"""So they are only if each compile thread of a host would get more candidates than that: with fewer, all are compiled sooner than waves,
+each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9."""
 _FIRST_SHARE = 0.4
 """Share of the candidates to try that are in the spread; each wave has half of that."""
 _MAX_WAVE = 48
@@ -56,10 +59,13 @@ class Guide:
         return self._space.wave(n, times_ms, failures, untried)
 
 
-def guide_of(search: SearchName | None, texts: Sequence[str], prior: PriorTimes | None = None) -> Guide | None:
-    """The guide of a site's search; None where all candidates race. ``prior``: candidates with such times need none."""
+def guide_of(search: SearchName | None, texts: Sequence[str], prior: PriorTimes | None = None, n_threads: int = 0) -> Guide | None:
+    """The guide of a site's search; None where all candidates race.
+
+    ``prior``: candidates with such times need none. ``n_threads``: that compile them on a host; 0 if they are not compiled ahead.
+    """
     n_new = len(texts) - (len(prior.times) if prior is not None else 0)
-    is_guided = n_new > _LARGE if search is None else search == "guided" and _n_planned(n_new) < n_new
+    is_guided = n_new > max(_LARGE, _ROUNDS * n_threads) if search is None else search == "guided" and _n_planned(n_new) < n_new
     return Guide(texts) if is_guided else None
 
 

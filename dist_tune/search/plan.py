@@ -22,7 +22,7 @@ class Plan:
     n_repeat: int = 5
     """Timed replays of a candidate in an exhaustive search and of a finalist in a round of finals; rungs of a race at most."""
     search: SearchName | None = "racing"
-    """None: guided where a site has many candidates, racing elsewhere."""
+    """None: guided where a site has many candidates for the compile threads that there are, racing elsewhere."""
     objective: Objective = "closure"
     """Decide by the time of the whole closure, or of the kernel alone."""
     max_replays: int | None = None

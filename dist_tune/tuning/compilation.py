@@ -18,11 +18,14 @@ from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.manifest import RankManifest
 from dist_tune.tuning.site import Site, take_failures
 
+Waves = Mapping[str, Collection[int]]
+"""Site -> candidates to compile."""
+
 
 def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> tuple[Failures, EqualCandidates]:
     """Compile, share and load all candidates of new sites; returns those that cannot run on some rank, and those with equal kernels."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    failed, equal = load_all(context, new, compile_keys)
+    failed, equal = load_all(context, new, compile_keys, {site.label: site.tried for site in new})
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
@@ -33,10 +36,18 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
     return failed, equal
 
 
-def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
+def compile_waves(context: TuningContext, waves: Waves) -> Failures:
+    """The same for candidates that guided searches ask for later."""
+    known = context.sites.met
+    sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
+    compile_keys = {label: keys for label in waves if (keys := context.entries[label].compile_keys)}
+    return load_all(context, sites, compile_keys, waves)[0]
+
+
+def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
     """Compile and load the launches of functions with their other configs, derived from recorded launches.
 
-    A launch that some rank cannot make will fail on all ranks that come to it.
+    A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
     """
     met, compiler = context.sites.met, context.compiler
     found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.launches)}
@@ -50,7 +61,8 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
     mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
     manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
-    failed, _ = load_all(context, list(kernels.values()), manifest.compile_keys)  # a function may do anything with its config
+    wanted = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
+    failed, _ = load_all(context, list(kernels.values()), manifest.compile_keys, wanted)  # a function may do anything with its config
     for label, each in found.items():
         _note_resources(met[each.function], kernels[label])
         for index, failure in failed.get(label, {}).items():
@@ -60,26 +72,20 @@ def precompile(context: TuningContext, recorder: LaunchRecorder) -> None:
 
 
 def load_all(
-    context: TuningContext,
-    new: Sequence[Site],
-    compile_keys: Mapping[str, Sequence[CompileKeys]],
-    left_out: Mapping[str, set[int]] | None = None,
+    context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]], wanted: Waves
 ) -> tuple[Failures, EqualCandidates]:
-    """Compile, share and load the candidates of some sites, less those of ``left_out``.
+    """Compile, share and load the ``wanted`` candidates of some sites.
 
     Returns those that cannot run on some rank, and those with equal kernels.
     """
     if not compile_keys:  # on no rank
         return {}, {}
-    left_out = left_out or {}
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
-    shares = {site.label: _share_of(context, site, compile_keys.get(site.label, [])) for site in new}
-    wanted = {site.label: set(range(len(site.configs))) - left_out.get(site.label, set()) for site in new}
-    _compile(context, new, {label: share & wanted[label] for label, share in shares.items()})
+    _compile(context, new, {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new})
     failed = context.vote("compiled", take_failures(new))
-    _compile(context, new, {label: indices - failed.get(label, {}).keys() for label, indices in wanted.items()})
+    _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
     for site in new:
-        _load(context, site, wanted[site.label], failed.get(site.label, {}))
+        _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
     context.compiler.close()
     late, equal = loaded_on_all(context, new)
     for label, failures in late.items():
@@ -87,9 +93,9 @@ def load_all(
     return failed, equal
 
 
-def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys]) -> set[int]:
-    partitions = {n_ranks: partition_configs(site.configs, n_ranks) for n_ranks in {each.n_ranks for each in compile_keys}}
-    return own_share(context.ranks.rank, compile_keys, partitions)
+def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:
+    partitions = {n_ranks: partition_configs(site.configs, n_ranks, wanted) for n_ranks in {each.n_ranks for each in compile_keys}}
+    return own_share(context.ranks.rank, compile_keys, partitions) & set(wanted)
 
 
 def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
@@ -104,8 +110,8 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
             context.sites.reject(site, index, failure)
 
 
-def _load(context: TuningContext, site: Site, wanted: Collection[int], failed: Mapping[int, CandidateFailure]) -> None:
-    for index in sorted(wanted):
+def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:
+    for index in wanted:
         note_progress()
         context.ranks.beat(f"loading candidate {index} of {site.label}")
         if index in failed:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
-from dist_tune.compiler import Compiler, Placement
+from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import Failures
-from dist_tune.search import BatchReport, Plan, Race, ReducedReport, reduce_reports
+from dist_tune.search import BatchReport, Guide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.site import check_alive
@@ -56,6 +56,16 @@ class Entry:
 
     texts: list[str]
     """The candidates, described."""
+    guide: Guide | None = None
+    """Of a guided search."""
+    untried: set[int] = field(default_factory=set)
+    """Candidates that it has not come to."""
+    n_warm_ups: int = 0
+    """Untimed runs of each candidate before the race, of a function."""
+    is_recorded: bool = False
+    """True if launches in those runs are recorded, to compile those of other candidates."""
+    compile_keys: list[CompileKeys] = field(default_factory=list)
+    """Of all ranks that have met it."""
     writers: set[int] = field(default_factory=set)
     """Ranks that write its record into their caches: one for each folder and key."""
 

@@ -6,6 +6,7 @@ A config that some rank has, in memory or in its cache, is used on all ranks or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import digest
@@ -170,6 +171,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         context.placement,
         sites={label: digest(site.texts) for label, site in sites.items()},
         lists={label: site.texts for label, site in sites.items() if label in spelled},
+        n_threads=context.compiler.n_threads,
         keys=keys,
         hits=dict(context.sites.hits),
         kinds=context.sites.labels.kinds,
@@ -180,7 +182,11 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             for label, site in sites.items()
         },
         wrong=dict(context.replays.trials.wrong),
-        prior={label: lookup.prior_times(label, site.texts) for label, site in sites.items() if is_first and site.record is None},
+        prior={
+            label: replace(lookup.prior_times(label, site.texts), near=site.near)
+            for label, site in sites.items()
+            if is_first and site.record is None
+        },
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dist_tune.errors import reasons
+from dist_tune.search import PriorTimes, guide_of
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
@@ -28,8 +29,11 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     while labels := manifest.to_tune:
         context.replays.undo()
         for label in labels:
-            entry = context.entries.setdefault(label, Entry(manifest.lists[label] if label in manifest.lists else sites.met[label].texts))
+            entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
             entry.writers.update(manifest.writers[label])
+            entry.compile_keys.extend(manifest.compile_keys.get(label, []))
+            if label in sites.met:
+                sites.met[label].untried = entry.untried
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
         scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
@@ -42,7 +46,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                 race.split(label, equal.get(label, {}))
                 race.drop(label, failures)
             else:
-                race.add(label, len(context.entries[label].texts), failures, manifest.prior.get(label), equal.get(label))
+                entry, prior = context.entries[label], manifest.prior.get(label)
+                race.add(label, len(entry.texts), failures, prior, equal.get(label), guide=entry.guide, untried=entry.untried)
         context.check_alive()
         if manifest.variants:
             compile_variants(context)
@@ -57,3 +62,13 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.log.info(f"closure={context.name} searches in at most {race.bound} replays")
     tell_of_work(context)
     context.expenses.end_phase("compile")
+
+
+def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
+    """A new site, with the candidates that are tried first."""
+    texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
+    prior = manifest.prior.get(label, PriorTimes())
+    n_warm_ups = manifest.warm_ups.get(label, 0)
+    guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
+    untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
+    return Entry(texts, guide, untried, n_warm_ups, manifest.has_recorded)

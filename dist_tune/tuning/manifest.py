@@ -58,6 +58,8 @@ class RankManifest:
     """Reason why a site's variants have no end."""
     wants_probe: bool = False
     """True if this rank would see a replay before it compiles its new sites."""
+    n_threads: int = 1
+    """That compile on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class SiteManifest:
     endless: str = ""
     """"rank r: reason" of the first such rank."""
     wants_probe: bool = False
+    n_threads: int = 1
+    """That compile on the host with the most."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -167,7 +171,16 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         in_full=sorted({label for mine in everyone for label in mine.in_full}),
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
         wants_probe=any(mine.wants_probe for mine in everyone),
+        n_threads=_n_threads(manifests),
     )
+
+
+def _n_threads(manifests: Mapping[int, RankManifest]) -> int:
+    """Compile threads of the host with the most."""
+    by_host: dict[str, int] = {}
+    for mine in manifests.values():
+        by_host[mine.placement.host] = by_host.get(mine.placement.host, 0) + mine.n_threads
+    return max(by_host.values())
 
 
 def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:

@@ -11,6 +11,7 @@ from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.replays import RACE, Conditions, finals_of
 from dist_tune.tuning.settling import compile_variants, settle
+from dist_tune.tuning.waves import try_waves
 
 _MAX_REPEATS = 4
 """Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
@@ -21,7 +22,10 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     race, replays = context.race, context.replays
     struck: set[int] = set()
     in_finals = False
-    while batch := race.batch():
+    while True:
+        try_waves(context, closure)
+        if not (batch := race.batch()):
+            break
         is_final = race.is_final
         if is_final and not in_finals:
             replays.trials.samples.restart()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord
 from dist_tune.configs import config_fields
-from dist_tune.search import CandidateResult
+from dist_tune.search import NOT_TRIED, CandidateResult
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.site import Site
 
@@ -82,7 +82,8 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
             )
     best = record.best
     n_dropped = sum(each.failure is not None for each in record.candidates)
-    n_left = sum(each.left is not None for each in record.candidates)
+    n_untried = sum(each.left == NOT_TRIED for each in record.candidates)
+    n_left = sum(each.left is not None for each in record.candidates) - n_untried
     n_equal = sum(each.equal_to is not None and each.failure is None for each in record.candidates)
     if best.latency_ms is None:
         n_others = len(record.candidates) - 1
@@ -94,6 +95,7 @@ def log_table(log: loguru.Logger, record: TuningRecord) -> None:
         line = (
             f"site={site} winner={best.index} kernel_ms={best.latency_ms:.4f} closure_ms={best.closure_ms:.4f} "
             f"fastest_rank_ms={fastest_ms:.4f} slowest_rank={slowest} closure_weight={record.closure_weight:.2f} dropped={n_dropped} "
-            f'raced_out={n_left} {f"equal={n_equal} " if n_equal else ""}replays={record.n_replays} config="{best.config}"'
+            f"raced_out={n_left} {f'untried={n_untried} ' if n_untried else ''}{f'equal={n_equal} ' if n_equal else ''}"
+            f'replays={record.n_replays} config="{best.config}"'
         )
     log.bind(progress=True).info(line)

@@ -73,16 +73,16 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
     part = RankManifest(context.placement, keys=keys, in_full=in_full, variants=variants.n_by_site(), endless=variants.endless)
     manifest = context.reduce("variants", part, MANIFESTS)
     note_variants(context, manifest)
-    new, left_out = [], {}
+    new, wanted = [], dict[str, set[int]]()
     for label, (site, variant) in mine.items():
         alive = race.alive(site.label)
         variant.is_known = True
         variant.is_full = label in manifest.in_full or len(alive) <= _FEW
-        left_out[label] = set(range(len(site.configs))) - set(alive if variant.is_full else _stand_in(site, alive))
+        wanted[label] = set(alive if variant.is_full else _stand_in(site, alive))
         new.append(Site(label, site.kernel, site.key, site.configs, site.texts))
-    failed, _ = load_all(context, new, manifest.compile_keys, left_out)  # those that are equal in another variant do not race
+    failed, _ = load_all(context, new, manifest.compile_keys, wanted)  # those that are equal in another variant do not race
     for label, (site, variant) in mine.items():
-        variant.loaded |= set(range(len(site.configs))) - left_out[label] - failed.get(label, {}).keys()
+        variant.loaded |= wanted[label] - failed.get(label, {}).keys()
     for label, failures in failed.items():
         own_label = label.rpartition(" > ")[0]
         if own_label in race:

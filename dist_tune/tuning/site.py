@@ -95,6 +95,8 @@ class Site:
     """Candidate -> the one of lower index with the same kernel on all ranks."""
     variants: list[Variant] = field(default_factory=list)
     """Specialisations of its arguments; ``compiled`` candidates without a variant are those of the first."""
+    untried: set[int] = field(default_factory=set)
+    """Candidates that a guided search has not come to: not compiled, or of a function not run. The set of its entry."""
     near: int | None = None
     """The candidate that is in use for the nearest other key: the best guess before anything is known."""
     quickest: list[int] = field(default_factory=list)
@@ -113,10 +115,15 @@ class Site:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
         return next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
 
+    @property
+    def tried(self) -> set[int]:
+        """Candidates to compile and load so far."""
+        return set(range(len(self.configs))) - self.untried
+
     def order(self, first: int | None) -> Iterator[int]:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         wanted = [index for index in (first, self.stand_in) if index is not None]
-        order = list(dict.fromkeys([*wanted, *self.quickest, *range(len(self.configs))]))
+        order = list(dict.fromkeys([*wanted, *self.quickest, *sorted(range(len(self.configs)), key=lambda i: i in self.untried)]))
         # The one asked for may race for other ranks though its kernel is another's here.
         running = [i for i in order if i not in self.failures and (i == first or i not in self.equal)]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
@@ -162,7 +169,7 @@ def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -
     Raises:
         NoValidConfigError: none is.
     """
-    if search.best(label) is None:
+    if search.best(label) is None and not search.is_barren(label):
         failures = {i: each.failure for i, each in enumerate(search.results(label)) if each.failure is not None}
         cause = site.last_error if site is not None else None
         raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause

@@ -14,6 +14,7 @@ from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import Slot, Timings, Tunable
+from dist_tune.search import SearchName, guide_of
 from dist_tune.tuning.labels import Labels
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 class Sites:
     """All sites met in a tuning on this rank."""
 
-    def __init__(self, log: loguru.Logger, compiler: Compiler, placement: Placement, lookup: CacheLookup) -> None:
+    def __init__(
+        self, log: loguru.Logger, compiler: Compiler, placement: Placement, lookup: CacheLookup, search: SearchName | None = "racing"
+    ) -> None:
         self.met: dict[str, Site] = {}
         self.hits: dict[str, str] = {}
         """Label -> config, for launches that Triton had a config for."""
         self.lookup = lookup
         self._log = log
+        self._search = search
         self._compiler = compiler
         self._placement = placement
         self.labels = Labels()
@@ -204,10 +208,12 @@ class Sites:
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
-            positions = partition_configs(configs, self._placement.n_ranks)
+            guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._placement.n_ranks)
+            site.untried = set(range(len(configs))) - set(guide.spread) if guide is not None else set()
+            positions = partition_configs(configs, self._placement.n_ranks, site.tried)
             # Where there has to be a record only the first run needs anything.
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
-            site.quickest = quickest(configs)
+            site.quickest = sorted(quickest(configs), key=lambda i: i in site.untried)
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
             self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
         return site

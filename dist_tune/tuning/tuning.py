@@ -55,7 +55,7 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        sites = Sites(log, compiler, placement, lookup)
+        sites = Sites(log, compiler, placement, lookup, options.plan.search)
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, log=log)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s)
         self._trials = replays.trials

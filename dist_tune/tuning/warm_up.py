@@ -10,21 +10,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
-from dist_tune.tuning.compilation import precompile
+from dist_tune.tuning.compilation import Waves, precompile
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.replays import WARM_UP
 from dist_tune.tuning.site import Site
 from dist_tune.tuning.variants import PROBED
 
 
-def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool) -> None:
+def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool, waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
     ``is_recorded``: the first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all
-    ranks. The same on all of them.
+    ranks. The same on all of them. ``waves``: only these candidates.
     """
     met, race, trials = context.sites.met, context.race, context.replays.trials
-    replays = race.warm_up(n_runs)
+    replays = race.warm_up(n_runs, waves)
     if is_recorded:
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
@@ -36,7 +36,7 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
             if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
                 _tell(context, 1)
             if not race.is_enough(n_runs):
-                precompile(context, recorder)
+                precompile(context, recorder, waves)
                 _run(context, closure, replays[1:], n_runs)
         trials.recorder = None
     else:

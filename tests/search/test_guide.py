@@ -130,8 +130,16 @@ def test_where_nothing_runs_the_search_ends_without_a_winner():
 def test_many_candidates_are_searched_so_by_default(search: Any, n: int, is_guided: bool):
     """More than 64; on demand wherever that tries fewer than all. Racing and exhaustive search try all of any number."""
     assert (guide_of(search, SPACE[:n]) is not None) == is_guided
+    assert (guide_of(search, SPACE[:n], n_threads=2) is not None) == is_guided
     assert guide_of("racing", SPACE) is None
     assert guide_of("exhaustive", SPACE) is None
+
+
+def test_where_threads_are_many_all_candidates_race_by_default():
+    """225 candidates: waves would wait longer for their slowest compilations than 32 threads for all of them."""
+    assert guide_of(None, SPACE, n_threads=32) is None
+    assert guide_of(None, SPACE, n_threads=16) is not None
+    assert guide_of("guided", SPACE, n_threads=32) is not None
 
 
 def test_candidates_with_times_of_an_earlier_tuning_need_no_search():

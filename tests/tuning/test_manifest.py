@@ -246,3 +246,10 @@ def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expec
         for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
     }
     assert reduce_manifests(calls).is_watched is expected
+
+
+def test_compile_threads_are_those_of_the_host_with_the_most():
+    """Two ranks of four threads on one host, and one of six on another: all ranks decide by eight."""
+    placements = [Placement("a", 0, 2), Placement("a", 1, 2), Placement("b", 0, 1)]
+    manifests = {rank: RankManifest(each, n_threads=n) for rank, (each, n) in enumerate(zip(placements, (4, 4, 6), strict=True))}
+    assert reduce_manifests(manifests).n_threads == 8

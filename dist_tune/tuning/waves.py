@@ -1,0 +1,33 @@
+"""The waves of guided searches: candidates of large sites that are compiled and warmed up while the race goes on. Collective."""
+
+from __future__ import annotations
+
+from dist_tune.errors import reasons
+from dist_tune.tuning.compilation import compile_waves
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.warm_up import warm_up
+
+
+def try_waves(context: TuningContext, closure: Closure) -> None:
+    """Bring the candidates that guided searches ask for into the race, until there are some to time or all searches have ended.
+
+    The race asks from reduced times alone, so all ranks compile the same candidates.
+
+    Raises:
+        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
+    """
+    race, entries = context.race, context.entries
+    while waves := race.waves():
+        for label, wave in waves.items():
+            entries[label].untried.difference_update(wave)
+            n_left = len(entries[label].untried)
+            context.log.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+        for label, failures in compile_waves(context, waves).items():
+            race.drop(label, reasons(failures))
+        context.expenses.end_phase("compile")
+        if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
+            context.replays.undo()
+            warm_up(context, closure, n_runs, is_recorded=any(entries[label].is_recorded for label in n_runs), waves=waves)
+            context.replays.undo()
+        race.join(waves)
+    context.check_alive()
