@@ -70,5 +70,5 @@ def guide_of(search: SearchName | None, texts: Sequence[str], prior: PriorTimes 
 
 
 def _n_planned(n: int) -> int:
-    """All of 27, 45 of 76, 97 of 216; of very large spaces little more than a tenth."""
-    return min(n, 16 + math.ceil(3 * n / 8), 80 + n // 10)
+    """All of 27, 45 of 76, 97 of 216; of very large spaces little more than an eighth."""
+    return min(n, 16 + math.ceil(3 * n / 8), 80 + n // 8)
