@@ -1,10 +1,11 @@
 # ruff: noqa: D103, T201  # a script that prints
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """Seconds of a tuning of 216 configs by racing and by guided search: real compilation, launches of the recorded times. No GPU.
 
-python logs/guided-decorators-cpu/measure.py
+python logs/guided-decorators-cpu/tune_recorded.py
 
-The kernel is a plain GEMM with the configs of the recorded AllGather-GEMM; each launch takes the time recorded for its config, and fails where
-that one did not fit.
+The kernel is a plain GEMM with the configs of the recorded AllGather-GEMM; each launch takes the time recorded for its config, and
+fails where that one did not fit.
 """
 
 from __future__ import annotations
