@@ -30,7 +30,7 @@ def entered(plan: Plan, texts: list[str], failures: Mapping[int, str] | None = N
     guide = guide_of(plan.search, texts, prior)
     untried = set(range(len(texts))) - set(guide.spread) if guide is not None else set[int]()
     race = Race(plan)
-    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide, untried)
+    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide=guide, untried=untried)
     return race
 
 
