@@ -98,7 +98,7 @@ class Compiler:
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
         if not self._is_open:
-            self._open()
+            self._open(len(first))
         self._orders[label] = [order(config) for config in configs]
         early = {} if awaited is None else {awaited: self._candidate(launch, configs[awaited])}
         for i, candidate in early.items():
@@ -119,7 +119,7 @@ class Compiler:
     def queue(self, label: str, candidates: Collection[int]) -> None:
         """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
         if not self._is_open and candidates:  # a later wave of a guided search
-            self._open()
+            self._open(len(candidates))
         wanted = [self._queued(label, i, self._sites[label][i].compilation) for i in sorted(candidates)]
         with self._lock:
             self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))
@@ -195,7 +195,8 @@ class Compiler:
             if queued is None or not queued.compilation.is_given_up:
                 thread.join(max(0.0, end - time.monotonic()))
 
-    def _open(self) -> None:
+    def _open(self, n_soon: int) -> None:
+        """Prepare Triton and this process; ``n_soon``: compilations that are about to begin."""
         _compilers.add(self)
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -209,7 +210,7 @@ class Compiler:
             self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
             if self._uses_processes:
                 self._patches.enter_context(processes.other_processes())
-                processes.workers.start(is_urgent=True)
+                processes.workers.start(1 + min(self.n_threads, n_soon))
             key.join()
         self._patches.enter_context(early_check())
         self._patches.enter_context(one_front_end())

@@ -54,12 +54,12 @@ class Worker:
     """One process, used by one thread at a time."""
 
     def __init__(self, *, is_urgent: bool) -> None:
-        self.is_urgent = is_urgent
+        self.niceness = 0 if is_urgent else NICENESS
         self.environment = dict(os.environ)
         self.is_used = False
         paths = [str(Path(triton.__file__).parents[1]), *(path for path in sys.path if path)]
         self._process = subprocess.Popen(  # this interpreter, and a file of ours
-            [sys.executable, "-P", worker.__file__, str(IDLE_S), "0" if is_urgent else str(NICENESS)],
+            [sys.executable, "-P", worker.__file__, str(IDLE_S), str(self.niceness)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=self.environment | {"PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
@@ -91,10 +91,16 @@ class Worker:
                 f"the compiler's process ended with exit code {self._process.wait()} (negative: by that signal)"
             ) from error
 
-    def hurry(self) -> None:
-        """Give the process the priority of others, where that is allowed."""
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
+    def become(self, *, is_urgent: bool) -> bool:
+        """Change the priority; False where that is not allowed, as without privileges for a higher one."""
+        wanted = 0 if is_urgent else NICENESS
+        if wanted != self.niceness:
+            try:
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + wanted)
+            except OSError:
+                return False
+            self.niceness = wanted
+        return True
 
     def end(self) -> None:
         """End the process, in the middle of a compilation if need be."""
@@ -120,10 +126,11 @@ class Workers:
             OSError: no process can be started.
         """
         with self._lock:
-            fits = [each for each in self._idle if each.is_urgent == is_urgent and each.is_alive and each.environment == os.environ]
-            if fits:
-                self._idle.remove(fits[-1])
-                return fits[-1]
+            wanted = 0 if is_urgent else NICENESS
+            for each in sorted(self._idle, key=lambda each: each.niceness != wanted):
+                if each.is_alive and each.environment == os.environ and each.become(is_urgent=is_urgent):
+                    self._idle.remove(each)
+                    return each
         return Worker(is_urgent=is_urgent)
 
     def give(self, each: Worker) -> None:
@@ -133,10 +140,11 @@ class Workers:
             if each.is_alive:
                 self._idle.append(each)
 
-    def start(self, *, is_urgent: bool) -> None:
-        """Start one, so that it is there when it is needed."""
-        with suppress(OSError):
-            self.give(self.take(is_urgent=is_urgent))
+    def start(self, n: int) -> None:
+        """Start this many, so that they are there when they are needed, less those that are idle; the first of them without delay."""
+        with suppress(OSError), self._lock:
+            self._idle = [each for each in self._idle if each.is_alive and each.environment == os.environ]
+            self._idle += [Worker(is_urgent=not self._idle and k == 0) for k in range(n - len(self._idle))]
 
     def end(self) -> None:
         """End the idle ones."""
@@ -195,8 +203,8 @@ class Job:
 
     def hurry(self) -> None:
         """Let the process compete with others, because nothing but it is waited for."""
-        if self.worker is not None and not self.is_urgent:
-            self.worker.hurry()
+        if self.worker is not None:
+            self.worker.become(is_urgent=True)
 
     def end(self) -> None:
         """End the process, from another thread: the compilation fails."""

@@ -164,7 +164,7 @@ def stop_one(rank: int) -> tuple[list[str | None], int]:
     ask = Worker.ask
 
     def stopping(self: Worker, request: Any) -> Any:
-        if request[1] == "llir" and not stopped and not self.is_urgent:
+        if request[1] == "llir" and not stopped and self.niceness:
             stopped.append(self._process.pid)
             os.kill(self._process.pid, signal.SIGSTOP)
         return ask(self, request)
@@ -254,16 +254,44 @@ class TestWorkers:
         assert pool_.take(is_urgent=False) is first
         first.end()
 
-    def test_one_of_another_priority_or_environment_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_another_environment_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Triton reads its settings from the environment."""
         pool_ = Workers()
         first = pool_.take(is_urgent=False)
         pool_.give(first)
-        urgent = pool_.take(is_urgent=True)
         monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
         later = pool_.take(is_urgent=False)
-        assert len({first, urgent, later}) == 3
-        for each in (first, urgent, later):
+        assert later is not first
+        for each in (first, later):
+            each.end()
+
+    def test_one_of_another_priority_changes_it_where_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lower priority is always allowed, a higher one not everywhere: then there is a new process."""
+        pool_ = Workers()
+        urgent = pool_.take(is_urgent=True)
+        pool_.give(urgent)
+        first = pool_.take(is_urgent=False)
+        assert first is urgent
+        pool_.give(first)
+
+        def forbidden(*args: int) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "setpriority", forbidden)
+        later = pool_.take(is_urgent=True)
+        assert later is not first
+        for each in (first, later):
+            each.end()
+
+    def test_several_are_started_before_they_are_needed(self) -> None:
+        """The first of them for the launch that waits; those that are idle count."""
+        pool_ = Workers()
+        pool_.start(2)
+        pool_.start(3)
+        taken = [pool_.take(is_urgent=True), pool_.take(is_urgent=False), pool_.take(is_urgent=False)]
+        assert not pool_._idle
+        assert [each.niceness for each in taken] == [0, processes.NICENESS, processes.NICENESS]
+        for each in taken:
             each.end()
 
     def test_one_that_has_ended_is_not_given_out(self) -> None:
