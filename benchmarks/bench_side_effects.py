@@ -204,7 +204,7 @@ def gla(rank: int, n_ranks: int) -> str:
     """Linear attention, forward and backward."""
     if DEVICE != "cuda":
         return "needs a GPU"
-    from fla.ops.gla import chunk_gla  # type: ignore[import-not-found]  # optional
+    from fla.ops.gla import chunk_gla
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> float:
         out, _ = chunk_gla(q, k, v, g)

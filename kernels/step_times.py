@@ -85,15 +85,15 @@ def measure(shape: Shape, runs: Contenders) -> list[StepTimes]:
     return [StepTimes(shape, n_ranks, "aligned, host ahead", aligned), StepTimes(shape, n_ranks, "back to back", sustained)]
 
 
-def aligned_ms(runs: Contenders, n_rounds: int = 30) -> dict[str, float]:
-    """Every call starts on all ranks at once (behind a tiny all-reduce) and is queued before it starts."""
+def aligned_ms(runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HEAD_START_CYCLES) -> dict[str, float]:
+    """Every call starts on all ranks at once (behind a tiny all-reduce) and, with head start enough, is queued before it starts."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     tiny = torch.ones(1, device="cuda")
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     # Contenders take turns, so that a GPU growing hot slows them all alike.
     for _ in range(n_rounds):
         for name, run in runs.items():
-            torch.cuda._sleep(HEAD_START_CYCLES)
+            torch.cuda._sleep(head_start_cycles)
             dist.all_reduce(tiny)
             start.record()
             run()

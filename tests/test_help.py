@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     str(path.relative_to(ROOT))
-    for folder in ("kernels", "launch", "benchmarks")
+    for folder in ("kernels", "examples", "launch", "benchmarks")
     for path in sorted((ROOT / folder).glob("*.py"))
     if "\nif __name__ ==" in path.read_text()
 ]
