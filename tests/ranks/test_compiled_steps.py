@@ -31,3 +31,27 @@ def _compiled_inside(rank: int) -> Any:
 def test_a_compiled_step_that_launches_kernels(n_ranks: int):
     """Dynamo runs the patched launch as it is, whose constants it cannot read; the kernel is tuned, and Triton is as before."""
     assert values(on_ranks(n_ranks, _compiled_inside)) == [([2.0, 2.0, 2.0], 2, True, True)] * n_ranks
+
+
+def _opaque_inside(rank: int, kind: str) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def launched(x: torch.Tensor) -> torch.Tensor:
+        return launch(kernel, x)
+
+    if kind == "operator":
+        launched.__annotations__ = {"x": torch.Tensor, "return": torch.Tensor}  # as values, which custom_op wants here
+        opaque: Any = torch.library.custom_op(f"dist_tune_tests::launched_{rank}", launched, mutates_args=())
+        opaque.register_fake(torch.empty_like)
+    else:
+        opaque = torch.compiler.disable(launched)
+    inner = torch.compile(lambda x: opaque(x + 1) * 2, backend="aot_eager", fullgraph=kind == "operator")
+    step = tuned(None, lambda x: inner(x))
+    got = [step(torch.zeros(64))[0].item() for _ in range(2)]
+    return got, len(step.records), len(kernel.cache), is_unpatched()
+
+
+@pytest.mark.parametrize("kind", ["operator", "disabled"])
+def test_kernels_of_an_operator_in_a_compiled_part_are_tuned(kind: str):
+    """A custom operator stays in the one graph, a function that is not to be compiled breaks it; both run in Python."""
+    assert values(on_ranks(2, _opaque_inside, kind)) == [([4.0, 4.0], 1, 1, True)] * 2
