@@ -52,7 +52,7 @@ class GatedLinearAttention(nn.Module):
         self.heads = (n_heads, head_dim)
         self.q, self.k, self.v, self.out_gate, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
         self.gate = nn.Sequential(nn.Linear(width, gate_rank, bias=False), nn.Linear(gate_rank, width))
-        self.norm = nn.RMSNorm(head_dim)
+        self.norm = nn.RMSNorm(head_dim, eps=1e-5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output."""
