@@ -17,6 +17,7 @@ import triton.language as tl
 
 from examples.state_space_forward import (
     PRODUCT_KEY,
+    add_product,
     block_grid,
     blocks,
     load_tile,
@@ -62,7 +63,7 @@ def input_kernel(
         depth = k + tl.arange(0, BLOCK_K)
         left = load_tile(b + chunk * Q * N, rows, depth, N, 1, Q, N)
         state = load_tile(d_states + (chunk * H + head) * P * N, depth, columns, 1, N, N, P)
-        total = tl.dot(left, state.to(left.dtype), total)
+        total = add_product(total, left, state.to(left.dtype))
     # Without their steps: these are multiplied in at the end.
     own = tl.load(cum + times + rows, mask=rows < Q, other=0.0)
     total *= tl.exp(tl.load(cum + times + Q - 1) - own)[:, None]
@@ -71,7 +72,7 @@ def input_kernel(
         decay = tl.exp(tl.minimum(tl.load(cum + times + later, mask=later < Q, other=0.0)[None, :] - own[:, None], 0.0))
         seen = load_tile(cb + chunk * Q * Q, rows, later, 1, Q, Q, Q) * tl.where(later[None, :] >= rows[:, None], decay, 0.0)
         right = load_tile(dy + values, later, columns, H * P, 1, Q, P)
-        total = tl.dot(seen.to(right.dtype), right, total)
+        total = add_product(total, seen.to(right.dtype), right)
     x_tile = load_tile(x + values, rows, columns, H * P, 1, Q, P).to(tl.float32)
     dy_tile = load_tile(dy + values, rows, columns, H * P, 1, Q, P).to(tl.float32)
     tl.atomic_add(d_steps + times + rows, tl.sum(total * x_tile, 1), mask=rows < Q)
@@ -96,7 +97,7 @@ def projection_kernel(
             depth = k + tl.arange(0, BLOCK_K)
             left = load_tile(x + (chunk * Q * H + head) * P, rows, depth, H * P, 1, Q, P)
             state = load_tile(states + (chunk * H + head) * P * N, depth, columns, N, 1, P, N)
-            of_head = tl.dot(left, state.to(left.dtype), of_head)
+            of_head = add_product(of_head, left, state.to(left.dtype))
         of_head *= row_scale(cum + times, steps + times, rows, Q, OF_OUTPUT)[:, None]
         tl.atomic_add(weights + times + rows, tl.sum(of_head * own, 1), mask=rows < Q)
         total += of_head
@@ -117,7 +118,7 @@ def pairs_kernel(
         for k in range(0, P, BLOCK_K):
             depth = k + tl.arange(0, BLOCK_K)
             left = load_tile(dy + values, rows, depth, H * P, 1, Q, P)
-            of_head = tl.dot(left, load_tile(x + values, depth, columns, 1, H * P, P, Q), of_head)
+            of_head = add_product(of_head, left, load_tile(x + values, depth, columns, 1, H * P, P, Q))
         total += of_head * pair_scale(cum + times, steps + times, rows, columns, Q)
     store_tile(d_cb + chunk * Q * Q, total, rows, columns, Q, Q, Q)
 
@@ -136,7 +137,7 @@ def product_backward_kernel(
         depth = k + tl.arange(0, BLOCK_K)
         right = load_tile(b + chunk * Q * N, depth, columns, N, 1, Q, N)
         left = load_tile(d_cb + chunk * Q * Q, rows, depth, row_stride, depth_stride, Q, Q)
-        total = tl.dot(left.to(right.dtype), right, total)
+        total = add_product(total, left.to(right.dtype), right)
     store_tile(dc + chunk * Q * N, total, rows, columns, N, Q, N)
 
 
@@ -152,7 +153,7 @@ def decay_kernel(
     left, total = load_tile(dy + values, rows, depth, H * P, 1, Q, P), tl.zeros((BLOCK_M,), tl.float32)
     for k in range(0, Q, 32):
         columns = k + tl.arange(0, 32)
-        pairs = tl.dot(left, load_tile(x + values, depth, columns, 1, H * P, P, Q))
+        pairs = add_product(tl.zeros((BLOCK_M, 32), tl.float32), left, load_tile(x + values, depth, columns, 1, H * P, P, Q))
         pairs *= load_tile(cb + chunk * Q * Q, rows, columns, Q, 1, Q, Q) * pair_scale(cum + times, steps + times, rows, columns, Q)
         total += tl.sum(pairs, 1)
         tl.store(of_columns + ((chunk * H + head) * n_parts + part) * Q + columns, tl.sum(pairs, 0), mask=columns < Q)

@@ -25,6 +25,7 @@ TILES = (
 INTERPRETED_TILES = ((16, 16, 16, 4, 2), (32, 16, 16, 4, 2))
 """Few, because the interpreter takes milliseconds for each program."""
 PRODUCT_KEY = ["H", "P", "N", "Q"]
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def zeroed(*names: str) -> Callable[[dict[str, Any]], None]:
@@ -75,6 +76,14 @@ def own_tile(n_columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def add_product(total, left, right):
+    """Total + left @ right, of tiles of one dtype."""
+    if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), total)
+    return tl.dot(left, right, total)
+
+
+@triton.jit
 def row_scale(cum, steps, rows, Q: tl.constexpr, OF_OUTPUT: tl.constexpr):
     """By how much a row's output sees the state before the chunk, or the state after the chunk its input."""
     own = tl.load(cum + rows, mask=rows < Q, other=0.0)
@@ -116,7 +125,7 @@ def product_kernel(c, b, cb, N: tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.const
     for k in range(0, N, BLOCK_K):
         depth = k + tl.arange(0, BLOCK_K)
         left = load_tile(c + chunk * Q * N, rows, depth, N, 1, Q, N)
-        total = tl.dot(left, load_tile(b + chunk * Q * N, depth, columns, 1, N, N, Q), total)
+        total = add_product(total, left, load_tile(b + chunk * Q * N, depth, columns, 1, N, N, Q))
     store_tile(cb + chunk * Q * Q, total, rows, columns, Q, Q, Q)
 
 
@@ -136,7 +145,7 @@ def states_kernel(
         right = (
             load_tile(b + chunk * Q * N, depth, columns, N, 1, Q, N) * row_scale(cum + times, steps + times, depth, Q, OF_OUTPUT)[:, None]
         )
-        total = tl.dot(left, right.to(left.dtype), total)
+        total = add_product(total, left, right.to(left.dtype))
     store_tile(states + (chunk * H + head) * P * N, total, rows, columns, N, P, N)
 
 
@@ -167,14 +176,14 @@ def scan_kernel(
         depth = k + tl.arange(0, BLOCK_K)
         left = load_tile(c + chunk * Q * N, rows, depth, N, 1, Q, N)
         state = load_tile(before + (chunk * H + head) * P * N, depth, columns, 1, N, N, P)
-        total = tl.dot(left, state.to(left.dtype), total)
+        total = add_product(total, left, state.to(left.dtype))
     total *= row_scale(cum + times, steps + times, rows, Q, True)[:, None]
     # Rows see none that are later than the last of them.
     for k in range(0, tl.minimum(Q, tl.max(rows, 0) + 1), BLOCK_K):
         depth = k + tl.arange(0, BLOCK_K)
         seen = load_tile(cb + chunk * Q * Q, rows, depth, Q, 1, Q, Q) * pair_scale(cum + times, steps + times, rows, depth, Q)
         right = load_tile(x + values, depth, columns, H * P, 1, Q, P)
-        total = tl.dot(seen.to(right.dtype), right, total)
+        total = add_product(total, seen.to(right.dtype), right)
     total += tl.load(d + head) * load_tile(x + values, rows, columns, H * P, 1, Q, P).to(tl.float32)
     store_tile(y + values, total, rows, columns, H * P, Q, P)
 

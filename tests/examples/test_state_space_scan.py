@@ -30,13 +30,14 @@ def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Don
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 
-def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "dtype"), [((), "bfloat16"), (("--dtype", "fp32"), "float32")])
+def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path, option: tuple[str, ...], dtype: str) -> None:
     """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the launched configs have made."""
     (tmp_path / "program.py").write_text(f"{QUICK}sys.exit(scan.main())\n")
-    done = run(tmp_path, "program.py", "--case", "check", "--dtype", "fp32", n_ranks=2)
+    done = run(tmp_path, "program.py", "--case", "check", *option, n_ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     line = done.stdout.splitlines()[-1]
-    assert line.startswith("check: B,L,H,P,N,Q=1,64,1,16,16,32 torch.float32, 15 sites, largest relative error ")
+    assert line.startswith(f"check: B,L,H,P,N,Q=1,64,1,16,16,32 torch.{dtype}, 15 sites, largest relative error ")
     assert line.endswith("; ok")
 
 
