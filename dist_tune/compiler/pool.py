@@ -26,6 +26,7 @@ from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Fai
 from dist_tune.compiler.front_end import FrontEndLock, one_front_end
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
+from dist_tune.compiler.processes import STAGES
 from dist_tune.compiler.shared_memory import early_check, known_need
 from dist_tune.compiler.stages import Stages, watched_stages
 from dist_tune.compiler.work import Work
@@ -158,6 +159,19 @@ class Compiler:
             if job is not None:
                 job.hurry()
         return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
+
+    def pending(self, label: str) -> set[int]:
+        """Candidates that are not compiled yet."""
+        return {i for i, each in enumerate(self._sites[label]) if not each.compilation.done.is_set()}
+
+    @property
+    def is_tail(self) -> bool:
+        """True if most threads have nothing to do, and the rest works in other processes, where it disturbs no replay."""
+        with self._lock:
+            running = [thread for thread, queued in self._threads.items() if queued is not None]
+            jobs = [self._jobs.get(thread) for thread in running]
+            is_elsewhere = all(job is not None and job.latest in STAGES[1:] for job in jobs)
+            return self._uses_processes and not self._queue and 0 < 4 * len(running) <= self.n_threads and is_elsewhere
 
     def known_need(self, label: str, candidate: int) -> int | None:
         """Bytes of shared memory that a candidate needs, if that was too much for some device."""

@@ -30,6 +30,7 @@ from triton.compiler import errors as compiler_errors
 from triton.runtime import errors as runtime_errors
 
 from dist_tune.compiler import worker
+from dist_tune.compiler.observed import ObservedMetadata
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.shared_memory import check_need
 
@@ -185,7 +186,8 @@ class Job:
             check_need(metadata)
         # Stages may have been left out because an equal kernel has run them.
         is_next = STAGES.index(stage) == (STAGES.index(self.latest) + 1 if self.latest else 0)
-        changed = {} if is_next else {name: metadata[name] for name in metadata}
+        # Not observed here: the process says what it reads.
+        changed = {} if is_next else dict(metadata.own if isinstance(metadata, ObservedMetadata) else metadata)
         result, cpu_s, output = self._ask(stage, None if is_next else str(source), changed)
         self.latest = stage
         _thread.cpu_s = cpu_s_elsewhere() + cpu_s

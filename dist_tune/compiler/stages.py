@@ -12,7 +12,7 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.front_end import _Observed
+from dist_tune.compiler.observed import MISSING, ObservedMetadata
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.processes import cpu_s_elsewhere
 from dist_tune.compiler.work import FRONT_END, PTXAS, Work
@@ -30,41 +31,9 @@ if TYPE_CHECKING:
 
 _AFTER_TTGIR = ("llir", "ptx", "cubin")
 _NAMES = {"ttir": FRONT_END, "cubin": PTXAS}
-_MISSING = object()
 
 _thread = threading.local()
 """``task`` of a thread that compiles for a tuning."""
-
-
-class _Metadata(MutableMapping[str, Any]):
-    """A kernel's metadata, and what a stage reads and writes of it."""
-
-    def __init__(self, own: dict[str, Any]) -> None:
-        self.read: dict[str, Any] = {}
-        self.written: dict[str, Any] = {}
-        self.is_known = True
-        """False if it was used in other ways."""
-        self._own = own
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.written:
-            self.read[name] = self._own.get(name, _MISSING)
-        return self._own[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._own[name] = self.written[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        self.is_known = False
-        del self._own[name]
-
-    def __iter__(self) -> Iterator[str]:
-        self.is_known = False
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        self.is_known = False
-        return len(self._own)
 
 
 class _Run:
@@ -72,14 +41,14 @@ class _Run:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.result: Any = _MISSING
+        self.result: Any = MISSING
         self.read_options: dict[str, Any] = {}
-        self.metadata = _Metadata({})
+        self.metadata = ObservedMetadata({})
 
     def fits(self, options: Any, metadata: dict[str, Any]) -> bool:
         """True if another run with these would read what this one has read."""
         return all(hasattr(options, name) and getattr(options, name) == value for name, value in self.read_options.items()) and all(
-            metadata.get(name, _MISSING) == value for name, value in self.metadata.read.items()
+            metadata.get(name, MISSING) == value for name, value in self.metadata.read.items()
         )
 
 
@@ -139,15 +108,15 @@ class Stages:
                 return done.result
             assert running is not None
             task.wait(running.ended, self._on_wait)
-        mine.metadata = _Metadata(metadata)
+        mine.metadata = ObservedMetadata(metadata)
         try:
             mine.result = stage(mine.metadata)
         finally:
             mine.read_options = dict(options._read)
             with self._lock:
-                if mine.result is _MISSING or not mine.metadata.is_known:
+                if mine.result is MISSING or not mine.metadata.is_known:
                     runs.remove(mine)
-            mine.metadata._own = {}
+            mine.metadata.own = {}
             mine.ended.set()
         return mine.result
 

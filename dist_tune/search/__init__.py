@@ -4,7 +4,7 @@ Pure: fed with numbers that are equal on all ranks, it answers the same on every
 clocks nor disk.
 """
 
-from dist_tune.search.guide import NOT_TRIED, Guide, guide_of
+from dist_tune.search.guide import NOT_TRIED, Guide, LateGuide, guide_of
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
@@ -13,7 +13,7 @@ from dist_tune.search.selection import Objective, ReducedTimes, Selection
 from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
 
 __all__ = [
-    "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race", "ReducedReport",
-    "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial", "guide_of", "make_strategy",
-    "reduce_reports",
+    "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "LateGuide", "Objective", "Plan", "PriorTimes", "Race",
+    "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial",
+    "guide_of", "make_strategy", "reduce_reports",
 ]  # fmt: skip

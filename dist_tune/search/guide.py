@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dist_tune.search.config_space import ConfigSpace
 from dist_tune.search.plan import PriorTimes, SearchName
 
-NOT_TRIED = "not tried: guided search"
+NOT_TRIED = "not tried: the search did not come to it"
 """The reason why a candidate was neither compiled nor timed."""
 # Chosen on the recorded tables: logs/guided-decorators-cpu has the command and what it printed.
 _LARGE = 64
@@ -57,6 +57,19 @@ class Guide:
         if n <= 0 or self._n_stale >= _MAX_STALE:
             return []
         return self._space.wave(n, times_ms, failures, untried)
+
+
+class LateGuide:
+    """Of a site of which all candidates race, but some are compiled when the others are timed: it asks for them once."""
+
+    def __init__(self, n_candidates: int) -> None:
+        self.n_planned = n_candidates
+
+    def wave(
+        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
+    ) -> list[int]:
+        """All that were not tried."""
+        return sorted(untried)
 
 
 def guide_of(search: SearchName | None, texts: Sequence[str], prior: PriorTimes | None = None, n_threads: int = 0) -> Guide | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf, isfinite
 
 from dist_tune.errors import reasons
-from dist_tune.search.guide import Guide
+from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
@@ -49,7 +49,7 @@ class Race:
         failures: Mapping[int, str],
         prior: PriorTimes | None = None,
         equal: Mapping[int, int] | None = None,
-        guide: Guide | None = None,
+        guide: Guide | LateGuide | None = None,
         untried: Collection[int] = (),
     ) -> None:
         """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason.

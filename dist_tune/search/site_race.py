@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Literal
 
-from dist_tune.search.guide import Guide
+from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
 from dist_tune.search.standings import Standings
@@ -21,7 +21,9 @@ MIN_WARM_UP_MS = 100.0
 class SiteRace:
     """The state of one site's race; changed by ``Race`` only."""
 
-    def __init__(self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | None = None) -> None:
+    def __init__(
+        self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | LateGuide | None = None
+    ) -> None:
         self.standings = standings
         self._guide = guide
         """Of a site whose candidates are not all tried at once; None once enough were."""

@@ -6,11 +6,16 @@ before anything is launched. Collective throughout.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs
+from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
+from dist_tune.search import BatchReport, reduce_reports
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.discover import MANIFESTS
 from dist_tune.tuning.equals import EqualCandidates, loaded_on_all
@@ -22,18 +27,57 @@ Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
 
 
-def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> tuple[Failures, EqualCandidates]:
-    """Compile, share and load all candidates of new sites; returns those that cannot run on some rank, and those with equal kernels."""
+_TAIL_S = 0.2
+"""Time after which candidates that most threads wait for are left for later."""
+
+
+class Loaded(NamedTuple):
+    """The outcome of compiling on all ranks; the same on each."""
+
+    failures: Failures
+    """Candidates that cannot run on some rank."""
+    equal: EqualCandidates
+    late: Mapping[str, set[int]]
+    """Candidates that are still being compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """One rank's report of what it has compiled."""
+
+    failures: Failures
+    late: dict[str, list[int]] = field(default_factory=dict)
+
+
+@Reduction
+def _compiled(reports: Mapping[int, CompileReport]) -> tuple[Failures, dict[str, set[int]]]:
+    late: dict[str, set[int]] = {}
+    for report in reports.values():
+        for label, indices in report.late.items():
+            late.setdefault(label, set()).update(indices)
+    return reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, late
+
+
+def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Loaded:
+    """Compile, share and load the candidates of new sites.
+
+    Where all race, the few that take longest are left for later, so that the race of the others need not wait for them.
+    """
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    failed, equal = load_all(context, new, compile_keys, {site.label: site.tried for site in new})
+    may_be_late = {
+        site.label
+        for site in new
+        if context.plan.search != "exhaustive" and context.entries[site.label].guide is None and site.label not in context.race
+    }
+    loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new}, may_be_late)
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
-        if mine := equal.get(site.label):
+        if mine := loaded.equal.get(site.label):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
             context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
-    return failed, equal
+    return loaded
 
 
 def compile_waves(context: TuningContext, waves: Waves) -> Failures:
@@ -41,7 +85,7 @@ def compile_waves(context: TuningContext, waves: Waves) -> Failures:
     known = context.sites.met
     sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
     compile_keys = {label: keys for label in waves if (keys := context.entries[label].compile_keys)}
-    return load_all(context, sites, compile_keys, waves)[0]
+    return load_all(context, sites, compile_keys, waves).failures
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
@@ -62,7 +106,8 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
     manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
     wanted = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
-    failed, _ = load_all(context, list(kernels.values()), manifest.compile_keys, wanted)  # a function may do anything with its config
+    # A function may do anything with its config, so equal kernels mean nothing.
+    failed = load_all(context, list(kernels.values()), manifest.compile_keys, wanted).failures
     for label, each in found.items():
         _note_resources(met[each.function], kernels[label])
         for index, failure in failed.get(label, {}).items():
@@ -72,25 +117,29 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
 
 
 def load_all(
-    context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]], wanted: Waves
-) -> tuple[Failures, EqualCandidates]:
-    """Compile, share and load the ``wanted`` candidates of some sites.
-
-    Returns those that cannot run on some rank, and those with equal kernels.
-    """
+    context: TuningContext,
+    new: Sequence[Site],
+    compile_keys: Mapping[str, Sequence[CompileKeys]],
+    wanted: Waves,
+    may_be_late: Collection[str] = (),
+) -> Loaded:
+    """Compile, share and load the ``wanted`` candidates of some sites, but for a few of those that ``may_be_late``."""
     if not compile_keys:  # on no rank
-        return {}, {}
+        return Loaded({}, {}, {})
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
-    _compile(context, new, {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new})
-    failed = context.vote("compiled", take_failures(new))
+    shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
+    late_here = _compile(context, new, shares, may_be_late)
+    failed, late = context.reduce("compiled", CompileReport(take_failures(new), late_here), _compiled)
+    wanted = {label: set(indices) - late.get(label, set()) for label, indices in wanted.items()}
     _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
     context.compiler.close()
-    late, equal = loaded_on_all(context, new)
-    for label, failures in late.items():
+    not_loaded, equal = loaded_on_all(context, new)
+    for label, failures in not_loaded.items():
         failed[label] = {**failures, **failed.get(label, {})}
-    return failed, equal
+    equal = {label: {i: first for i, first in each.items() if i not in late.get(label, ())} for label, each in equal.items()}
+    return Loaded(failed, equal, late)
 
 
 def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:
@@ -98,16 +147,34 @@ def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[Compile
     return own_share(context.ranks.rank, compile_keys, partitions) & set(wanted)
 
 
-def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
-    compiler = context.compiler
+def _compile(
+    context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]], may_be_late: Collection[str] = ()
+) -> dict[str, list[int]]:
+    """Compile these, or most of them; returns the others."""
+    compiler, tail_since = context.compiler, 0.0
+    late: dict[str, list[int]] = {}
     for label, indices in shares.items():
         compiler.queue(label, indices)
     for site in sites:
-        for n_pending in compiler.wait(site.label, shares[site.label]):
+        for n_pending in compiler.wait(site.label, shares[site.label] - set(late.get(site.label, ()))):
             note_progress()
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+            if not late and may_be_late:
+                tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
+                if tail_since and time.monotonic() > tail_since + _TAIL_S:
+                    late = _late_of(context, shares, may_be_late)
+                    if site.label in late:
+                        break
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
+    return late
+
+
+def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late: Collection[str]) -> dict[str, list[int]]:
+    """Candidates that are not compiled yet; none if they are the better part of a site, or of one that has to be complete."""
+    pending = {label: found for label, share in shares.items() if (found := sorted(context.compiler.pending(label) & share))}
+    is_little = all(label in may_be_late and 2 * len(found) <= len(shares[label]) for label, found in pending.items())
+    return pending if is_little else {}
 
 
 def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:

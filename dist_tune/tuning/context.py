@@ -15,7 +15,7 @@ from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import Failures
-from dist_tune.search import BatchReport, Guide, Plan, Race, ReducedReport, reduce_reports
+from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.site import check_alive
@@ -56,8 +56,8 @@ class Entry:
 
     texts: list[str]
     """The candidates, described."""
-    guide: Guide | None = None
-    """Of a guided search."""
+    guide: Guide | LateGuide | None = None
+    """Of a search that does not try all candidates at once."""
     untried: set[int] = field(default_factory=set)
     """Candidates that it has not come to."""
     n_warm_ups: int = 0

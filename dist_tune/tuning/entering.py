@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dist_tune.errors import reasons
-from dist_tune.search import PriorTimes, guide_of
+from dist_tune.search import LateGuide, PriorTimes, guide_of
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
@@ -39,15 +41,19 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
-        failed, equal = compile_new(context, manifest.compile_keys)
+        loaded = compile_new(context, manifest.compile_keys)
         for label in labels:
-            failures = reasons(failed.get(label, {}))
+            failures = reasons(loaded.failures.get(label, {}))
             if label in race:  # met later on this rank than on others
-                race.split(label, equal.get(label, {}))
+                race.split(label, loaded.equal.get(label, {}))
                 race.drop(label, failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
-                race.add(label, len(entry.texts), failures, prior, equal.get(label), guide=entry.guide, untried=entry.untried)
+                if late := loaded.late.get(label):
+                    entry = context.entries[label] = replace(entry, guide=LateGuide(len(entry.texts)))
+                    entry.untried.update(late)
+                    context.log.info(f"site={label} candidates {sorted(late)} are still being compiled, and race later")
+                race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), guide=entry.guide, untried=entry.untried)
         context.check_alive()
         if manifest.variants:
             compile_variants(context)

@@ -80,7 +80,7 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
         variant.is_full = label in manifest.in_full or len(alive) <= _FEW
         wanted[label] = set(alive if variant.is_full else _stand_in(site, alive))
         new.append(Site(label, site.kernel, site.key, site.configs, site.texts))
-    failed, _ = load_all(context, new, manifest.compile_keys, wanted)  # those that are equal in another variant do not race
+    failed = load_all(context, new, manifest.compile_keys, wanted).failures  # those that are equal in another variant do not race
     for label, (_, variant) in mine.items():
         variant.loaded |= wanted[label] - failed.get(label, {}).keys()
     for label, failures in failed.items():

@@ -16,7 +16,7 @@ from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_thr
 from dist_tune.distributed import Calls, Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.log import tuning_log
-from dist_tune.measure import RngState, StepState, device_clock, peak_bytes
+from dist_tune.measure import RngState, StepState, device_clock, frozen_heap, peak_bytes
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -46,6 +46,7 @@ class Tuning:
         self._settings = settings
         self._before = RngState()
         self._exit = ExitStack()
+        self._exit.enter_context(frozen_heap())
         self._number = self._exit.enter_context(calls.one())
         ranks.begin_first_run(name, self._number)
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose))
