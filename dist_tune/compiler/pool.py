@@ -166,12 +166,12 @@ class Compiler:
 
     @property
     def is_tail(self) -> bool:
-        """True if most threads have nothing to do, and the rest works in other processes, where it disturbs no replay."""
+        """True if half of the threads have nothing to do, and the rest works in other processes, where it disturbs no replay."""
         with self._lock:
             running = [thread for thread, queued in self._threads.items() if queued is not None]
             jobs = [self._jobs.get(thread) for thread in running]
             is_elsewhere = all(job is not None and job.latest in STAGES[1:] for job in jobs)
-            return self._uses_processes and not self._queue and 0 < 4 * len(running) <= self.n_threads and is_elsewhere
+            return self._uses_processes and not self._queue and 0 < 2 * len(running) <= self.n_threads and is_elsewhere
 
     def known_need(self, label: str, candidate: int) -> int | None:
         """Bytes of shared memory that a candidate needs, if that was too much for some device."""

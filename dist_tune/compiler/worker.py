@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 MAX_CHARS = 200_000
@@ -142,6 +144,7 @@ def main(idle_s: float, niceness: int) -> None:
     import triton
 
     send(replies, triton.__file__)
+    _prepare()
     while select.select([requests], [], [], idle_s)[0]:
         try:
             begun, stage, source, metadata = receive(requests)
@@ -159,6 +162,16 @@ def main(idle_s: float, niceness: int) -> None:
         except Exception as error:  # noqa: BLE001
             result = type(error).__module__, type(error).__name__, str(error)
         send(replies, (result, _cpu_s() - began_s, _taken(output)))
+
+
+def _prepare() -> None:
+    """Do what the first kernel would wait for: imports, and asking ptxas for its version."""
+    from triton import knobs
+    from triton.backends.nvidia import compiler
+
+    with suppress(Exception):  # told where it matters, with the first kernel
+        compiler.get_ptx_version_from_options(SimpleNamespace(ptx_version=None), 90)
+        knobs.nvidia.ptxas.version  # noqa: B018  # asked once a process
 
 
 def _cpu_s() -> float:

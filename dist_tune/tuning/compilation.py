@@ -27,8 +27,8 @@ Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
 
 
-_TAIL_S = 0.2
-"""Time after which candidates that most threads wait for are left for later."""
+_TAIL_S = 0.1
+"""Time after which candidates that half of the threads wait for are left for later."""
 
 
 class Loaded(NamedTuple):
