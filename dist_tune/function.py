@@ -1,7 +1,6 @@
 """``autotune``: tune a function over a space of configs, one of which is passed to it as keyword arguments.
 
-A function that the tuner calls itself is a closure with one site. Inside another tuned closure it is
-one of that closure's sites.
+A function that the tuner calls itself is a closure with one site. Inside another tuned closure it is one of that closure's sites.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ def autotune(
     """Tune a function over a space of configs, by calling it; all ranks end with the config whose slowest rank is fastest.
 
     The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the config from the cache if all ranks
-    can use the same, and tunes otherwise: every config (of many, those that a guided
-    search comes to) runs once untimed, which drops what fails or answers wrongly on any rank, then
-    they race, and the best few are compared again. Later calls are ordinary calls.
+    can use the same, and tunes otherwise: every config (of many, those that a guided search comes to) runs once untimed, which drops
+    what fails or answers wrongly on any rank, then they race, and the best few are compared again. Later calls are ordinary calls.
 
     Call-time keywords of the decorated function: ``autotune=False`` uses the first config and tunes nothing; ``autotune_verbose=True``
     shows the account of a tuning on the first rank's terminal; ``autotune_pg`` is the process group that decides together (None: the

@@ -5,6 +5,7 @@ Knows which ranks of a host share compiled kernels, and nothing of how they agre
 """
 
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
+from dist_tune.compiler.host import host_of_cache, n_compile_threads
 from dist_tune.compiler.lazy import NotLoaded, Refusal, noted, refused
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import (
@@ -18,7 +19,7 @@ from dist_tune.compiler.partition import (
     split_keys,
 )
 from dist_tune.compiler.patches import replaced
-from dist_tune.compiler.pool import Compiler, host_of_cache, n_compile_threads
+from dist_tune.compiler.pool import Compiler
 from dist_tune.compiler.work import PTXAS
 
 __all__ = [

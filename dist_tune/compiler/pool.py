@@ -6,16 +6,11 @@ Knows which candidates to compile and in which order; nothing of how, nor of ran
 from __future__ import annotations
 
 import atexit
-import os
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
-from math import sqrt
-from pathlib import Path
 
 import triton
 from triton.compiler.compiler import max_shared_mem
@@ -24,46 +19,22 @@ from triton.runtime.cache import triton_key
 from dist_tune.compiler import processes
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.compiler.front_end import FrontEndLock, one_front_end
+from dist_tune.compiler.order import Pace, Queued
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
 from dist_tune.compiler.processes import STAGES
 from dist_tune.compiler.shared_memory import early_check, known_need
 from dist_tune.compiler.stages import Stages, watched_stages
 from dist_tune.compiler.work import Work
+from dist_tune.compiler.workers import workers
 from dist_tune.measure import is_interpreted
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
-_DISK_S = 0.05
-"""A compilation that took no longer may have been found in Triton's disk cache."""
 _EXIT_WAIT_S = 10.0
 """Longest wait for compiling threads at the end of the process."""
 _compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
 """Those that may have threads."""
-
-
-def host_of_cache() -> str:
-    """This machine and Triton's cache folder on it: processes with equal answers share compiled kernels."""
-    folder = Path(triton.knobs.cache.dir)
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        status = folder.stat()
-        return f"{socket.gethostname()} {status.st_dev}:{status.st_ino}"
-    return f"{socket.gethostname()} process {os.getpid()}"
-
-
-def n_compile_threads(n_ranks_of_host: int) -> int:
-    """This process's part of the cores that it may run on. Ranks of the job that take no part in the tuning count as well."""
-    n_ranks = max(n_ranks_of_host, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, len(os.sched_getaffinity(0)) // n_ranks)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Queued:
-    compilation: Compilation
-    label: str
-    order: tuple[float, int]
-    candidate: int
 
 
 class Compiler:
@@ -76,10 +47,9 @@ class Compiler:
         self._by_key: dict[str, Compilation] = {}
         self._orders: dict[str, list[tuple[float, int]]] = {}
         """Site -> sort keys of its candidates."""
-        self._pace_s: dict[str, float] = {}
-        """Site -> seconds of its latest compilation, per root of its estimated cost."""
-        self._queue: list[_Queued] = []
-        self._threads: dict[threading.Thread, _Queued | None] = {}
+        self._pace = Pace()
+        self._queue: list[Queued] = []
+        self._threads: dict[threading.Thread, Queued | None] = {}
         """Each with the compilation that it runs."""
         self._jobs: dict[threading.Thread, processes.Job | None] = {}
         """Each with its latest place in another process."""
@@ -224,7 +194,7 @@ class Compiler:
             self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
             if self._uses_processes:
                 self._patches.enter_context(processes.other_processes())
-                processes.workers.start(1 + min(self.n_threads, n_soon))
+                workers.start(1 + min(self.n_threads, n_soon))
             key.join()
         self._patches.enter_context(early_check())
         self._patches.enter_context(one_front_end())
@@ -258,13 +228,13 @@ class Compiler:
             yield len(pending)
             pending[0].done.wait(0.05)
 
-    def _queued(self, label: str, candidate: int, compilation: Compilation) -> _Queued:
-        return _Queued(compilation, label, self._orders[label][candidate], candidate)
+    def _queued(self, label: str, candidate: int, compilation: Compilation) -> Queued:
+        return Queued(compilation, label, self._orders[label][candidate], candidate)
 
     def _is_taken(self, compilation: Compilation) -> bool:
         return any(running is not None and running.compilation is compilation for running in self._threads.values())
 
-    def _start_now(self, queued: _Queued) -> None:
+    def _start_now(self, queued: Queued) -> None:
         """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
         with self._lock:
             if queued.compilation.is_queued and not self._is_taken(queued.compilation):
@@ -279,7 +249,7 @@ class Compiler:
     def _n_running(self) -> int:
         return sum(each is None or not (each.compilation.is_given_up or each.compilation.is_waiting) for each in self._threads.values())
 
-    def _start_thread(self, queued: _Queued | None) -> None:
+    def _start_thread(self, queued: Queued | None) -> None:
         # A daemon, because a compilation that never ends must not keep the process from ending.
         thread = threading.Thread(target=self._run, args=[queued], name="dist_tune compiler", daemon=True)
         self._threads[thread] = queued
@@ -293,7 +263,7 @@ class Compiler:
         """The process for the next compilation of this thread: another one, or this."""
         return processes.in_process(is_urgent=is_urgent) if self._uses_processes else nullcontext()
 
-    def _run(self, queued: _Queued | None) -> None:
+    def _run(self, queued: Queued | None) -> None:
         """Run one compilation, then those of the queue."""
         thread, is_urgent = threading.current_thread(), queued is not None
         try:
@@ -303,7 +273,7 @@ class Compiler:
                         self._front_end.acquire(is_urgent=True)
                     with self._place(is_urgent=is_urgent or not self._is_background) as self._jobs[thread]:
                         self._stages.run(queued.compilation, self._shared_limit_bytes)
-                    self._note_pace(queued)
+                    self._pace.note(queued)
                     is_urgent = False
                     self._front_end.release()  # if it did not come as far as the front end
                     self._threads[thread] = None  # it counts again if it was given up
@@ -313,23 +283,13 @@ class Compiler:
                     if not self._queue or self._n_running() > self.n_threads:
                         del self._threads[thread]
                         return
-                    self._threads[thread] = queued = min(self._queue, key=self._turn)
+                    self._threads[thread] = queued = min(self._queue, key=self._pace.turn)
                     self._queue.remove(queued)
         finally:
             self._front_end.release()
             with self._lock:
                 self._threads.pop(thread, None)
                 self._jobs.pop(thread, None)
-
-    def _turn(self, queued: _Queued) -> tuple[float, int, str, int]:
-        """Sort key: the longest first, by what the site's latest compilation took; of equals the smallest tiles (``order``)."""
-        expected_s = self._pace_s.get(queued.label, 1.0) * sqrt(-queued.order[0])
-        return -expected_s, queued.order[1], queued.label, queued.candidate
-
-    def _note_pace(self, queued: _Queued) -> None:
-        started_at = queued.compilation.started_at
-        if started_at is not None and queued.order[0] and (took_s := time.monotonic() - started_at) > _DISK_S:
-            self._pace_s[queued.label] = took_s / sqrt(-queued.order[0])
 
 
 def _at_exit() -> None:

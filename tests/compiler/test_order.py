@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import triton
 
+from dist_tune.compiler.candidate import Compilation
 from dist_tune.compiler.front_end import FrontEndLock
+from dist_tune.compiler.order import Pace, Queued
 from dist_tune.compiler.partition import quickest
 from dist_tune.compiler.pool import Compiler
 from tests.compiler.test_pool import NOTHING, Bench, bench
@@ -49,11 +52,14 @@ def test_what_a_launch_waits_for_is_compiled_before_all_others(bench: Bench) -> 
 
 def test_the_longest_of_all_sites_come_first() -> None:
     """A site that is met late does not wait behind the short ones of earlier sites: what each takes is learnt from those done."""
-    compiler = Compiler(1, 10.0)
-    compiler._pace_s = {"short": 0.1, "long": 1.0}
-    compiler._orders = {"short": [(-64.0, 0), (-32.0, 0)], "long": [(-32.0, 0), (-1.0, 0)]}
-    turns = [(*compiler._turn(compiler._queued(label, i, NOTHING)), label, i) for label in ("short", "long") for i in (0, 1)]
-    assert [each[-2:] for each in sorted(turns)] == [("long", 0), ("long", 1), ("short", 0), ("short", 1)]
+    pace, now = Pace(), time.monotonic()
+    for label, seconds in (("short", 0.4), ("long", 4.0)):
+        done = Compilation("", None)
+        done.started_at = now - seconds
+        pace.note(Queued(done, label, (-16.0, 0), 9))
+    costs = {("short", 0): -64.0, ("short", 1): -32.0, ("long", 0): -32.0, ("long", 1): -1.0}
+    turns = sorted((pace.turn(Queued(NOTHING, place[0], (cost, 0), place[1])), place) for place, cost in costs.items())
+    assert [place for _, place in turns] == [("long", 0), ("long", 1), ("short", 0), ("short", 1)]
 
 
 def test_an_urgent_thread_enters_the_front_end_first() -> None:

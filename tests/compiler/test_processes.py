@@ -18,7 +18,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
 from dist_tune.compiler import pool, processes
-from dist_tune.compiler.processes import Worker, WorkerDiedError, Workers, workers
+from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers, workers
 from dist_tune.testing import on_ranks, values
 
 PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
@@ -291,7 +291,7 @@ class TestWorkers:
         pool_.start(3)
         taken = [pool_.take(is_urgent=True), pool_.take(is_urgent=False), pool_.take(is_urgent=False)]
         assert not pool_._idle
-        assert [each.niceness for each in taken] == [0, processes.NICENESS, processes.NICENESS]
+        assert [each.niceness for each in taken] == [0, NICENESS, NICENESS]
         for each in taken:
             each.end()
 
@@ -320,7 +320,7 @@ class TestWorkers:
 
     def test_it_ends_with_its_rank(self) -> None:
         """A rank that is killed leaves no process behind."""
-        begin = "from dist_tune.compiler.processes import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
+        begin = "from dist_tune.compiler.workers import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
         text = f"import time\n{begin}\ntime.sleep(60)"
         rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
         assert rank.stdout is not None
