@@ -27,14 +27,8 @@ from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
 from dist_tune.tuning import (
-    KeyHistory,
-    NearestConfigs,
-    Tuning,
-    TuningOptions,
-    Untuned,
-    check_not_capturing,
-    note_of_tracing,
-    tell_of_endless_keys,
+    KeyHistory, NearestConfigs, Tuning, TuningOptions, Untuned,
+    check_not_capturing, note_of_tracing, tell_of_endless_keys,
 )  # fmt: skip
 from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
 
