@@ -19,6 +19,7 @@ from dist_tune.validation import check_names, spelled
 
 FunctionConfig = dict[str, Any]
 """Values by the names of a function's keyword arguments."""
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -33,7 +34,7 @@ def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
 
     ``str(Config)`` leaves out ``pre_hook``, and ``ir_override`` before Triton 3.9.
     """
-    if isinstance(config, Mapping):
+    if not isinstance(config, triton.Config):
         plain: dict[str, Any] = {}
         for name, value in config.items():
             inner = config_fields(value) if isinstance(value, triton.Config) else None
@@ -53,7 +54,7 @@ def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
 
 def describe(config: triton.Config | Mapping[str, Any]) -> str:
     """A config on one line, "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3", the same on every rank."""
-    if isinstance(config, Mapping):
+    if not isinstance(config, triton.Config):
         return " ".join(f"{name}={_describe_value(value)}" for name, value in config.items())
     fields = config_fields(config)
     hook = fields.pop("pre_hook", None)
@@ -74,10 +75,10 @@ def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[s
     return texts
 
 
-def unique(configs: Sequence[triton.Config]) -> list[triton.Config]:
-    """The configs without repeats, in their order. Hooks compare by identity, as Triton compares them."""
+def unique(configs: Sequence[triton.Config], texts: Sequence[str] = ()) -> list[triton.Config]:
+    """The configs without repeats, in their order. Hooks compare by identity, as Triton compares them. ``texts``: their descriptions."""
     seen: dict[str, triton.Config] = {}
-    for text, config in zip(describe_all(configs), configs, strict=True):
+    for text, config in zip(texts or describe_all(configs), configs, strict=True):
         seen.setdefault(text, config)
     return list(seen.values())
 
@@ -130,6 +131,8 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Equality of two configs, or two values in them, that read alike."""
+    if a is b and isinstance(a, triton.Config):
+        return True
     if isinstance(a, triton.Config) and isinstance(b, triton.Config):
         return a.pre_hook is b.pre_hook and _is_same(a.kwargs, b.kwargs)  # all else is in their description
     try:
@@ -208,4 +211,4 @@ def _describe_value(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else stable_repr(value)
+    return value if type(value) in _PLAIN or isinstance(value, bool | int | float | str) else stable_repr(value)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache.inspection import EMPTY, attributes_of, names_used, nested_codes
+from dist_tune.cache.code_facts import names_in
+from dist_tune.cache.inspection import EMPTY, attributes_of
 from dist_tune.keys import shared_sizes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -58,9 +59,9 @@ def _seen(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
 
 def _variables(function: FunctionType) -> dict[str, Any]:
     """Globals and captured variables that the code names and does not assign to."""
-    read, written = names_used(list(nested_codes(function.__code__)))
-    found = {each: function.__globals__[each] for each in read & function.__globals__.keys()}
+    names = names_in(function.__code__)
+    found = {each: function.__globals__[each] for each in names.read & function.__globals__.keys()}
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != EMPTY:
             found[variable] = cell.cell_contents
-    return {variable: value for variable, value in found.items() if variable not in written}
+    return {variable: value for variable, value in found.items() if variable not in names.written}

@@ -6,23 +6,23 @@ attributes only, and nothing of configs, keys or records. A change of any digest
 
 from __future__ import annotations
 
-import dis
 import enum
 import hashlib
-import inspect
+from collections.abc import Set
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
-from dist_tune.cache.imports import Import, code_in, imports_in, is_installed, loaded, source_of
+from dist_tune.cache.code_facts import head_and_constants, imports_of, names_in
+from dist_tune.cache.imports import Import, code_in, is_installed, loaded, source_of
 
 # One name a line would be 21 lines.
 # isort: off
 from dist_tune.cache.inspection import (
-    CONTAINERS, EMPTY, SCALARS, WRAPPED, attributes_of, base_of, first_elements, is_code, is_constant, is_library, is_value, label_of,
-    mro_of, name_of, names_used, nested_codes, package_of, parts_of, vars_of_class, vars_of_module, wrapped_by,
+    CONTAINERS, EMPTY, SCALARS, WRAPPED, attributes_of, base_of, first_elements, is_code, is_constant, is_library, is_value, is_word,
+    label_of, mro_of, name_of, package_of, parts_of, vars_of_class, vars_of_module, wrapped_by,
 )  # fmt: skip
 # isort: on
 
@@ -31,7 +31,6 @@ _MAX_BYTES = 1 << 19  # of files of modules
 _MAX_CHARACTERS = 1 << 22  # of one string
 _MAX_DEPTH = 32  # containers in containers
 _KERNEL_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug", "reset_to_zero", "restore_value")
-_LOADS_OF_FIRST = [bytes([step, 0]) for step in dis.hasconst]
 
 
 class Code(NamedTuple):
@@ -113,8 +112,7 @@ class Reader:
     def _read(self, node: Any) -> tuple[Any, ...]:
         kind = type(node)
         if kind is _File:
-            codes = list(nested_codes(node.code))
-            return self._code(node.code), self._imports(codes, node.package)
+            return self._code(node.code), self._imports(node.code, node.package)
         if kind is FunctionType:
             return self._foreign_function(node) if self._is_foreign(node) else self._function(node)
         if parts := parts_of(node):
@@ -122,19 +120,18 @@ class Reader:
         return self._class(node) if issubclass(kind, type) else self._object(node)
 
     def _function(self, function: FunctionType) -> tuple[Any, ...]:
-        codes = list(nested_codes(function.__code__))
-        read, written = names_used(codes)
+        names = names_in(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         captured = {name: cell.cell_contents for name, cell in cells if cell != EMPTY}
         scopes = [function.__globals__, *[vars_of_module(each) for each in captured.values() if issubclass(type(each), ModuleType)]]
         package = dict.get(function.__globals__, "__package__") or ""
-        imports = self._imports(codes, package if type(package) is str else "")
+        imports = self._imports(function.__code__, package if type(package) is str else "")
         return (
             *([imports] if imports else []),
             self._code(function.__code__),
             self._arguments(function),
-            [(name, self._held(name, each)) for name, each in captured.items() if name not in written or is_code(each)],
-            self._globals(read - written, {name for code in codes for name in code.co_names}, scopes),
+            [(name, self._held(name, each)) for name, each in captured.items() if name not in names.written or is_code(each)],
+            self._globals(names.read - names.written, names.attributes, scopes),
         )
 
     def _arguments(self, function: FunctionType) -> Any:
@@ -145,19 +142,21 @@ class Reader:
         """The meaning of a value that code has under this name."""
         return self._value(value)
 
-    def _imports(self, codes: list[CodeType], package: str) -> list[Any]:
+    def _imports(self, code: CodeType, package: str) -> list[Any]:
         """Meanings of what some code imports when it runs."""
-        attributes = {name for code in codes for name in code.co_names}
         found: list[Any] = []
-        unknown = set() if is_installed(codes[0]) else self.not_followed  # of installed packages it is their own matter
-        for each in imports_in(codes, package):
+        if not (imports := imports_of(code, package)):
+            return found
+        attributes = names_in(code).attributes
+        unknown = set() if is_installed(code) else self.not_followed  # of installed packages it is their own matter
+        for each in imports:
             if not each.module:
                 unknown.add(str(each))
             elif not is_library(root := each.module.partition(".")[0]) or root == self._opened:
                 found.append((str(each), self._imported(each, attributes, unknown)))
         return found
 
-    def _imported(self, wanted: Import, attributes: set[str], unknown: set[str]) -> list[Any]:
+    def _imported(self, wanted: Import, attributes: Set[str], unknown: set[str]) -> list[Any]:
         """Modules by their files, so that it does not matter whether they are loaded; where that cannot be, by the names in memory."""
         meanings = [self._file(wanted.module)]
         scopes: list[dict[str, Any]] = []
@@ -191,16 +190,10 @@ class Reader:
         return package_of(function), function.__code__.co_qualname, [self._reference(each) for each in held if is_code(each)]
 
     def _code(self, code: CodeType) -> tuple[Any, ...]:
-        stars = bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        n_args = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *stars
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + sum(stars)]
-        steps, constants = code.co_code, code.co_consts
-        # The first constant of a function (not of a class or comprehension) may be a docstring, unless its code uses it.
-        if code.co_flags & inspect.CO_OPTIMIZED and code.co_name[:1] != "<" and not any(load in steps for load in _LOADS_OF_FIRST):
-            constants = constants[int(str in map(type, constants[:1])) :]
-        return steps, code.co_exceptiontable, n_args, names, code.co_names, code.co_freevars, [self._value(each) for each in constants]
+        head, constants = head_and_constants(code)
+        return head, [self._value(each) for each in constants]
 
-    def _globals(self, names: set[str], attributes: set[str], scopes: list[dict[str, Any]]) -> list[Any]:
+    def _globals(self, names: Set[str], attributes: Set[str], scopes: list[dict[str, Any]]) -> list[Any]:
         """Meanings of ``names`` in the first scope and of ``attributes`` in the modules found there: more than is used, never less."""
         found = []
         for scope in scopes:  # grows
@@ -247,7 +240,7 @@ class Reader:
         """A constant, default or captured value in plain terms; an object by its class."""
         kind = type(value)
         try:
-            if kind in SCALARS or (kind is int and -(1 << 64) < value < 1 << 64) or (kind in (str, bytes) and len(value) < 256):
+            if kind in SCALARS or is_word(value) or (kind is int and -(1 << 64) < value < 1 << 64):
                 return value
             return self._composed(value, kind, depth + 1) if self._values_left >= 0 and depth < _MAX_DEPTH else ("beyond", name_of(kind))
         # As in ``digest``: the value counts as unreadable.
@@ -257,6 +250,8 @@ class Reader:
     def _composed(self, value: Any, kind: Any, depth: int) -> Any:
         if kind is CodeType:
             return self._code(value)
+        if kind in CONTAINERS:  # most values, and none of what follows
+            return name_of(kind), len(value), self._elements(kind, value, depth)
         if issubclass(kind, enum.Enum):
             return "enum", name_of(kind), attributes_of(value).get("_name_"), self._value(attributes_of(value).get("_value_"), depth)
         base = base_of(kind, (int, float, str, bytes, *CONTAINERS))
@@ -284,5 +279,5 @@ class Reader:
             return [self._value(each, depth) for each in some]
         # One order for all processes, before functions get their places.
         names = [name for name, _ in some] if base is dict else some
-        texts = [label_of(name) if is_code(name) else ascii(self._value(name, depth)) for name in names]
+        texts = [ascii(name) if is_word(name) else label_of(name) if is_code(name) else ascii(self._value(name, depth)) for name in names]
         return [self._value(some[at], depth) for at in sorted(range(len(some)), key=texts.__getitem__)]

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from dist_tune.cache.files import LOCK_NAME, locked, sweep, write_whole
@@ -64,10 +65,7 @@ class Cache:
 
     def path_of(self, key: CacheKey) -> Path:
         """Path of the record of this key: "<name>/<code, key and hardware>-<software>-<candidates>.json" in the folder."""
-        env = key.environment
-        what = _digest(SCHEMA_VERSION, key.name, key.source, key.key, *(getattr(env, field) for field in HARDWARE))
-        software = _digest(*(getattr(env, field) for field in SOFTWARE))
-        return self.folder / _folder_name(key.name) / f"{what}-{software}-{_digest(key.candidates)}.json"
+        return self.folder.joinpath(*_place_of(key, SCHEMA_VERSION))
 
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
         """The record of this key, or None.
@@ -220,6 +218,15 @@ class Cache:
 
 def _digest(*values: object) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=256)
+def _place_of(key: CacheKey, schema: int) -> tuple[str, str]:
+    """Names of the subfolder and the file of a key, which are asked for as often as a record is read."""
+    env = key.environment
+    what = _digest(schema, key.name, key.source, key.key, *(getattr(env, field) for field in HARDWARE))
+    software = _digest(*(getattr(env, field) for field in SOFTWARE))
+    return _folder_name(key.name), f"{what}-{software}-{_digest(key.candidates)}.json"
 
 
 def _folder_name(name: str) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import _LazyModule  # type: ignore[attr-defined]  # missing in its stubs
 from pathlib import Path
@@ -47,7 +48,12 @@ def imports_in(codes: Iterable[CodeType], package: str) -> list[Import]:
 
 def is_installed(code: CodeType) -> bool:
     """True for the code of an installed package."""
-    return not _FOREIGN_FOLDERS.isdisjoint(Path(code.co_filename).parts)
+    return _is_foreign_file(code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_foreign_file(name: str) -> bool:
+    return not _FOREIGN_FOLDERS.isdisjoint(Path(name).parts)
 
 
 def loaded(module: str) -> ModuleType | None:
@@ -72,9 +78,14 @@ def source_of(module: str) -> Path | None:
 def code_in(path: Path) -> CodeType | None:
     """The code in a file, compiled and not run; None if it is no Python."""
     try:
-        return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        return _compiled(path.read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError):
         return None
+
+
+@lru_cache(maxsize=256)
+def _compiled(content: bytes, name: str) -> CodeType:
+    return compile(content, name, "exec", dont_inherit=True)
 
 
 def _spec_of(module: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ MAX_ELEMENTS = 4_096
 SCALARS: frozenset[type] = frozenset({bool, float, complex, range, type(None), type(Ellipsis)})
 _PLAIN: tuple[type, ...] = (*SCALARS, int, str, bytes, enum.Enum, torch.dtype, torch.device)
 CONTAINERS = (tuple, list, dict, set, frozenset)
+_NO_CODE = (*_PLAIN, *CONTAINERS)
 EMPTY = CellType()
 """Equal to the cell of a variable without a value."""
 # Where functools, Triton, numba and torch.library keep what they wrap.
@@ -34,6 +36,7 @@ _STDLIB = dis.__file__.removesuffix("dis.py")
 _READS = {dis.opmap["LOAD_GLOBAL"]: 1, dis.opmap["LOAD_NAME"]: 0}  # and the shift of the name's index
 _WRITES_OF_GLOBALS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 _WRITES_OF_CELLS = {dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]}
+_NAMING = re.compile(b"[" + re.escape(bytes({*_READS, *_WRITES_OF_GLOBALS, *_WRITES_OF_CELLS})) + b"]", re.DOTALL)
 # vars(), __mro__ and the like.
 vars_of_module = vars(ModuleType)["__dict__"].__get__
 vars_of_class, mro_of, name_of, _module_of = (vars(type)[name].__get__ for name in ("__dict__", "__mro__", "__qualname__", "__module__"))
@@ -82,7 +85,10 @@ def wrapped_by(value: object) -> Any:
 
 def base_of(kind: type, bases: tuple[type, ...]) -> Any:
     """The first of ``bases`` that a class derives from, or None."""
-    return next((base for base in bases if issubclass(kind, base)), None)
+    for base in bases:
+        if issubclass(kind, base):
+            return base
+    return None
 
 
 def first_elements(base: Any, value: Any) -> list[Any]:
@@ -98,8 +104,15 @@ def is_value(kind: type) -> bool:
 
 def is_code(value: object) -> bool:
     """Code, or an object that wraps some."""
-    is_plain = issubclass(type(value), (*_PLAIN, *CONTAINERS)) or is_value(type(value))
-    return not is_plain and (callable(value) or wrapped_by(value) is not None)
+    kind = type(value)
+    if kind is FunctionType:
+        return True
+    return not issubclass(kind, _NO_CODE) and not is_value(kind) and (callable(value) or wrapped_by(value) is not None)
+
+
+def is_word(value: object) -> bool:
+    """A text that is short enough to be its own meaning."""
+    return type(value) in (str, bytes) and len(value) < 256  # type: ignore[arg-type]
 
 
 def is_constant(value: object, depth: int = 0) -> bool:
@@ -123,14 +136,17 @@ def names_used(codes: list[CodeType]) -> tuple[set[str], set[str]]:
     """Globals that are read, and variables that are assigned to though they are global or captured."""
     read, written = set(), set()
     for code in codes:
-        n_own, high = len({*code.co_varnames, *code.co_cellvars}), 0  # captured variables come after the code's own
-        for step, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-            index = high | low
-            high = index << 8 if step == dis.EXTENDED_ARG else 0
+        n_own = len({*code.co_varnames, *code.co_cellvars})  # captured variables come after the code's own
+        steps, low = code.co_code[::2], code.co_code[1::2]
+        for at in (match.start() for match in _NAMING.finditer(steps)):
+            step, index, shift, before = steps[at], low[at], 8, at - 1
+            while before >= 0 and steps[before] == dis.EXTENDED_ARG:
+                index |= low[before] << shift
+                shift, before = shift + 8, before - 1
             if step in _READS:
                 read.add(code.co_names[index >> _READS[step]])
             elif step in _WRITES_OF_GLOBALS:
                 written.add(code.co_names[index])
-            elif step in _WRITES_OF_CELLS and index >= n_own:
+            elif index >= n_own:
                 written.add(code.co_freevars[index - n_own])
     return read, written

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
-from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, environment
+from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
 from dist_tune.configs import digest
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
@@ -64,6 +65,10 @@ class CacheLookup:
         """Identity of the cache folder, equal on ranks that share it; empty if no site was looked up."""
         return self._cache.identity if self._cache is not None and self._keys else ""
 
+    @cached_property
+    def _environment(self) -> Environment:
+        return environment(*self._world)
+
     @property
     def is_required(self) -> bool:
         """A miss is an error."""
@@ -75,7 +80,7 @@ class CacheLookup:
             return None
         began = time.perf_counter()
         key = self._keys[label] = CacheKey(
-            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=environment(*self._world)
+            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=self._environment
         )
         if self._settings.always_tune:
             return None

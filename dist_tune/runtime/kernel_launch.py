@@ -92,7 +92,7 @@ class Launch:
     @property
     def n_configs(self) -> int:
         """Configs before pruning, without repeats."""
-        return len(unique(self.kernel.configs))
+        return len({self.describe(config) for config in self.kernel.configs})
 
     def all_configs_digest(self) -> str:
         """Identity of the configs before pruning."""
@@ -106,11 +106,10 @@ class Launch:
         """The configs after the kernel's own pruning, without repeats."""
         self.kernel.nargs = self._named()
         try:
-            configs = unique(self.kernel.prune_configs(self.arguments[1]))
+            configs = self.kernel.prune_configs(self.arguments[1])
         finally:
             self.kernel.nargs = None
-        self._describe([*self.kernel.configs, *configs])
-        return configs
+        return unique(configs, self._describe([*self.kernel.configs, *configs])[len(self.kernel.configs) :])
 
     def describe(self, config: triton.Config) -> str:
         """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
@@ -195,8 +194,10 @@ class Launch:
         else:
             self._zero(full)
 
-    def _describe(self, configs: Sequence[triton.Config]) -> None:
-        _texts[self.kernel] = {id(config): (ref(config), text) for config, text in zip(configs, describe_all(configs), strict=True)}
+    def _describe(self, configs: Sequence[triton.Config]) -> list[str]:
+        texts = describe_all(configs)
+        _texts[self.kernel] = {id(config): (ref(config), text) for config, text in zip(configs, texts, strict=True)}
+        return texts
 
     def _named(self) -> dict[str, Any]:
         return dict(zip(self.kernel.arg_names, self.arguments[0], strict=False))

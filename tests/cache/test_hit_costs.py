@@ -1,0 +1,116 @@
+"""Costs of the first call of a process that hits, as counts: what is read, compiled, imported and exchanged, each once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_tune.cache import read_code
+from dist_tune.settings import read_settings
+from dist_tune.testing import on_ranks, values
+from tests.cache.hit_program import calls_in, first_call
+
+ROOT = Path(__file__).parents[2]
+
+
+def package(folder: Path, name: str, n_functions: int) -> list[Callable[[], Any]]:
+    """Functions that call one another's helper and import a module of the user's when they run."""
+    (folder / f"{name}_late.py").write_text("def late():\n    return 1\n")
+    helper = "def helper(x):\n    return [each + len(str(each)) for each in range(x)]\n"
+    functions = [f"def f{k}():\n    from {name}_late import late\n    return helper({k}) + [late()]\n" for k in range(n_functions)]
+    (folder / f"{name}.py").write_text(helper + "".join(functions))
+    module = importlib.import_module(name)
+    return [getattr(module, f"f{k}") for k in range(n_functions)]
+
+
+def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ten functions with one callee: names are looked for in eleven functions and one module, not twice in any, however often asked."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    functions = package(tmp_path, "read_once", 10)
+    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "names_used")
+    # Of the late module its code as a whole, and none of the functions in it.
+    assert counted["names_used"] <= 12
+
+
+def test_a_file_that_functions_import_is_compiled_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ten functions that import one module when they run cost one compilation, and one more when its file has other content."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    functions = package(tmp_path, "compiled_once", 10)
+    assert calls_in(lambda: [read_code(each) for each in functions])["compile"] == 1
+    before, late = read_code(functions[0]).digest, tmp_path / "compiled_once_late.py"
+    dates = late.stat().st_atime_ns, late.stat().st_mtime_ns
+    late.write_text(late.read_text().replace("return 1", "return 2"))
+    os.utime(late, ns=dates)  # the same date and size: the content counts
+    assert calls_in(lambda: [read_code(each) for each in functions])["compile"] == 1
+    assert read_code(functions[0]).digest != before
+
+
+def test_exchanged_code_is_read_anew():
+    """A function that is given other code has another fingerprint: what is kept belongs to the code, not to the function."""
+
+    def doubled(x: int) -> int:
+        return x * 2
+
+    def summed(x: int) -> int:
+        return x + sum(range(x))
+
+    digests = [read_code(doubled).digest]
+    doubled.__code__ = summed.__code__
+    digests.append(read_code(doubled).digest)
+    assert len({*digests}) == 2
+
+
+def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.MonkeyPatch):
+    """Calls in one environment read it once; a variable that is set late, also in small letters, counts at the next call."""
+    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "17.25")
+    assert calls_in(lambda: [read_settings() for _ in range(5)], "_settings_build_values").total() == 1
+    monkeypatch.delenv("DIST_TUNE_DEADLINE_S")
+    monkeypatch.setenv("dist_tune_deadline_s", "18.5")
+    assert read_settings().deadline_s == 18.5
+
+
+@pytest.mark.processes
+def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
+    """Of two kernels: a record, a fingerprint and the parts of each; the environment and the settings once; no package for more."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIST_TUNE_")}
+    folders = {f"DIST_TUNE_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "LOG")} | {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    environment |= folders | {"DIST_TUNE_PROGRESS": "0", "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = (
+        "import json; from dist_tune.testing import install_fake_driver; install_fake_driver(); "
+        "from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        for _ in "12"
+    ]
+    assert [each.returncode for each in runs] == [0, 0], runs[-1].stderr
+    hit = json.loads(runs[-1].stdout.splitlines()[-1])
+    assert hit["hits"] == [True, True]
+    assert hit["loaded"] == []
+    assert [name for name in hit["imported"] if not name.startswith(("triton.", "torch."))] == []
+    counted = hit["counted"]
+    assert {name: counted.get(name, 0) for name in ("read_record", "read_code", "anatomy")} == {
+        "read_record": 2,
+        "read_code": 2,
+        "anatomy": 2,
+    }
+    assert counted["environment"] == 1
+    assert counted.get("_settings_build_values", 0) == 0  # read at import, in the same environment
+
+
+@pytest.mark.processes
+def test_ranks_that_all_hit_meet_once(tmp_path: Path):
+    """One meeting for the sites of a call, however many they are, and none for each of them."""
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    values(on_ranks(2, first_call, mode="fake", env=env))
+    outcomes = on_ranks(2, first_call, mode="fake", env=env)
+    assert [each["hits"] for each in values(outcomes)] == [[True, True]] * 2
+    assert [each.log.count("meeting=") for each in outcomes] == [1, 1]
