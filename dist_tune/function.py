@@ -27,8 +27,14 @@ from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.tuned import TunedFunction, shown_signature
 from dist_tune.tuning import (
-    KeyHistory, NearestConfigs, Tuning, TuningOptions, Untuned,
-    check_not_capturing, note_of_tracing, tell_of_endless_keys,
+    KeyHistory,
+    NearestConfigs,
+    Tuning,
+    TuningOptions,
+    Untuned,
+    check_not_capturing,
+    note_of_tracing,
+    tell_of_endless_keys,
 )  # fmt: skip
 from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
 
@@ -82,8 +88,7 @@ def autotune(
             a quarter of the GPU's free memory, 1 GiB on a CPU) and put back before each run, so that the call changes them once.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
-        search: "racing" runs every config, "exhaustive" gives all the same number of replays, "guided" runs a spread of the configs and
-            then the neighbours of the good ones. None: guided for more than 64 configs, racing for fewer.
+        search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the good ones; None: that, if over 64.
         budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.

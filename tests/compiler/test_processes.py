@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +14,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
 from dist_tune.compiler import pool, processes
-from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers, workers
+from dist_tune.compiler.workers import Worker
 from dist_tune.testing import on_ranks, values
+from tests.compiler.test_workers import is_gone
 
 PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
 CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
@@ -222,111 +219,3 @@ def test_a_compiler_that_somebody_has_patched_stays_in_this_process() -> None:
     is_possible, n_calls = values([outcome])[0]
     assert is_possible
     assert n_calls == 2 * len(CONFIGS)
-
-
-def is_gone(pid: int, within_s: float = 5.0) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-@pytest.fixture
-def no_workers() -> Any:
-    workers.end()
-    yield
-    workers.end()
-
-
-@pytest.mark.usefixtures("no_workers")
-class TestWorkers:
-    """The processes themselves."""
-
-    def test_one_is_used_again(self) -> None:
-        """An idle process takes the next kernel."""
-        pool_ = Workers()
-        first = pool_.take(is_urgent=False)
-        pool_.give(first)
-        assert pool_.take(is_urgent=False) is first
-        first.end()
-
-    def test_one_of_another_environment_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Triton reads its settings from the environment."""
-        pool_ = Workers()
-        first = pool_.take(is_urgent=False)
-        pool_.give(first)
-        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
-        later = pool_.take(is_urgent=False)
-        assert later is not first
-        for each in (first, later):
-            each.end()
-
-    def test_one_of_another_priority_changes_it_where_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lower priority is always allowed, a higher one not everywhere: then there is a new process."""
-        pool_ = Workers()
-        urgent = pool_.take(is_urgent=True)
-        pool_.give(urgent)
-        first = pool_.take(is_urgent=False)
-        assert first is urgent
-        pool_.give(first)
-
-        def forbidden(*args: int) -> None:
-            raise PermissionError
-
-        monkeypatch.setattr(os, "setpriority", forbidden)
-        later = pool_.take(is_urgent=True)
-        assert later is not first
-        for each in (first, later):
-            each.end()
-
-    def test_several_are_started_before_they_are_needed(self) -> None:
-        """The first of them for the launch that waits; those that are idle count."""
-        pool_ = Workers()
-        pool_.start(2)
-        pool_.start(3)
-        taken = [pool_.take(is_urgent=True), pool_.take(is_urgent=False), pool_.take(is_urgent=False)]
-        assert not pool_._idle
-        assert [each.niceness for each in taken] == [0, NICENESS, NICENESS]
-        for each in taken:
-            each.end()
-
-    def test_one_that_has_ended_is_not_given_out(self) -> None:
-        """A process ends by itself when it has no work."""
-        pool_ = Workers()
-        first = pool_.take(is_urgent=False)
-        pool_.give(first)
-        first._process.kill()
-        first._process.wait()
-        later = pool_.take(is_urgent=False)
-        assert later is not first
-        later.end()
-
-    def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
-        """An interrupt reaches the whole group of processes, and is the rank's to handle."""
-        each = Worker(is_urgent=True)
-        (result, *_) = each.ask((("no such file", None, None), "ttir", None, {}))
-        assert len(result) == 3  # an error: it serves
-        each._process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-        assert each.is_alive
-        each._process.kill()
-        with pytest.raises(WorkerDiedError, match=r"exit code -9"):
-            each.ask((None, "ttir", None, {}))
-
-    def test_it_ends_with_its_rank(self) -> None:
-        """A rank that is killed leaves no process behind."""
-        begin = "from dist_tune.compiler.workers import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
-        text = f"import time\n{begin}\ntime.sleep(60)"
-        rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-        assert rank.stdout is not None
-        pid = int(rank.stdout.readline())
-        assert not is_gone(pid, within_s=0.5)
-        rank.kill()
-        rank.wait()
-        rank.stdout.close()
-        assert is_gone(pid)
