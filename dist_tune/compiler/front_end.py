@@ -117,7 +117,7 @@ def _wrapped(own: Any) -> Any:
                 path = front_end.store(identity, observed._read, str(module))
         finally:
             front_end.release()
-        if path is not None and (text := hand_over(path, target, options)) is not None:
+        if path is not None and (text := hand_over(path, target, options, context)) is not None:
             return text
         if module is not None:
             return module

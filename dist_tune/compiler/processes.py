@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import triton
 from triton import knobs
+from triton._C.libtriton import ir
 from triton.backends.compiler import Language
 from triton.compiler import errors as compiler_errors
 from triton.runtime import errors as runtime_errors
@@ -29,7 +30,7 @@ from triton.runtime import errors as runtime_errors
 from dist_tune.compiler.observed import ObservedMetadata
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.shared_memory import check_need
-from dist_tune.compiler.workers import Worker, WorkerDiedError, workers
+from dist_tune.compiler.workers import CannotStartError, Worker, WorkerDiedError, workers
 
 STAGES = ["ttir", "ttgir", "llir", "ptx", "cubin"]
 _thread = threading.local()
@@ -87,6 +88,8 @@ class Job:
     def _ask(self, stage: str, source: str | None, metadata: dict[str, Any]) -> Any:
         is_used = self.worker is not None and self.worker.is_used
         if self.worker is None:
+            if not workers.can_start:
+                raise CannotStartError("no process of the compiler could be started before")
             self.worker = workers.take(is_urgent=self.is_urgent)
             is_used, self.worker.is_used = self.worker.is_used, True
         begun, self.begun = self.begun, None
@@ -117,11 +120,18 @@ def _error(module: str, name: str, text: str) -> Exception:
 class SourceText:
     """A kernel's TTIR as text, in place of Triton's module of it: what ``str`` gives is all that this process needs."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path, context: Any) -> None:
         self._path = path
+        self._context = context
 
     def __str__(self) -> str:
-        return Path(self._path).read_text()
+        return self._path.read_text()
+
+    def module(self) -> Any:
+        """Triton's module, after all."""
+        module = ir.parse_mlir_module(str(self._path), self._context)
+        module.context = self._context  # the module keeps it alive, as Triton's own modules do
+        return module
 
 
 @contextmanager
@@ -136,13 +146,13 @@ def in_process(*, is_urgent: bool) -> Iterator[Job]:
             workers.give(job.worker)
 
 
-def hand_over(path: Path, target: Any, options: Any) -> SourceText | None:
+def hand_over(path: Path, target: Any, options: Any, context: Any) -> SourceText | None:
     """Leave the stages after the front end to another process, if this thread is ``in_process``; None if it is not."""
     job: Job | None = getattr(_thread, "job", None)
     if job is None or options.ir_override is not None:
         return None
     job.begun = str(path), target, options
-    return SourceText(str(path))
+    return SourceText(path, context)
 
 
 def is_possible() -> bool:
@@ -154,7 +164,7 @@ def is_possible() -> bool:
     except (ImportError, RuntimeError):  # a Triton without that backend; a machine without a driver
         return False
     compilation = knobs.compilation
-    is_plain = not any(
+    is_plain = getattr(knobs, "propagate_env", True) and not any(  # other processes read Triton's settings from the environment
         getattr(compilation, name, None)
         for name in ("override", "dump_ir", "use_ir_loc", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
     )
@@ -163,6 +173,7 @@ def is_possible() -> bool:
     return (
         is_cuda
         and is_plain
+        and workers.can_start
         and bool(sys.executable)
         and knobs.runtime.add_stages_inspection_hook is None
         and getattr(CUDABackend, "instrumentation", None) is None
@@ -186,7 +197,14 @@ def _run(job: Job, name: str, own: Any, options: Any, source: Any, metadata: Mut
     """A stage of a kernel that was handed over; of others, such as with ``ir_override``, Triton's own."""
     if not isinstance(source, SourceText | str | bytes) or (job.begun is None and job.worker is None):
         return own(source, metadata)
-    return job.run(name, source, metadata, options)
+    try:
+        return job.run(name, source, metadata, options)
+    except (CannotStartError, OSError):
+        if not isinstance(source, SourceText):
+            raise
+        workers.can_start = False
+        job.worker = job.begun = None  # the next stages stay here, too
+        return own(source.module(), metadata)
 
 
 @contextmanager

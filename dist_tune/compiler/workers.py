@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -31,6 +30,10 @@ class WorkerDiedError(RuntimeError):
 WorkerDiedError.__name__ = "CompilerCrashError"
 
 
+class CannotStartError(RuntimeError):
+    """No such process can be started here; this one compiles."""
+
+
 class Worker:
     """One process, used by one thread at a time."""
 
@@ -38,7 +41,8 @@ class Worker:
         self.niceness = 0 if is_urgent else NICENESS
         self.environment = dict(os.environ)
         self.is_used = False
-        paths = [str(Path(triton.__file__).parents[1]), *(path for path in sys.path if path)]
+        # All of it, in order, so that the process imports what this one would. An empty entry is the current folder.
+        paths = [path or os.getcwd() for path in sys.path]
         self._process = subprocess.Popen(  # this interpreter, and a file of ours
             [sys.executable, "-P", worker.__file__, str(IDLE_S), str(self.niceness)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -59,11 +63,8 @@ class Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._greet()
         try:
-            if not self._is_greeted:
-                self._is_greeted = True
-                if worker.receive(self._process.stdout) != triton.__file__:
-                    raise EOFError
             worker.send(self._process.stdin, request)
             return worker.receive(self._process.stdout)
         except (EOFError, OSError) as error:
@@ -71,6 +72,25 @@ class Worker:
             raise WorkerDiedError(
                 f"the compiler's process ended with exit code {self._process.wait()} (negative: by that signal)"
             ) from error
+
+    def _greet(self) -> None:
+        """Wait until it has started.
+
+        Raises:
+            CannotStartError: it has another Triton, or none.
+        """
+        if self._is_greeted:
+            return
+        assert self._process.stdout is not None
+        try:
+            found = worker.receive(self._process.stdout)
+        except (EOFError, OSError) as error:
+            self.end()
+            raise CannotStartError(f"the compiler's process did not start: exit code {self._process.wait()}") from error
+        if found != triton.__file__:
+            self.end()
+            raise CannotStartError(f"the compiler's process finds Triton at {found}, and this one has it from {triton.__file__}")
+        self._is_greeted = True
 
     def become(self, *, is_urgent: bool) -> bool:
         """Change the priority; False where that is not allowed, as without privileges for a higher one."""
@@ -97,6 +117,8 @@ class Workers:
     """The processes of this one that have no work now."""
 
     def __init__(self) -> None:
+        self.can_start = True
+        """False once a process could not be started."""
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
 

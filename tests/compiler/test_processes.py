@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -197,6 +199,34 @@ def test_a_kernel_beyond_the_shared_memory_is_not_assembled() -> None:
     assert failure is not None
     assert "OutOfResources" in failure
     assert (asked.count("llir"), asked.count("ptx"), asked.count("cubin")) == (2, 1, 1)
+
+
+def tune_without_processes(rank: int, executable: str) -> tuple[list[str | None], bool, dict[str, bytes]]:
+    sys.executable = executable
+    data = torch.zeros(64, 64, dtype=torch.bfloat16)
+    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
+    record = tune(product_kernel, configs, data, data, data.float(), 64)
+    return [each.failure for each in record.candidates], processes.is_possible(), made()
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/no/such/python"])
+def test_where_no_process_starts_this_one_compiles(executable: str) -> None:
+    """A Python that ends at once, or is not there: no config is blamed, and it is not tried again."""
+    (outcome,) = on_ranks(1, tune_without_processes, executable, mode="fake", is_dist=False, env=PATIENT)
+    failures, is_possible, files = values([outcome])[0]
+    assert failures == [None] * len(CONFIGS)
+    assert not is_possible
+    assert len(files) == 2 * len(CONFIGS)
+
+
+def settings_stay_here(rank: int) -> bool:
+    triton.knobs.propagate_env = False
+    return processes.is_possible()
+
+
+def test_settings_that_are_not_in_the_environment_keep_the_compiler_in_this_process() -> None:
+    """``knobs.propagate_env = False``: another process would not have what ``triton.knobs`` is set to."""
+    assert values(on_ranks(1, settings_stay_here, mode="fake", is_dist=False)) == [False]
 
 
 def with_own_stage(rank: int) -> tuple[bool, int]:
