@@ -59,6 +59,8 @@ class Compiler:
         self._stages = Stages(self._start_threads)
         self._shared_limit_bytes: int | None = None
         self._patches = ExitStack()
+        self._use = ExitStack()
+        """Of processes, until the end of the tuning."""
         self._is_open = False
         self._uses_processes = False
         self._is_background = False
@@ -172,6 +174,11 @@ class Compiler:
         self._is_open = False
         self._patches.close()
 
+    def end(self) -> None:
+        """Close, at the end of the tuning: processes without work end, and others after it."""
+        self.close()
+        self._use.close()
+
     def join(self, timeout_s: float) -> None:
         """Wait for the threads, but not for those with a compilation that was given up."""
         end = time.monotonic() + timeout_s
@@ -193,6 +200,7 @@ class Compiler:
             key.start()
             self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
             if self._uses_processes:
+                self._use.enter_context(workers.in_use())
                 self._patches.enter_context(processes.other_processes())
                 workers.start(1 + min(self.n_threads, n_soon))
             key.join()
@@ -295,5 +303,5 @@ class Compiler:
 def _at_exit() -> None:
     # Python ends daemon threads when they ask for the interpreter's lock again; in a compiler's C++ that aborts the process.
     for compiler in list(_compilers):
-        compiler.close()
+        compiler.end()
         compiler.join(_EXIT_WAIT_S)

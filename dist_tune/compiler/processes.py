@@ -47,6 +47,8 @@ class Job:
     """The path of its TTIR, target and options; None when the process has them."""
     latest: str = ""
     """The latest stage that the process has run."""
+    is_ended: bool = False
+    """True if it was given up."""
 
     def run(self, stage: str, source: Any, metadata: MutableMapping[str, Any], options: Any) -> str | bytes:
         """The result of a stage; adds to the kernel's metadata, and reads of it and of the options what the stage has read.
@@ -82,6 +84,7 @@ class Job:
 
     def end(self) -> None:
         """End the process, from another thread: the compilation fails."""
+        self.is_ended = True
         if self.worker is not None:
             self.worker.end()
 
@@ -96,7 +99,8 @@ class Job:
         try:
             return self.worker.ask((begun, stage, source, metadata))
         except WorkerDiedError:
-            if begun is None or not is_used:
+            if begun is None or not is_used or self.is_ended:
+                print(self.worker.last_words(), end="")  # noqa: T201  # captured, as above
                 raise
         # It had been idle for too long, and has ended meanwhile.
         self.worker = Worker(is_urgent=self.is_urgent)
@@ -164,7 +168,8 @@ def is_possible() -> bool:
     except (ImportError, RuntimeError):  # a Triton without that backend; a machine without a driver
         return False
     compilation = knobs.compilation
-    is_plain = getattr(knobs, "propagate_env", True) and not any(  # other processes read Triton's settings from the environment
+    is_known = getattr(knobs, "propagate_env", True) and all(map(_is_in_environment, (compilation, knobs.nvidia, knobs.language)))
+    is_plain = is_known and not any(
         getattr(compilation, name, None)
         for name in ("override", "dump_ir", "use_ir_loc", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
     )
@@ -177,8 +182,18 @@ def is_possible() -> bool:
         and bool(sys.executable)
         and knobs.runtime.add_stages_inspection_hook is None
         and getattr(CUDABackend, "instrumentation", None) is None
-        and all(Path(each.__code__.co_filename).parent in ours for each in [*stages, CUDABackend.add_stages])
+        and all(_folder_of(each) in ours for each in [*stages, CUDABackend.add_stages])
     )
+
+
+def _folder_of(function: Any) -> Path | None:
+    code = getattr(function, "__code__", None)  # None of a callable object that a user has put there
+    return None if code is None else Path(code.co_filename).parent
+
+
+def _is_in_environment(settings: Any) -> bool:
+    """True if another process reads the same values: what ``triton.knobs`` is set to is written to the environment, if it can be."""
+    return all(value is None or knobs.toenv(value) is not None for value in vars(settings).values())
 
 
 def _wrapped(own: Any) -> Any:

@@ -7,6 +7,7 @@ prints goes to a file, and with the reply. It never touches a GPU. It ends with 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -14,7 +15,7 @@ import select
 import signal
 import struct
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -131,15 +132,16 @@ class Pipeline:
         return StageResult(text, self._metadata.written, self._metadata.read, self._options._read)
 
 
-def main(idle_s: float, niceness: int) -> None:
-    """Serve until the input ends."""
+def main(idle_s: float, niceness: int, paths: list[str]) -> None:
+    """Serve until the input ends. ``paths``: where the rank imports from."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which closes the input
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-    for descriptor in (1, 2):
-        os.dup2(output.fileno(), descriptor)
+    output = os.fdopen(os.dup(2), "rb")  # a file of the rank's, which finds the last words there if this process crashes
+    os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.nice(niceness)
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    sys.path[:] = paths  # not before: a module of the user's may have the name of one that is imported here
     pipeline: Pipeline | None = None
     import triton
 
@@ -149,7 +151,7 @@ def main(idle_s: float, niceness: int) -> None:
         try:
             begun, stage, source, metadata = receive(requests)
         except EOFError:
-            return
+            os.killpg(0, signal.SIGKILL)  # the rank has ended, and so does what was started for it
         began_s = _cpu_s()
         result: Any
         try:
@@ -174,6 +176,13 @@ def _prepare() -> None:
         knobs.nvidia.ptxas.version  # noqa: B018  # asked once a process
 
 
+def _end_with(parent: int) -> None:
+    """End with the rank, in the middle of a compilation, and ptxas with this process."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _cpu_s() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
@@ -194,4 +203,4 @@ def _taken(output: IO[bytes]) -> str:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(float(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

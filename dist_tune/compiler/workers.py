@@ -6,17 +6,25 @@ Knows processes, pipes and priorities; nothing of what is compiled.
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import pickle
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import triton
 
 from dist_tune.compiler import worker
 
+START_S = 10.0
+"""Longest time that a process takes to start."""
 IDLE_S = 20.0
 """A process without work ends after this time."""
 NICENESS = 10
@@ -41,12 +49,15 @@ class Worker:
         self.niceness = 0 if is_urgent else NICENESS
         self.environment = dict(os.environ)
         self.is_used = False
+        self.is_ended = False
+        """True once ``end`` was called."""
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         # All of it, in order, so that the process imports what this one would. An empty entry is the current folder.
-        paths = [path or os.getcwd() for path in sys.path]
-        self._process = subprocess.Popen(  # this interpreter, and a file of ours
-            [sys.executable, "-P", worker.__file__, str(IDLE_S), str(self.niceness)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=self.environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        paths = json.dumps([path or os.getcwd() for path in sys.path if isinstance(path, str)])
+        self._process = subprocess.Popen(  # -I: what the worker itself imports is not to be found in a folder of the user's
+            [sys.executable, "-I", worker.__file__, str(IDLE_S), str(self.niceness), paths],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output, env=self.environment,
+            process_group=0,  # with its ptxas: ended together, and by no signal that is meant for the rank
         )  # fmt: skip
         self._is_greeted = False
 
@@ -67,11 +78,12 @@ class Worker:
         try:
             worker.send(self._process.stdin, request)
             return worker.receive(self._process.stdout)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            with suppress(subprocess.TimeoutExpired):  # its own way to end, if it has one
+                self._process.wait(timeout=1.0)
             self.end()
-            raise WorkerDiedError(
-                f"the compiler's process ended with exit code {self._process.wait()} (negative: by that signal)"
-            ) from error
+            code = self._process.wait()
+            raise WorkerDiedError(f"the compiler's process ended with exit code {code} (negative: by that signal)") from error
 
     def _greet(self) -> None:
         """Wait until it has started.
@@ -82,9 +94,11 @@ class Worker:
         if self._is_greeted:
             return
         assert self._process.stdout is not None
+        found = None
         try:
-            found = worker.receive(self._process.stdout)
-        except (EOFError, OSError) as error:
+            if select.select([self._process.stdout], [], [], START_S)[0]:
+                found = worker.receive(self._process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
             self.end()
             raise CannotStartError(f"the compiler's process did not start: exit code {self._process.wait()}") from error
         if found != triton.__file__:
@@ -103,10 +117,19 @@ class Worker:
             self.niceness = wanted
         return True
 
+    def last_words(self) -> str:
+        """What the process has printed since its latest reply."""
+        try:
+            size = os.fstat(self._output.fileno()).st_size
+            return os.pread(self._output.fileno(), worker.MAX_CHARS, max(0, size - worker.MAX_CHARS)).decode(errors="replace")
+        except (OSError, ValueError):  # closed
+            return ""
+
     def end(self) -> None:
         """End the process, in the middle of a compilation if need be."""
+        self.is_ended = True
         with suppress(OSError):
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]  # both are pipes
@@ -120,6 +143,7 @@ class Workers:
         self.can_start = True
         """False once a process could not be started."""
         self._idle: list[Worker] = []
+        self._n_users = 0
         self._lock = threading.Lock()
 
     def take(self, *, is_urgent: bool) -> Worker:
@@ -137,17 +161,34 @@ class Workers:
         return Worker(is_urgent=is_urgent)
 
     def give(self, each: Worker) -> None:
-        """Take one back."""
+        """Take one back; it ends if no tuning goes on."""
         with self._lock:
             self._idle = [other for other in self._idle if other.is_alive]
-            if each.is_alive:
+            if is_kept := each.is_alive and self._n_users > 0:
                 self._idle.append(each)
+        if not is_kept:
+            each.end()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep idle processes meanwhile; the last user to leave ends them."""
+        with self._lock:
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_users -= 1
+                is_last = self._n_users == 0
+            if is_last:
+                self.end()
 
     def start(self, n: int) -> None:
         """Start this many, so that they are there when they are needed, less those that are idle; the first of them without delay."""
         with suppress(OSError), self._lock:
             self._idle = [each for each in self._idle if each.is_alive and each.environment == os.environ]
-            self._idle += [Worker(is_urgent=not self._idle and k == 0) for k in range(n - len(self._idle))]
+            while len(self._idle) < n:
+                self._idle.append(Worker(is_urgent=not self._idle))
 
     def end(self) -> None:
         """End the idle ones."""

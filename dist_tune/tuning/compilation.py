@@ -64,16 +64,14 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
     Where all race, the few that take longest are left for later, so that the race of the others need not wait for them.
     """
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    may_be_late = {
-        site.label
-        for site in new
-        if context.plan.search != "exhaustive" and context.entries[site.label].guide is None and site.label not in context.race
-    }
+    plan, may_be_late = context.plan, set[str]()
+    if plan.search != "exhaustive" and plan.max_replays is None and plan.budget_s is None:  # else they might never race
+        may_be_late = {each.label for each in new if context.entries[each.label].guide is None and each.label not in context.race}
     loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new}, may_be_late)
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
-        if mine := loaded.equal.get(site.label):
+        if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
             context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
@@ -138,7 +136,7 @@ def load_all(
     not_loaded, equal = loaded_on_all(context, new)
     for label, failures in not_loaded.items():
         failed[label] = {**failures, **failed.get(label, {})}
-    equal = {label: {i: first for i, first in each.items() if i not in late.get(label, ())} for label, each in equal.items()}
+    equal = {label: {i: first for i, first in each.items() if not {i, first} & late.get(label, set())} for label, each in equal.items()}
     return Loaded(failed, equal, late)
 
 

@@ -42,10 +42,11 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, manifest.compile_keys)
+        several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
         for label in labels:
             failures = reasons(loaded.failures.get(label, {}))
             if label in race:  # met later on this rank than on others
-                race.split(label, loaded.equal.get(label, {}))
+                race.split(label, {} if label in several else loaded.equal.get(label, {}))
                 race.drop(label, failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
@@ -53,7 +54,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                     entry = context.entries[label] = replace(entry, guide=LateGuide(len(entry.texts)))
                     entry.untried.update(late)
                     context.log.info(f"site={label} candidates {sorted(late)} are still being compiled, and race later")
-                race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), guide=entry.guide, untried=entry.untried)
+                equal = {} if label in several else loaded.equal.get(label)
+                race.add(label, len(entry.texts), failures, prior, equal, guide=entry.guide, untried=entry.untried)
         context.check_alive()
         if manifest.variants:
             compile_variants(context)

@@ -81,4 +81,4 @@ def loaded_on_all(context: TuningContext, sites: Sequence[Site]) -> tuple[Failur
 
 def _first_equals(context: TuningContext, site: Site) -> list[int]:
     kernels = context.compiler.kernels(site.label)
-    return first_equals(site.configs, ["" if i in site.failures else kernel for i, kernel in enumerate(kernels)])
+    return first_equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])

@@ -52,7 +52,7 @@ class Tuning:
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
-        self._exit.callback(compiler.close)
+        self._exit.callback(compiler.end)
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()

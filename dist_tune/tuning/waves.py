@@ -5,6 +5,7 @@ from __future__ import annotations
 from dist_tune.errors import reasons
 from dist_tune.tuning.compilation import compile_waves
 from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.settling import compile_variants
 from dist_tune.tuning.warm_up import warm_up
 
 
@@ -24,6 +25,8 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
             context.log.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
         for label, failures in compile_waves(context, waves).items():
             race.drop(label, reasons(failures))
+        if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only
+            compile_variants(context)
         context.expenses.end_phase("compile")
         if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
             context.replays.undo()

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers, workers
+from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers
 
 
 def is_gone(pid: int, within_s: float = 5.0) -> bool:
@@ -28,27 +28,37 @@ def is_gone(pid: int, within_s: float = 5.0) -> bool:
 
 
 @pytest.fixture
-def no_workers() -> Any:
-    workers.end()
-    yield
-    workers.end()
+def pool_() -> Iterator[Workers]:
+    made = Workers()
+    with made.in_use():
+        yield made
 
 
-@pytest.mark.usefixtures("no_workers")
 class TestWorkers:
     """The processes themselves."""
 
-    def test_one_is_used_again(self) -> None:
-        """An idle process takes the next kernel."""
+    def test_they_end_with_the_last_tuning(self) -> None:
+        """Idle ones at once, others when they are given back."""
         pool_ = Workers()
+        with pool_.in_use():
+            with pool_.in_use():
+                pool_.start(2)
+            taken = pool_.take(is_urgent=False)
+            (idle,) = pool_._idle
+            alive = [idle.is_alive]
+        alive += [idle.is_alive, taken.is_alive]
+        pool_.give(taken)
+        assert [*alive, taken.is_alive] == [True, False, True, False]
+
+    def test_one_is_used_again(self, pool_: Workers) -> None:
+        """An idle process takes the next kernel."""
         first = pool_.take(is_urgent=False)
         pool_.give(first)
         assert pool_.take(is_urgent=False) is first
         first.end()
 
-    def test_one_of_another_environment_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_another_environment_is_not(self, pool_: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
         """Triton reads its settings from the environment."""
-        pool_ = Workers()
         first = pool_.take(is_urgent=False)
         pool_.give(first)
         monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
@@ -57,9 +67,8 @@ class TestWorkers:
         for each in (first, later):
             each.end()
 
-    def test_one_of_another_priority_changes_it_where_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_another_priority_changes_it_where_it_may(self, pool_: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lower priority is always allowed, a higher one not everywhere: then there is a new process."""
-        pool_ = Workers()
         urgent = pool_.take(is_urgent=True)
         pool_.give(urgent)
         first = pool_.take(is_urgent=False)
@@ -75,9 +84,8 @@ class TestWorkers:
         for each in (first, later):
             each.end()
 
-    def test_several_are_started_before_they_are_needed(self) -> None:
+    def test_several_are_started_before_they_are_needed(self, pool_: Workers) -> None:
         """The first of them for the launch that waits; those that are idle count."""
-        pool_ = Workers()
         pool_.start(2)
         pool_.start(3)
         taken = [pool_.take(is_urgent=True), pool_.take(is_urgent=False), pool_.take(is_urgent=False)]
@@ -86,9 +94,8 @@ class TestWorkers:
         for each in taken:
             each.end()
 
-    def test_one_that_has_ended_is_not_given_out(self) -> None:
+    def test_one_that_has_ended_is_not_given_out(self, pool_: Workers) -> None:
         """A process ends by itself when it has no work."""
-        pool_ = Workers()
         first = pool_.take(is_urgent=False)
         pool_.give(first)
         first._process.kill()
@@ -108,6 +115,22 @@ class TestWorkers:
         each._process.kill()
         with pytest.raises(WorkerDiedError, match=r"exit code -9"):
             each.ask((None, "ttir", None, {}))
+
+    def test_it_ends_with_its_rank_in_the_middle_of_a_kernel(self) -> None:
+        """Also the compiler that it has started: ptxas may never end."""
+        begin = "from dist_tune.compiler.workers import Worker\neach = Worker(is_urgent=False)\neach._greet()"
+        text = f"import time, os\n{begin}\nprint(each._process.pid, flush=True)\ntime.sleep(60)"
+        rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)  # as a stage that takes long
+        child = subprocess.Popen(["/bin/sleep", "60"], process_group=pid)
+        rank.kill()
+        rank.wait()
+        rank.stdout.close()
+        os.kill(pid, signal.SIGCONT)
+        assert is_gone(pid)
+        assert child.wait(timeout=5) == -signal.SIGKILL
 
     def test_it_ends_with_its_rank(self) -> None:
         """A rank that is killed leaves no process behind."""

@@ -144,17 +144,17 @@ def test_two_sites_of_one_kernel_are_compiled_once():
 
 def _evicted(rank: int) -> Any:
     blocks = compiled()
-    vote = TuningContext.vote
+    reduce = TuningContext.reduce
 
-    def vote_and_evict(self: Any, topic: str, failures: Any) -> Any:
-        failed = vote(self, topic, failures)
+    def reduce_and_evict(self: Any, topic: str, part: Any, fn: Any) -> Any:
+        reduced = reduce(self, topic, part, fn)
         if topic == "compiled":
             dist.barrier()
             shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
             dist.barrier()
-        return failed
+        return reduced
 
-    TuningContext.vote = vote_and_evict  # type: ignore[method-assign]
+    TuningContext.reduce = reduce_and_evict  # type: ignore[method-assign]
     step = tuned(autotuned(blocks=(16, 32, 64)))
     step(torch.zeros(64))
     return without_first(blocks), failures(step)
