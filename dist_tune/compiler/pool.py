@@ -10,7 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 
 import triton
 from triton.compiler.compiler import max_shared_mem
@@ -122,11 +123,8 @@ class Compiler:
         return self._sites[label][candidate].load()
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
-        """Wait until these are compiled; yields the number that are not, several times a second.
-
-        No replay goes on meanwhile, so all threads and their processes take what the machine has.
-        """
-        self._is_background = False
+        """Wait until these are compiled; yields the number that are not, several times a second."""
+        self._is_background = False  # no replay goes on, so all processes take what the machine has
         for job in [*self._jobs.values()]:
             if job is not None:
                 job.hurry()
@@ -157,15 +155,14 @@ class Compiler:
         """The work of the threads since the last time; None if they have compiled nothing."""
         return self._stages.take_work()
 
-    def place(self, compilation: Compilation) -> tuple[str, int] | None:
+    def place(self, wanted: Compilation) -> tuple[str, int] | None:
         """The first site and candidate with this compilation."""
-        places = ((label, i) for label, candidates in self._sites.items() for i, each in enumerate(candidates))
-        return next((place for place in places if self._sites[place[0]][place[1]].compilation is compilation), None)
+        sites = self._sites.items()
+        return next(((label, i) for label, every in sites for i, each in enumerate(every) if each.compilation is wanted), None)
 
     def failures(self, label: str) -> dict[int, Failure]:
         """Candidates that failed to compile so far."""
-        results = enumerate(each.compilation.result for each in self._sites[label])
-        return {i: result for i, result in results if isinstance(result, Failure)}
+        return {i: result for i, each in enumerate(self._sites[label]) if isinstance(result := each.compilation.result, Failure)}
 
     def close(self) -> None:
         """Give the terminal and Triton back, and let the threads end, each after the compilation that it runs."""
@@ -195,9 +192,8 @@ class Compiler:
         self._patches.callback(self._front_end.close)
         self._patches.callback(self._stages.close)
         if not is_interpreted():
-            # Beside the start of the driver: once a process 0.4 s, for the digest of Triton's own files in each key.
             key = threading.Thread(target=triton_key, daemon=True)
-            key.start()
+            key.start()  # beside the start of the driver: 0.4 s once a process, a digest of Triton's own files
             self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
             if self._uses_processes:
                 self._use.enter_context(workers.in_use())
@@ -267,10 +263,6 @@ class Compiler:
             del self._threads[thread]
             raise
 
-    def _place(self, *, is_urgent: bool) -> AbstractContextManager[processes.Job | None]:
-        """The process for the next compilation of this thread: another one, or this."""
-        return processes.in_process(is_urgent=is_urgent) if self._uses_processes else nullcontext()
-
     def _run(self, queued: Queued | None) -> None:
         """Run one compilation, then those of the queue."""
         thread, is_urgent = threading.current_thread(), queued is not None
@@ -279,7 +271,8 @@ class Compiler:
                 if queued is not None:
                     if is_urgent:
                         self._front_end.acquire(is_urgent=True)
-                    with self._place(is_urgent=is_urgent or not self._is_background) as self._jobs[thread]:
+                    place = partial(processes.in_process, is_urgent=is_urgent or not self._is_background)
+                    with place() if self._uses_processes else nullcontext() as self._jobs[thread]:
                         self._stages.run(queued.compilation, self._shared_limit_bytes)
                     self._pace.note(queued)
                     is_urgent = False

@@ -27,7 +27,7 @@ class Samples:
         """Site -> candidate -> replays that time it."""
         self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
-        self._warm_ups_ms: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._warm_ups_ms: dict[str, dict[int, list[tuple[bool, float]]]] = defaultdict(lambda: defaultdict(list))
         """Function -> candidate -> its untimed runs."""
         self._inner: dict[str, set[str]] = defaultdict(set)
         """Function -> sites that are launched inside it."""
@@ -44,9 +44,12 @@ class Samples:
         """Note that launches of a site are a part of a function's."""
         self._inner[function].add(site)
 
-    def add_warm_up(self, site: str, candidate: int, ms: float) -> None:
-        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better."""
-        self._warm_ups_ms[site][candidate].append(ms)
+    def add_warm_up(self, site: str, candidate: int, ms: float, *, is_clean: bool = True) -> None:
+        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better.
+
+        Not ``is_clean``: a kernel was compiled in it.
+        """
+        self._warm_ups_ms[site][candidate].append((not is_clean, ms))
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """Add one timed launch; a site may be launched several times in a replay."""
@@ -101,11 +104,16 @@ class Samples:
         return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost))
 
     def report_warm_ups(self, failures: Failures) -> BatchReport:
-        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
-        measured = {
-            site: {i: LocalTimes(_to_ns(min(each)), _to_ns(min(each)), n_replays=len(each), n_timed=len(each)) for i, each in runs.items()}
-            for site, runs in self._warm_ups_ms.items()
-        }
+        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds.
+
+        As one run where a kernel was compiled in each of them: such a time says nothing.
+        """
+        measured: dict[str, dict[int, LocalTimes]] = {}
+        for site, runs in self._warm_ups_ms.items():
+            for i, each in runs.items():
+                has_compiled, ms = min(each)
+                n_runs = 1 if has_compiled else len(each)
+                measured.setdefault(site, {})[i] = LocalTimes(_to_ns(ms), _to_ns(ms), n_replays=n_runs, n_timed=n_runs)
         return BatchReport(measured, failures)
 
     def _measured(self, site: str, candidate: int, reduced_ms: Times) -> LocalTimes:

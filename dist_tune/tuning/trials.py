@@ -79,7 +79,8 @@ class Trials:
         self._undo = Undo()
         self._spans: list[tuple[str, int, int, Span]] = []
         """Site, candidate, replay, and its clock."""
-        self._warm_ups: list[tuple[str, int, Span]] = []
+        self._warm_ups: list[tuple[str, int, Span, bool]] = []
+        self._n_compiled = 0
         """Function, candidate, and the clock of an untimed run."""
 
     # -- a replay ------------------------------------------------------------------------------------------------
@@ -109,18 +110,19 @@ class Trials:
     def read_spans(self) -> None:
         """Move the times of finished replays to the samples. The device must have gone past them."""
         for label, candidate, replay, span in self._spans:
-            ms = span.ms()
-            self.samples.add_launch(label, candidate, replay, ms)
+            self.samples.add_launch(label, candidate, replay, ms := span.ms())
             text = self._sites.met[label].texts[candidate]
             self._log.trace(f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{text}"')
         self._spans.clear()
-        for label, candidate, span in self._warm_ups:
-            self.samples.add_warm_up(label, candidate, span.ms())
+        for label, candidate, span, is_clean in self._warm_ups:
+            self.samples.add_warm_up(label, candidate, span.ms(), is_clean=is_clean)
         self._warm_ups.clear()
 
     def note_compilation(self, kernel: Any) -> None:
         """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
-        if interception.listener_here() is not self or not self._is_timed:
+        is_here = interception.listener_here() is self
+        self._n_compiled += is_here
+        if not is_here or not self._is_timed:
             return
         around = [f"{label} {self._schedule[label].candidate}" for label in self._around if label in self._schedule]
         if self.variants.counts_against(self._replay, kernel, around):
@@ -211,7 +213,7 @@ class Trials:
             inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
-        n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
+        n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
         is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
         try:
             with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
@@ -245,7 +247,7 @@ class Trials:
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
         if warm_up is not None:
-            self._warm_ups.append((site.label, index, warm_up))
+            self._warm_ups.append((site.label, index, warm_up, self._n_compiled == n_compiled))
         if span is not None:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)

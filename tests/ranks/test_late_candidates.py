@@ -16,6 +16,7 @@ from dist_tune.compiler import pool
 from dist_tune.compiler.workers import Worker
 from dist_tune.testing import FakeH200, on_ranks, values
 from tests.compiler.test_processes import PATIENT, bad_asm_kernel
+from tests.ranks.variants import epoch_kernel
 
 pytestmark = pytest.mark.once
 
@@ -89,3 +90,27 @@ def test_an_exhaustive_search_waits_for_all() -> None:
 
 def tune_exhaustive(rank: int) -> Any:
     return tune(rank, (1, SLOW_WARPS, 4, 8), search="exhaustive", n_warmup=1, n_repeat=2)
+
+
+def tune_with_epochs(rank: int) -> Any:
+    slow_compilations()
+    FakeH200.launch_ms = lambda src, metadata: 1.0 if metadata.num_warps == SLOW_WARPS else 4.0
+    configs = [triton.Config({"BLOCK": block}, num_warps=n) for block in (64, 128) for n in (1, SLOW_WARPS, 4, 8)]
+    kernel = triton.autotune(configs, key=["n"])(epoch_kernel)
+    x, y = torch.zeros(128), torch.zeros(128)
+
+    @contextual_autotune(is_dist=True, cache=False)
+    def step() -> None:
+        for epoch in (3, 16):
+            kernel[(1,)](x, y, 64, epoch)
+        dist.all_reduce(torch.ones(1))
+
+    step()
+    FakeH200.launch_ms = lambda src, metadata: 0.0
+    (record,) = step.records
+    return record.best.fields["num_warps"], record.n_replays < 200, [each.latency_ms is not None for each in record.candidates]
+
+
+def test_they_are_compiled_for_all_variants_before_they_race() -> None:
+    """Two classes of an argument in each replay: no replay is thrown away again and again, and a late candidate may win."""
+    assert values(on_ranks(2, tune_with_epochs, mode="fake", env=PATIENT)) == [(SLOW_WARPS, True, [True] * 8)] * 2
