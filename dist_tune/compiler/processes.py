@@ -27,7 +27,6 @@ from triton.backends.compiler import Language
 from triton.compiler import errors as compiler_errors
 from triton.runtime import errors as runtime_errors
 
-from dist_tune.compiler.observed import ObservedMetadata
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.shared_memory import check_need
 from dist_tune.compiler.workers import CannotStartError, Worker, WorkerDiedError, workers
@@ -44,13 +43,15 @@ class Job:
     is_urgent: bool
     worker: Worker | None = None
     begun: tuple[Any, ...] | None = None
-    """The path of its TTIR, target and options; None when the process has them."""
+    """The path of its TTIR, target and options."""
+    has_begun: bool = False
+    """True when the process has them."""
     latest: str = ""
     """The latest stage that the process has run."""
     is_ended: bool = False
     """True if it was given up."""
 
-    def run(self, stage: str, source: Any, metadata: MutableMapping[str, Any], options: Any) -> str | bytes:
+    def run(self, stage: str, metadata: MutableMapping[str, Any], options: Any) -> str | bytes:
         """The result of a stage; adds to the kernel's metadata, and reads of it and of the options what the stage has read.
 
         Raises:
@@ -58,15 +59,21 @@ class Job:
         """
         if stage == "ptx":
             check_need(metadata)
-        # Stages may have been left out because an equal kernel has run them.
-        is_next = STAGES.index(stage) == (STAGES.index(self.latest) + 1 if self.latest else 0)
-        # Not observed here: the process says what it reads.
-        changed = {} if is_next else dict(metadata.own if isinstance(metadata, ObservedMetadata) else metadata)
-        result, cpu_s, output = self._ask(stage, None if is_next else str(source), changed)
+        # Stages may have been left out because an equal kernel has run them. They are made up for, since a stage may need more than
+        # their text: that for LLVM IR sets up LLVM's targets, without which that for PTX crashes.
+        n_run = STAGES.index(self.latest) + 1 if self.latest else 0
+        try:
+            for left_out in STAGES[n_run : STAGES.index(stage)]:
+                self._ask(left_out)
+            result, cpu_s, output = self._ask(stage)
+        except WorkerDiedError:
+            if self.worker is not None:
+                print(self.worker.last_words(), end="")  # noqa: T201  # captured: see ``dist_tune.compiler.output``
+            raise
         self.latest = stage
         _thread.cpu_s = cpu_s_elsewhere() + cpu_s
         if output:
-            print(output, end="")  # noqa: T201  # captured: see ``dist_tune.compiler.output``
+            print(output, end="")  # noqa: T201  # captured, too
         if len(result) == 3:
             raise _error(*result)
         text, written, read, read_options = result
@@ -88,24 +95,22 @@ class Job:
         if self.worker is not None:
             self.worker.end()
 
-    def _ask(self, stage: str, source: str | None, metadata: dict[str, Any]) -> Any:
-        is_used = self.worker is not None and self.worker.is_used
+    def _ask(self, stage: str) -> Any:
         if self.worker is None:
             if not workers.can_start:
                 raise CannotStartError("no process of the compiler could be started before")
             self.worker = workers.take(is_urgent=self.is_urgent)
-            is_used, self.worker.is_used = self.worker.is_used, True
-        begun, self.begun = self.begun, None
+        begun, self.has_begun = None if self.has_begun else self.begun, True
         try:
-            return self.worker.ask((begun, stage, source, metadata))
+            return self.worker.ask((begun, stage))
         except WorkerDiedError:
-            if begun is None or not is_used or self.is_ended:
-                print(self.worker.last_words(), end="")  # noqa: T201  # captured, as above
+            if self.is_ended:
                 raise
-        # It had been idle for too long, and has ended meanwhile.
+        # It has ended because it was idle for too long, or the compiler has crashed, which may not come again.
         self.worker = Worker(is_urgent=self.is_urgent)
-        self.worker.is_used = True
-        return self.worker.ask((begun, stage, source, metadata))
+        for each in STAGES[: STAGES.index(stage) + 1]:
+            reply = self.worker.ask((self.begun if each == STAGES[0] else None, each))
+        return reply
 
 
 def cpu_s_elsewhere() -> float:
@@ -213,7 +218,7 @@ def _run(job: Job, name: str, own: Any, options: Any, source: Any, metadata: Mut
     if not isinstance(source, SourceText | str | bytes) or (job.begun is None and job.worker is None):
         return own(source, metadata)
     try:
-        return job.run(name, source, metadata, options)
+        return job.run(name, metadata, options)
     except (CannotStartError, OSError):
         if not isinstance(source, SourceText):
             raise

@@ -7,6 +7,7 @@ prints goes to a file, and with the reply. It never touches a GPU. It ends with 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pickle
@@ -61,9 +62,8 @@ class StageResult(NamedTuple):
 class Observed(dict[str, Any]):
     """A kernel's metadata, and what a stage reads and writes of it."""
 
-    def begin(self, changed: dict[str, Any]) -> None:
-        """Observe the next stage; ``changed`` by earlier ones."""
-        super().update(changed)
+    def begin(self) -> None:
+        """Observe the next stage."""
         self.written: dict[str, Any] = {}
         self.read: set[str] | None = set()
 
@@ -123,11 +123,11 @@ class Pipeline:
         self._module: Any = ir.parse_mlir_module(path, context)
         self._module.context = context  # the module keeps it alive, as Triton's own modules do
 
-    def run(self, stage: str, source: str | None, metadata: dict[str, Any]) -> StageResult:
-        """Run the next stage. ``source``: the text that it starts from, where another process has run the stage before."""
-        self._metadata.begin(metadata)
+    def run(self, stage: str) -> StageResult:
+        """Run the next stage."""
+        self._metadata.begin()
         self._options.__dict__["_read"] = set()
-        self._module = self._stages[stage](self._module if source is None else source, self._metadata)
+        self._module = self._stages[stage](self._module, self._metadata)
         text = self._module if isinstance(self._module, bytes) else str(self._module)
         return StageResult(text, self._metadata.written, self._metadata.read, self._options._read)
 
@@ -138,6 +138,7 @@ def main(idle_s: float, niceness: int, paths: list[str]) -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     output = os.fdopen(os.dup(2), "rb")  # a file of the rank's, which finds the last words there if this process crashes
     os.dup2(2, 1)
+    faulthandler.enable(output.fileno())  # the stage and Python's stack are among the last words
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.nice(niceness)
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
@@ -149,7 +150,7 @@ def main(idle_s: float, niceness: int, paths: list[str]) -> None:
     _prepare()
     while select.select([requests], [], [], idle_s)[0]:
         try:
-            begun, stage, source, metadata = receive(requests)
+            begun, stage = receive(requests)
         except EOFError:
             os.killpg(0, signal.SIGKILL)  # the rank has ended, and so does what was started for it
         began_s = _cpu_s()
@@ -159,7 +160,7 @@ def main(idle_s: float, niceness: int, paths: list[str]) -> None:
                 pipeline = None  # frees the one before first
                 pipeline = Pipeline(*begun)
             assert pipeline is not None
-            result = tuple(pipeline.run(stage, source, metadata))
+            result = tuple(pipeline.run(stage))
         # The rank raises it again, in the thread that waits for this kernel, where it becomes a vote.
         except Exception as error:  # noqa: BLE001
             result = type(error).__module__, type(error).__name__, str(error)

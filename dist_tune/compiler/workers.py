@@ -48,7 +48,6 @@ class Worker:
     def __init__(self, *, is_urgent: bool) -> None:
         self.niceness = 0 if is_urgent else NICENESS
         self.environment = dict(os.environ)
-        self.is_used = False
         self.is_ended = False
         """True once ``end`` was called."""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process

@@ -112,7 +112,9 @@ def test_equal_kernels_are_made_once_there_too() -> None:
     """Stages after TTGIR are taken over from another process's kernel, and their files are those that this process makes."""
     ((_, here),) = values(on_ranks(1, tune_equal, 1000, mode="fake", is_dist=False, env=PATIENT))
     ((asked, elsewhere),) = values(on_ranks(1, tune_equal, 1, mode="fake", is_dist=False, env=PATIENT))
-    assert [asked.count(stage) for stage in processes.STAGES] == [4, 4, 1, 1, 1]
+    n_ttir, n_ttgir, n_llir, n_ptx, n_cubin = (asked.count(stage) for stage in processes.STAGES)
+    assert (n_ttir, n_ttgir, n_cubin) == (4, 4, 1)
+    assert n_llir + n_ptx < 8  # one that comes first to a later stage makes up for the earlier ones
     assert len(here) == 8
     assert here == elsewhere
 
@@ -131,29 +133,38 @@ def test_an_error_of_the_compiler_is_raised_as_at_home_and_its_output_is_in_the_
     assert "no.such.thing" in log
 
 
-def die_once(stage: str) -> None:
-    ask = Worker.ask
-    left = [stage]
+def die(stage: str, n_times: int) -> None:
+    """Let the process of one config crash in a stage."""
+    ask, dying, deaths = Worker.ask, set[int](), list[int]()
 
-    def dying(self: Worker, request: Any) -> Any:
-        if request[1] in left:
-            left.clear()
+    def ask_dying(self: Worker, request: Any) -> Any:
+        begun, asked, *_ = request
+        if begun is not None:
+            (dying.add if begun[2].num_warps == 8 else dying.discard)(id(self))
+        if asked == stage and id(self) in dying and len(deaths) < n_times:
+            deaths.append(self._process.pid)
             self._process.kill()
         return ask(self, request)
 
-    Worker.ask = dying  # type: ignore[method-assign]
+    Worker.ask = ask_dying  # type: ignore[method-assign]
 
 
-def tune_with_a_crash(rank: int) -> list[str | None]:
-    die_once("llir")
+def tune_with_a_crash(rank: int, stage: str, n_times: int) -> list[str | None]:
+    die(stage, n_times)
     data = torch.zeros(64, 64, dtype=torch.bfloat16)
-    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
+    configs = [triton.Config({"BM": m, "BN": n}, num_warps=8 if (m, n) == CONFIGS[-1] else 4) for m, n in CONFIGS]
     return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates]
 
 
+@pytest.mark.parametrize("stage", processes.STAGES)
+def test_a_crash_that_does_not_come_again_costs_nothing(stage: str) -> None:
+    """The kernel is compiled from the beginning in another process, once."""
+    assert values(on_ranks(1, tune_with_a_crash, stage, 1, mode="fake", is_dist=False, env=PATIENT)) == [[None] * len(CONFIGS)]
+
+
 def test_a_compiler_that_crashes_costs_one_candidate() -> None:
-    """A process killed in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
-    (outcome,) = on_ranks(1, tune_with_a_crash, mode="fake", is_dist=False, env=PATIENT)
+    """A process killed twice in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
+    (outcome,) = on_ranks(1, tune_with_a_crash, "llir", 2, mode="fake", is_dist=False, env=PATIENT)
     (failure,) = [each for each in values([outcome])[0] if each is not None]
     assert "CompilerCrashError: the compiler's process ended with exit code -9" in failure
 
@@ -249,3 +260,34 @@ def test_a_compiler_that_somebody_has_patched_stays_in_this_process() -> None:
     is_possible, n_calls = values([outcome])[0]
     assert is_possible
     assert n_calls == 2 * len(CONFIGS)
+
+
+def leave_out(rank: int) -> bytes:
+    """PTX and cubin of a kernel whose LLVM IR another process has made."""
+    pool.MIN_THREADS_FOR_PROCESSES = 1
+    own = processes.Job.run
+
+    def run(self: processes.Job, stage: str, metadata: Any, options: Any) -> str | bytes:
+        if stage == "llir":  # made by another process
+            with processes.in_process(is_urgent=False) as other:
+                other.begun = self.begun
+                made_there = [own(other, each, metadata, options) for each in processes.STAGES[:3]]
+            processes._thread.job = self
+            return made_there[-1]
+        return own(self, stage, metadata, options)
+
+    processes.Job.run = run  # type: ignore[method-assign]
+    record = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (64, 128)], torch.zeros(128, dtype=torch.int32))
+    assert [each.failure for each in record.candidates] == [None, None]
+    return b"".join(sorted(made().values()))
+
+
+def not_left_out(rank: int) -> bytes:
+    tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (64, 128)], torch.zeros(128, dtype=torch.int32), least_threads=1000)
+    return b"".join(sorted(made().values()))
+
+
+def test_a_stage_that_was_left_out_is_made_up_for() -> None:
+    """LLVM's targets are set up by the stage for LLVM IR: PTX from another process's text would crash without."""
+    left, whole = (values(on_ranks(1, f, mode="fake", is_dist=False, env=PATIENT)) for f in (leave_out, not_left_out))
+    assert left == whole

@@ -107,14 +107,14 @@ class TestWorkers:
     def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
         """An interrupt reaches the whole group of processes, and is the rank's to handle."""
         each = Worker(is_urgent=True)
-        (result, *_) = each.ask((("no such file", None, None), "ttir", None, {}))
+        (result, *_) = each.ask((("no such file", None, None), "ttir"))
         assert len(result) == 3  # an error: it serves
         each._process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert each.is_alive
         each._process.kill()
         with pytest.raises(WorkerDiedError, match=r"exit code -9"):
-            each.ask((None, "ttir", None, {}))
+            each.ask((None, "ttir"))
 
     def test_it_ends_with_its_rank_in_the_middle_of_a_kernel(self) -> None:
         """Also the compiler that it has started: ptxas may never end."""
