@@ -43,7 +43,7 @@ class Job:
     is_urgent: bool
     worker: Worker | None = None
     begun: tuple[Any, ...] | None = None
-    """The path of its TTIR, target and options."""
+    """Its TTIR, target and options."""
     has_begun: bool = False
     """True when the process has them."""
     latest: str = ""
@@ -160,7 +160,7 @@ def hand_over(path: Path, target: Any, options: Any, context: Any) -> SourceText
     job: Job | None = getattr(_thread, "job", None)
     if job is None or options.ir_override is not None:
         return None
-    job.begun = str(path), target, options
+    job.begun = path.read_text(), target, options  # the file may be gone when a crash is tried once more
     return SourceText(path, context)
 
 

@@ -16,6 +16,7 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ class ObservedOptions:
 class Pipeline:
     """The stages of one kernel."""
 
-    def __init__(self, path: str, target: Any, options: Any) -> None:
+    def __init__(self, ttir: str, target: Any, options: Any) -> None:
         from triton._C.libtriton import ir
         from triton.backends.compiler import Language
         from triton.backends.nvidia.compiler import CUDABackend
@@ -120,7 +121,10 @@ class Pipeline:
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
-        self._module: Any = ir.parse_mlir_module(path, context)
+        with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
+            file.write(ttir)
+            file.flush()
+            self._module: Any = ir.parse_mlir_module(file.name, context)
         self._module.context = context  # the module keeps it alive, as Triton's own modules do
 
     def run(self, stage: str) -> StageResult:
