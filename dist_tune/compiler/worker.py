@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 MAX_CHARS = 200_000
@@ -172,13 +171,12 @@ def main(idle_s: float, niceness: int, paths: list[str]) -> None:
 
 
 def _prepare() -> None:
-    """Do what the first kernel would wait for: imports, and asking ptxas for its version."""
+    """Do what the first kernel would wait for: imports, and asking ptxas for its version, which Triton does once a process."""
     from triton import knobs
-    from triton.backends.nvidia import compiler
+    from triton.backends.nvidia import compiler  # noqa: F401  # for the first kernel
 
-    with suppress(Exception):  # told where it matters, with the first kernel
-        compiler.get_ptx_version_from_options(SimpleNamespace(ptx_version=None), 90)
-        knobs.nvidia.ptxas.version  # noqa: B018  # asked once a process
+    with suppress(RuntimeError, OSError):  # no ptxas: the first kernel says so
+        knobs.nvidia.ptxas.version  # noqa: B018  # asks for it
 
 
 def _end_with(parent: int) -> None:

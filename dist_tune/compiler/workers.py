@@ -22,6 +22,7 @@ from typing import Any
 import triton
 
 from dist_tune.compiler import worker
+from dist_tune.compiler.patches import SharedContext
 
 START_S = 10.0
 """Longest time that a process takes to start."""
@@ -141,9 +142,15 @@ class Workers:
     def __init__(self) -> None:
         self.can_start = True
         """False once a process could not be started."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: the processes are those of the process that this one was forked from."""
         self._idle: list[Worker] = []
-        self._n_users = 0
+        self._is_kept = False
         self._lock = threading.Lock()
+        self.in_use = SharedContext(self._keeping)
+        """While entered, idle processes are kept; the last user to leave ends them."""
 
     def take(self, *, is_urgent: bool) -> Worker:
         """An idle one, or a new one.
@@ -163,24 +170,10 @@ class Workers:
         """Take one back; it ends if no tuning goes on."""
         with self._lock:
             self._idle = [other for other in self._idle if other.is_alive]
-            if is_kept := each.is_alive and self._n_users > 0:
+            if is_kept := each.is_alive and self._is_kept:
                 self._idle.append(each)
         if not is_kept:
             each.end()
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep idle processes meanwhile; the last user to leave ends them."""
-        with self._lock:
-            self._n_users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._n_users -= 1
-                is_last = self._n_users == 0
-            if is_last:
-                self.end()
 
     def start(self, n: int) -> None:
         """Start this many, so that they are there when they are needed, less those that are idle; the first of them without delay."""
@@ -196,10 +189,15 @@ class Workers:
         for each in idle:
             each.end()
 
-    def forget(self) -> None:
-        """Leave them to the process that this one was forked from."""
-        self._lock = threading.Lock()
-        self._idle = []
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        self._is_kept = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_kept = False
+            self.end()
 
 
 workers = Workers()

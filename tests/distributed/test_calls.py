@@ -119,7 +119,7 @@ def test_collectives_say_which_calls_belong_together():
 
 
 def test_a_rank_that_has_issued_more_collectives_has_gone_on():
-    """Whatever its number; and one of a higher number that is inside a first run may be in this very call."""
+    """The number of its call says nothing; and a rank with a higher one that is inside a first run may be in this very call."""
     place = Place("f", 6, 5, has_talked=True)
     passed: Passed = {0: {"f": [4], ISSUED: [6]}, 1: {"f": [8, 8], ISSUED: [5]}, 2: {"f": [2], ISSUED: [5]}}
     assert ahead(place, passed, inside=[1]) == [0]

@@ -39,7 +39,7 @@ def states(draw: st.DrawFn) -> tuple[list[str], dict[int, float], set[int], set[
 def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
     state: tuple[list[str], dict[int, float], set[int], set[int]], n: int
 ):
-    """In whichever order times, failures and untried candidates come, and however the space was asked before."""
+    """For every order of times, failures and untried candidates, and after any other questions to the space."""
     texts, times, failures, untried = state
     space = ConfigSpace(texts)
     wave = space.wave(n, times, failures, untried)
