@@ -74,6 +74,12 @@ class World:
     """What else is in the closure."""
     noise: float = 0.01
     """Standard deviation of the logarithm of each time."""
+    clock_ms: float = 0.0
+    """Standard deviation of the error of a time that the device's clock reads; of a whole replay's, twice that."""
+    events_ms: float = 0.0
+    """What the two events around a timed launch add to its time."""
+    host_ms: float = 0.0
+    """What a replay takes the host; 0: not told."""
     hiccups: float = 0.003
     """Share of launches that take ``HICCUP`` times as long."""
     jolts: Collection[tuple[int, int]] = ()
@@ -132,16 +138,21 @@ class _Rank:
                 has_hiccup = self._dice.random() < world.hiccups or (self._rank, number) in world.jolts
                 ms = self._noisy(kernel.ms[candidate][self._rank]) * (HICCUP if has_hiccup else 1.0)
                 closure_ms += ms
+                if times_launches:
+                    closure_ms += world.events_ms
                 if is_timed and times_launches:
-                    self.samples.add_launch(site, candidate, number, ms)
+                    self.samples.add_launch(site, candidate, number, self._read(ms + world.events_ms, world.clock_ms))
             closure_ms += self._noisy(kernel.unseen_ms[candidate]) if kernel.unseen_ms else 0.0
-        self.samples.add_replay(number, closure_ms, schedule)
+        self.samples.add_replay(number, self._read(closure_ms, 2 * world.clock_ms), schedule)
         return closure_ms
 
     def take_failures(self) -> Failures:
         """What has failed since the last time."""
         taken, self.failures = self.failures, {}
         return taken
+
+    def _read(self, ms: float, error_ms: float) -> float:
+        return max(ms + self._dice.gauss(0.0, error_ms), 1e-6) if error_ms else ms
 
     def _noisy(self, ms: float) -> float:
         return ms * exp(self._dice.gauss(0.0, self._world.noise)) if ms else 0.0
@@ -173,7 +184,7 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
         while True:
             known_ms = search.kernel_times_ms()
             reports = {r: rank.samples.report(failures[r], batch, known_ms) for r, rank in enumerate(ranks)}
-            told = reduce_reports(reports)
+            told = replace(reduce_reports(reports), batch_s=len(batch) * world.host_ms / 1e3)
             meetings.append((reports, told))
             if set(told.disturbed) <= struck:
                 break
@@ -259,6 +270,21 @@ def many(n_sites: int, n_candidates: int, seed: int = 0, other_ms: float = 0.0) 
         ms = [[base_ms * exp(abs(dice.gauss(0, 0.4)))] * 4 for _ in range(n_candidates)]
         sites[f"site {number}"] = Kernel(ms)
     return World(sites, other_ms=other_ms)
+
+
+def small(n_ranks: int = 2) -> World:
+    """A closure of 15 small kernels, with the times, the clock and the noise of one on two H200 (benchmarks/bench_choices.py).
+
+    Microseconds by config; blocks of 256, 512, 1024, 2048, 4096, each with 2, 4 and 8 warps. The events around a launch see only a part
+    of what a config adds to the replay.
+    """
+    best_us = 2.9
+    over_us = (0.337, 0.353, 0.35, 0.13, 0.118, 0.061, 0.326, 0.015, 0.017, 0.597, 0.3, 0.0, 1.61, 0.455, 0.288)
+    seen_us = (0.256, 0.256, 0.224, 0.064, 0.032, 0.032, 0.224, 0.0, 0.0, 0.48, 0.192, 0.0, 1.61, 0.416, 0.288)
+    ms = [[(best_us + each) / 1e3] * n_ranks for each in seen_us]
+    unseen_ms = [(over - seen) / 1e3 for over, seen in zip(over_us, seen_us, strict=True)]
+    sites = {f"site {k}": Kernel(ms, unseen_ms) for k in range(15)}
+    return World(sites, n_ranks, other_ms=0.007, noise=0.0, clock_ms=0.0002, events_ms=0.0023, host_ms=4.0)
 
 
 def step_of_148(n_ranks: int = 4) -> tuple[World, dict[str, list[str]]]:

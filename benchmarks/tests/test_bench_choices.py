@@ -20,4 +20,5 @@ def test_each_tuning_has_its_line_and_the_library_needs_a_gpu(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "gla needs a GPU" in done.stdout
     assert "small: 2 tunings" in done.stdout
-    assert sum("+0.00%" in line and "│" in line for line in done.stdout.splitlines()) == 2
+    assert "slow-host: 2 tunings" in done.stdout
+    assert sum("+0.00%" in line and "│" in line for line in done.stdout.splitlines()) == 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_tune.errors import WrongResultError
-from dist_tune.measure.clocks import device_clock, wait_for_device
+from dist_tune.measure.clocks import MAX_LEAD_MS, device_clock, wait_for_device
 from dist_tune.measure.compare import difference
 from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.statistics import without_outliers
@@ -82,7 +82,7 @@ def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: 
     spans = []
     for _ in range(num_iters):
         result = None  # its memory is for the next one
-        clock.prepare(1.5 * host_ms, is_cold=is_cold)
+        clock.prepare(min(1.5 * host_ms, MAX_LEAD_MS), is_cold=is_cold)
         span = clock.span()
         span.begin()
         result = run()

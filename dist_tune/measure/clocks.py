@@ -15,7 +15,7 @@ import torch
 import triton
 
 MAX_LEAD_MS = 10.0
-"""Longest time the device is kept busy before a replay; a closure that waits for its GPU cannot be outrun anyway."""
+"""Longest time the device is kept busy before a run of which it is not known that the host can be ahead."""
 
 
 class WallSpan:
@@ -33,6 +33,10 @@ class WallSpan:
     def end(self) -> None:
         """Stop the host's clock."""
         self._end = time.perf_counter()
+
+    def has_begun(self) -> bool:
+        """Host work has begun when it was called."""
+        return True
 
     def is_done(self) -> bool:
         """Host work is done when it has returned."""
@@ -60,6 +64,10 @@ class CudaSpan:
         """Record the second event."""
         self._end.record()
 
+    def has_begun(self) -> bool:
+        """True if the device has passed the first event."""
+        return bool(self._begin.query())
+
     def is_done(self) -> bool:
         """True if the device has passed the second event. Raises the device's error when its context is dead."""
         return bool(self._end.query())
@@ -80,7 +88,7 @@ class WallClock:
         """A span of host time, not yet begun."""
         return WallSpan()
 
-    def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
+    def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
         """Nothing: the host is the device."""
 
 
@@ -94,15 +102,15 @@ class CudaClock:
         """A span of device time, not yet begun."""
         return CudaSpan()
 
-    def prepare(self, host_ms: float, *, is_cold: bool = True) -> None:
-        """Flush the L2 cache, then spin on the device for ``host_ms``, so that launch gaps are not timed."""
+    def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
+        """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not timed."""
         if is_cold:
             n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
             # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
             with suppress(torch.OutOfMemoryError):
                 torch.empty(n_bytes, dtype=torch.uint8, device="cuda").zero_()
-        if host_ms:
-            torch.cuda._sleep(int(min(host_ms, MAX_LEAD_MS) * self._cycles_per_ms))
+        if lead_ms:
+            torch.cuda._sleep(int(lead_ms * self._cycles_per_ms))
 
 
 Clock = WallClock | CudaClock

@@ -61,7 +61,7 @@ class Race:
         self._sites[site] = SiteRace(site, self._plan, self._options, standings, guide)
         n_open = sum(each.n_nominal > 0 for each in self._sites.values())
         for each in self._sites.values():
-            each.is_alone = n_open < 2
+            each.n_open = n_open
 
     def __contains__(self, site: str) -> bool:
         """True if the site was entered."""
@@ -178,7 +178,9 @@ class Race:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         self._spend(n_replays, report)
+        is_bound = self._plan.max_replays is not None or self._plan.n_repeat == 1
         for name, site in self._sites.items():
+            site.n_spare = 0 if is_bound or self._pace_s is None else int(self._options.spare_s / self._pace_s)
             site.tell(n_replays, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
@@ -236,7 +238,9 @@ class Race:
         waiting = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
         n_left = self._n_left
         if waiting and self._plan.max_replays is None:  # a site whose race was short has no longer finals for it
-            n_left = min(n_left, max(site.n_nominal for site in waiting) - max(site.n_since for site in waiting))
+            n_extra = max(site.n_extra for site in waiting)
+            n_nominal, n_since = max(site.n_nominal for site in waiting), max(site.n_since for site in waiting)
+            n_left = min(n_left, max(n_nominal + n_extra - n_since, n_extra // 2))
         finals = [(site, site.round_length(n_left)) for site in waiting]
         n_replays = max((own for _, own in finals), default=0)
         for site, own in finals:

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 Objective = Literal["closure", "kernel"]
 
+N_ERRORS = 3.0
+"""Standard errors of a time beyond which a candidate is slower than the best: the difference of two has 1.4 of them."""
 _SE_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation (normal noise)."""
 HOPELESS = 2.0
@@ -39,6 +41,10 @@ class RacingOptions:
     """Share of the kernel's time below which two candidates are as good as each other."""
     insured_ms: float = 50.0
     """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
+    clock_ms: float = 0.0005
+    """Error of one reading of a device's clock, until repeats have shown it: CUDA events have half a microsecond."""
+    spare_s: float = 0.25
+    """Seconds that a race may last longer than its number of replays says, because its candidates are as near as the clock's error."""
     enough_ms: float = 1000.0
     """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
 
@@ -143,11 +149,19 @@ def hopeless(
 
 
 def kept(
-    times: Mapping[int, ReducedTimes], quota: int, margin: float, objective: Objective, *, n_least: int = 1, by_typical: bool = False
+    times: Mapping[int, ReducedTimes],
+    quota: int,
+    margin: float,
+    objective: Objective,
+    *,
+    n_least: int = 1,
+    by_typical: bool = False,
+    error_ms: float = 0.0,
 ) -> list[int]:
     """Candidates that stay: not hopeless by both times, and among the ``quota`` best by one of them; ``n_least`` even if hopeless.
 
     ``by_typical``: by the middle rank's kernel, because with one sample a rank the slowest is often a hiccup.
+    ``error_ms``: standard error of a kernel's time; beyond the quota those stay that it cannot tell from the best.
     """
     if not times:
         return []
@@ -159,11 +173,13 @@ def kept(
     hopeful = {i for i in times if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
     by_kernel, by_closure = (sorted(times, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
     in_turn = list(dict.fromkeys(i for pair in zip(by_kernel, by_closure, strict=True) for i in pair))
-    return sorted([i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota])
+    chosen = [i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]
+    near = {i for i in hopeful if launches_ms[i] <= min(launches_ms.values()) + N_ERRORS * error_ms} if error_ms else set()
+    return sorted({*chosen, *near})
 
 
 def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
-    """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
+    """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
 
     A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise
     of all else. They are averaged with the weights of a best linear estimate. The bias of the launches is the difference of the rest of
@@ -188,12 +204,28 @@ def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, 
     tie_ms = tie * times[leader].launches_ms
     behind_ms = {i: ms - cost_ms[leader] for i, ms in cost_ms.items() if i != leader}
     tied = [leader, *(i for i, ms in behind_ms.items() if ms <= max(tie_ms, error_ms))]
-    fastest_ms = min(times[i].launches_ms for i in tied)
-    winner = min(i for i in tied if times[i].launches_ms <= fastest_ms + tie_ms)
+    least_ms = min(times[i].launches_ms for i in tied)
+    winner = leader if error_ms > tie_ms else min(i for i in tied if times[i].launches_ms <= least_ms + tie_ms)
     # By both times: if they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
     worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and times[i].launches_ms >= times[leader].launches_ms)
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
     return Selection(winner, worse - {winner}, is_clear, weight)
+
+
+def share_ms(times: Mapping[int, ReducedTimes], n_sites: int) -> float:
+    """A site's part of the step, if all of ``n_sites`` had the same one: errors of a share of it add up to that share of the step."""
+    if not times:
+        return 0.0
+    return max(min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values()) / n_sites)
+
+
+def clock_error_ms(times: Mapping[int, ReducedTimes], options: RacingOptions) -> float:
+    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some."""
+    n_timed = statistics.median([each.n_timed for each in times.values()] or [1])
+    n_launches = statistics.median([each.n_launches for each in times.values()] or [1])
+    most_ms = options.clock_ms * n_launches / sqrt(n_timed)
+    error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()])
+    return most_ms if error_ms is None else min(error_ms, most_ms)
 
 
 def _error_ms(spreads_ms: list[tuple[float, int]]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
-from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
+from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, clock_error_ms, hopeless, kept, select, share_ms
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
@@ -30,19 +30,21 @@ class SiteRace:
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"
         self.queue: list[Trial] = []
         self.selection: Selection | None = None
-        self.is_alone = True
-        """True if no other site has a choice to make, so that no other one changes a replay's time."""
+        self.n_open = 1
+        """Sites that have a choice to make, this one included: the others change a replay's time, too."""
         self.n_nominal = 0
         self.n_since = 0
         """Replays since the site was entered, those in which it waited for others included."""
+        self.n_spare = 0
+        """Replays beyond the nominal number that a race may have where the clock cannot tell the candidates apart."""
         self._n_run = 0
-        self._n_last = 0
-        """Replays that were asked for after the end of the budget."""
+        self._n_last = 0  # replays that were asked for after the end of the budget
         self._label = label
         self._plan = plan
         self._options = options
         self._rung = 0
         self._n_rounds = 0
+        self._is_noisy = False
         self._wanted: dict[int, int] = {}
         """Candidate -> timed replays that it needs by the end of the queue."""
         self._timed_in_finals: set[int] = set()
@@ -62,6 +64,11 @@ class SiteRace:
             return self.queue[k]
         incumbent = self.incumbent()
         return None if incumbent is None else Trial(incumbent, is_timed=False)
+
+    @property
+    def n_extra(self) -> int:
+        """Replays beyond the nominal number that this race may have now."""
+        return self.n_spare if self._is_noisy else 0
 
     @property
     def is_barren(self) -> bool:
@@ -136,7 +143,7 @@ class SiteRace:
         alive = self.standings.alive()
         self.queue = [trial for trial in self.queue if trial.candidate not in self.standings.failures]
         if len(alive) < 2 and self._guide is None:
-            # In the midst of a rung the last one may not have run yet, and be no better than those that failed.
+            # In a rung the last one may not have run yet, and be no better than those that failed.
             is_untried = self._n_run > 0 and any(self.standings.known_ms(i) is None for i in alive)
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
 
@@ -183,7 +190,7 @@ class SiteRace:
 
     def round_length(self, n_left: int) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_each = min(self._plan.n_repeat, self._n_enough())
+        n_each = min(self._plan.n_repeat, self.standings.n_enough(self._options.enough_ms, self._plan.n_repeat))
         n_replays = min(self._n_finalists * n_each, self._n_allowed(n_left))
         return n_replays if n_replays >= 2 * len(self.standings.alive()) else 0  # the noise is known from repeats only
 
@@ -224,24 +231,29 @@ class SiteRace:
 
     def _end_rung(self, alive: list[int], n_left: int) -> None:
         standings, options, objective = self.standings, self._options, self._plan.objective
-        n_enough = self._n_enough()
+        n_enough = self.standings.n_enough(options.enough_ms, self._plan.n_repeat)
         is_long = n_enough < 2  # one sample says as much as many short ones
         n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
         quota = options.quota(standings.n_runnable, self._rung)
         is_first, measured = self._rung == 0, standings.measured(alive)
-        no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.is_alone)
+        no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.n_open < 2)
         # Beaten in the finals or not at all, unless that costs real time.
         prior = [i for i in alive if i == standings.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
         # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
         n_least = 1 if is_long else n_finalists
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
-        best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
+        error_ms = clock_error_ms(measured, options)
+        is_noisy = self._is_noisy = self.n_spare > 0 and error_ms > options.tie / 2 * share_ms(measured, self.n_open)
+        best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=error_ms)
         staying = self._leave(alive, [*prior, *best] or alive[:1])
-        is_small = len(staying) < 2 or (len(staying) <= n_finalists and self._rung + 1 >= max(2, min(options.min_rungs, n_enough)))
-        if not is_small and self._rung + 1 < self._plan.n_repeat and self._n_allowed(n_left) >= len(staying):
-            self._rung += 1
+        n_rungs, n_each = self._rung + 1, (self._n_allowed(n_left) - self.n_extra // 2) // max(1, len(staying))
+        is_few = len(staying) <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
+        if len(staying) > 1 and n_each > 0 and (is_noisy or (not is_few and n_rungs < self._plan.n_repeat)):
+            # Where repeats are all that is left to do: half as many again.
+            n_more = 1 if n_rungs < self._plan.n_repeat else min(n_rungs // 2, n_each)
+            self._rung += n_more
             self._wanted = dict.fromkeys(staying, self._rung + 1)
-            self.queue = self._shuffled(staying)
+            self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
             return
         if len(staying) > n_finalists:
             best = kept(standings.measured(staying), n_finalists, margin, objective) or staying[:n_finalists]
@@ -249,12 +261,6 @@ class SiteRace:
         self.stage = "finals"
         if len(staying) < 2 or self.round_length(n_left) == 0:
             self._choose()
-
-    def _n_enough(self) -> int:
-        """Samples of a candidate that are enough, by the best one's time."""
-        measured = self.standings.measured(self.standings.alive()).values()
-        best_ms = min((each.launches_ms for each in measured), default=0.0)
-        return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
@@ -278,14 +284,14 @@ class SiteRace:
             # Closures of the race and of the finals are timed under different conditions and cannot be compared.
             is_mixed = bool(self._timed_in_finals) and not self._timed_in_finals >= set(near)
             times = {i: contenders[i] for i in near}
-            self.selection = select(times, "kernel" if is_mixed else objective, self._options.tie, is_alone=self.is_alone)
+            self.selection = select(times, "kernel" if is_mixed else objective, self._options.tie, is_alone=self.n_open < 2)
         else:  # never met: the first that runs
             best = self.standings.fastest()
             self.selection = Selection(0 if best is None else best, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection
 
     def _n_allowed(self, n_left: int) -> int:
-        return max(0, n_left if self._plan.max_replays is not None else min(n_left, self.n_nominal - self._n_run))
+        return max(0, n_left if self._plan.max_replays is not None else min(n_left, self.n_nominal + self.n_extra - self._n_run))
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""

@@ -86,6 +86,11 @@ class Standings:
         times = self.times.get(candidate) or self.warm_ups.get(candidate)
         return None if times is None else max(times.closure_ms, times.launches_ms)
 
+    def n_enough(self, enough_ms: float, n_repeat: int) -> int:
+        """Samples of a candidate that last ``enough_ms``, by the best one's time; ``n_repeat`` if there is none."""
+        best_ms = min((each.launches_ms for each in self.measured(self.alive()).values()), default=0.0)
+        return int(enough_ms / best_ms) if best_ms > 0 else n_repeat
+
     def fail_one_sided(self) -> None:
         """Take candidates out that take one rank beyond all measure, while others show that this rank can do better."""
         measured = self.measured(self._runnable())

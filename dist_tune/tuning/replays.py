@@ -14,7 +14,7 @@ from typing import Any
 from dist_tune.compiler import noted
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
-from dist_tune.measure import Clock, RngState, Span, wait_for_device
+from dist_tune.measure import MAX_LEAD_MS, Clock, Lead, RngState, Span, wait_for_device
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Plan, Replay
 from dist_tune.tuning.exclusive import note_progress
@@ -69,7 +69,7 @@ class Replayer:
         self._reset = reset
         self._first_run: FirstRun | None = None
         self._stuck_after_s = stuck_after_s
-        self._host_ms = 1.0
+        self._lead = Lead()
         self._shortest_ms = 0.0
 
     def undo(self) -> None:
@@ -181,12 +181,10 @@ class Replayer:
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
-            began = time.perf_counter()
             with noted(self.trials.note_compilation):
                 self.run(closure, schedule, whole, times_launches=conditions.times_launches)
-            # A full launch queue blocks the host, so one long call says little; it may grow by a tenth a replay.
             if conditions.is_timed:
-                self._host_ms = min((time.perf_counter() - began) * 1e3, 1.1 * self._host_ms)
+                self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
         self._await_device([span for _, _, span in wholes], n_done)
         self.batch_s = time.monotonic() - batch_began
@@ -196,10 +194,9 @@ class Replayer:
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
         """Milliseconds that the device spins before the next replay: until the host has queued it, or to rest."""
-        # Replays that it has not come to yet keep it busy as well as any spinning does.
-        queued_ms = self._shortest_ms * max(0, n_queued - 1)
-        lead_ms = max(0.0, 1.5 * self._host_ms - queued_ms)
-        return max(lead_ms, 0.5 * self._shortest_ms) if conditions.has_rests else lead_ms
+        # Replays that it has not come to yet keep it busy as well; their leads are not counted, so that the host gets farther ahead.
+        lead_ms = self._lead.ms(self._shortest_ms * max(0, n_queued - 1))
+        return max(lead_ms, min(0.5 * self._shortest_ms, MAX_LEAD_MS)) if conditions.has_rests else lead_ms
 
     def _await_device(self, spans: list[Span], n_done: int) -> None:
         """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""

@@ -203,7 +203,8 @@ class Trials:
     ) -> _Returned | _Failed | _NotLoaded:
         """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
-        span = self._clock.span() if is_turn and trial.is_timed and self._times_launches else None
+        # Also around the others' launches, so that as many events are in each timed replay: they add some microseconds each.
+        span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
         is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
         checker = site.checker if is_checked else None
@@ -248,7 +249,7 @@ class Trials:
             self.samples.add_run(site.label, index, self._replay)
         if warm_up is not None:
             self._warm_ups.append((site.label, index, warm_up, self._n_compiled == n_compiled))
-        if span is not None:
+        if span is not None and trial.is_timed:
             self._spans.append((site.label, index, self._replay, span))
         return _Returned(value)
 

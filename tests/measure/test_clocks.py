@@ -77,7 +77,7 @@ def test_wall_spans_measure_the_host_in_ms():
 def test_a_wall_clock_prepares_nothing():
     """The host is the device: it is not kept busy before a replay."""
     began = time.perf_counter()
-    WallClock().prepare(host_ms=10_000.0)
+    WallClock().prepare(lead_ms=10_000.0)
     assert time.perf_counter() - began < 1.0
 
 

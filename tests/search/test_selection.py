@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, kept, select
+from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, clock_error_ms, kept, select, share_ms
 
 pytestmark = pytest.mark.once
 
@@ -50,6 +50,35 @@ def test_places_are_given_by_either_clock_in_turn():
     """The best by the kernel, the best by the closure, the next by the kernel."""
     times = of((1.0, 2.3), (1.1, 2.2), (1.2, 2.1), (1.3, 2.0))
     assert [kept(times, quota, 0.5, "closure") for quota in (1, 2, 3)] == [[0], [0, 3], [0, 1, 3]]
+
+
+def test_those_stay_that_the_clock_cannot_tell_from_the_best():
+    """Beyond the quota: 0.3 us slower with an error of 0.2 us is as good, 1 us is not."""
+    times = of((0.005, 0.1), (0.0052, 0.1), (0.0053, 0.1), (0.006, 0.1))
+    assert kept(times, 1, 0.5, "closure") == [0]
+    assert kept(times, 1, 0.5, "closure", error_ms=0.0002) == [0, 1, 2]
+
+
+def test_the_clocks_error_is_half_a_microsecond_until_repeats_have_shown_it():
+    """And never more, however much a kernel's own times vary."""
+    options = RacingOptions()
+    assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), n=1), options) == 0.0005
+    assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), spread_ms=0.3, n=4), options) == 0.00025
+    assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), spread_ms=0.0001, n=16), options) == pytest.approx(0.0001 * 1.858 / 4, rel=1e-3)
+
+
+def test_a_kernels_share_is_its_own_time_or_an_equal_part_of_the_step():
+    """What is small beside the step need not be known better than the step's other kernels."""
+    times = of((0.02, 1.5), (0.03, 1.6))
+    assert [share_ms(times, n) for n in (1, 3, 100)] == [1.5, 0.5, 0.02]
+    assert share_ms({}, 3) == 0.0
+
+
+def test_with_more_noise_than_a_tie_the_best_wins_and_not_the_first():
+    """Of those that may be as good: a lower index is no better guess, and would be a worse one at every site of a step."""
+    quiet, noisy = ({i: each._replace(spread_ms=ms) for i, each in of((1.003, 2.0), (1.0, 2.0)).items()} for ms in (0.0, 0.05))
+    assert select(quiet, "kernel", TIE).winner == 0
+    assert select(noisy, "kernel", TIE).winner == 1
 
 
 def test_nobody_is_kept_of_none():
