@@ -80,8 +80,8 @@ class Trials:
         self._spans: list[tuple[str, int, int, Span]] = []
         """Site, candidate, replay, and its clock."""
         self._warm_ups: list[tuple[str, int, Span, bool]] = []
-        self._n_compiled = 0
         """Function, candidate, and the clock of an untimed run."""
+        self._n_compiled = 0
 
     # -- a replay ------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Trials:
     ) -> _Returned | _Failed | _NotLoaded:
         """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
-        # Also around the others' launches, so that as many events are in each timed replay: they add some microseconds each.
+        # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
         span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
         is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
@@ -227,8 +227,7 @@ class Trials:
                 return _NotLoaded()
         except NotLoaded:
             return _NotLoaded()
-        # Any error of a launch becomes a vote: this candidate is out on all ranks after the next meeting. Raising
-        # it here would leave the peers alone in the closure's collectives.
+        # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
         except Exception as error:
             if checker is not None:
                 with suppress(RuntimeError):  # of a device that is lost
