@@ -3,7 +3,7 @@
 PYTHON ?= python3
 SHELL := bash
 .NOTPARALLEL:
-.PHONY: help tune test test-fast test-installed test-newer lint check clean
+.PHONY: help tune test test-fast test-faults test-installed test-newer lint check clean
 
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
@@ -25,6 +25,10 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 
 test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py
+
+test-faults: .venv/test.stamp  ## all faults in all phases, and the table of docs/reliability.md: a quarter of an hour
+	$(python) -m pytest tests/faults -m "not gpu"
+	$(python) -m tests.faults.matrix --write docs/reliability.md
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
 	$(others)
