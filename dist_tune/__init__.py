@@ -22,6 +22,7 @@ from dist_tune.errors import (
     PeerFailedError,
     RankMismatchError,
     StoreGoneError,
+    StuckConfigError,
     StuckDeviceError,
 )
 from dist_tune.function import autotune
@@ -35,5 +36,5 @@ __all__ = [  # noqa: RUF022  # by what it is for
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
     "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "EndlessVariantsError", "NestedTuningError",
-    "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError", "StuckDeviceError",
+    "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError", "StuckConfigError", "StuckDeviceError",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ Decides when to tune, and does little where there is nothing to tune.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
@@ -39,6 +39,7 @@ def contextual_autotune(
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
     restore: Literal["args"] | None = "args",
+    release: Sequence[Any] = (),
     search: SearchName | None = None,
     objective: Objective = "closure",
     max_replays: int | None = None,
@@ -63,6 +64,8 @@ def contextual_autotune(
         restore: "args" puts back what the function changes in place: arguments, captured tensors, and parameters, gradients and
             optimizers that it reaches, as long as copies fit into a quarter of the free memory. None refuses such a function. With
             ``reset`` it is the caller's business.
+        release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
+            another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others.
@@ -94,7 +97,7 @@ def contextual_autotune(
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache)).tuned()
+        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache, release=release)).tuned()
 
     return decorate
 

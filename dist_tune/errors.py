@@ -24,6 +24,8 @@ class FailureKind(StrEnum):
     """It ran, and a check says no."""
     CLOCK = "clock"
     """Its time is no positive number."""
+    STUCK = "stuck"
+    """It did not return until the flags that it may wait for were released."""
 
 
 class CandidateFailure(NamedTuple):
@@ -89,6 +91,10 @@ class PeerFailedError(DistTuneError):
         super().__init__(message)
         self.rank = rank
         self.error = error
+
+
+class StuckConfigError(PeerFailedError):
+    """A config did not return on another rank, which has ended its process with exit code 86. The message names rank, config and phase."""
 
 
 class StoreGoneError(PeerFailedError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
@@ -54,6 +54,7 @@ def autotune(
     key: Iterable[str] | Required = REQUIRED,
     check: Callable[..., Any] | None = None,
     reset: Callable[[], object] | None = None,
+    release: Sequence[Any] = (),
     n_warmup: int = 5,
     n_repeat: int = 10,
     search: SearchName | None = None,
@@ -86,6 +87,7 @@ def autotune(
             any rank. Out is also a config that changes an argument which others leave as it is.
         reset: called before each replay but the first. Without it, tensors among the arguments are copied (also those of a module, up to
             a quarter of the GPU's free memory, 1 GiB on a CPU) and put back before each run, so that the call changes them once.
+        release: what frees a config that never returns, which is dropped then: flags (tensors, filled with ones) and functions.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
         search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the good ones; None: that, if over 64.
@@ -120,7 +122,7 @@ def autotune(
         chosen = frozenset(name for config in configs for name in config)
         key_of = named_key(key_given, function, chosen) if key_option == "key" else cast("Callable[..., Hashable] | None", key_given)
         tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket)
-        return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache), uses_nearest=nearest).tuned()
+        return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache, release=release), uses_nearest=nearest).tuned()
 
     return decorate
 
@@ -146,11 +148,9 @@ class _FunctionTuner:
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
         function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, interception.listeners
-        calls = self.calls
+        calls, key_of_fixed = self.calls, self.tunable.key_of_fixed
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
-        key_of_fixed = self.tunable.key_of_fixed
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
-
         first, note_tracing = self.tunable.configs[0], self.note_tracing
 
         def call(

@@ -113,10 +113,16 @@ def on_ranks(
             pipes.append(mine)
         end = time.monotonic() + timeout_s
         outcomes = [_receive(pipe, rank, end, timeout_s) for rank, pipe in enumerate(pipes)]
-        for process, outcome in zip(processes, outcomes, strict=True):
+        for rank, (process, outcome) in enumerate(zip(processes, outcomes, strict=True)):
             process.join(timeout=0 if outcome.error == "Hung" else 5)
             if process.is_alive():
                 process.kill()
+            if outcome.error == "Died":
+                message, log = (
+                    f"{outcome.message}, with exit code {process.exitcode}",
+                    Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log"),
+                )
+                outcomes[rank] = replace(outcome, message=message, log=log.read_text() if log.exists() else "")
         return outcomes
 
 

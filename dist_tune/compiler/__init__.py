@@ -6,7 +6,7 @@ Knows which ranks of a host share compiled kernels, and nothing of how they agre
 
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
 from dist_tune.compiler.host import host_of_cache, n_compile_threads
-from dist_tune.compiler.lazy import NotLoaded, Refusal, noted, refused
+from dist_tune.compiler.lazy import NotLoaded, Refusal, is_compiling, noted, refused
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import (
     KEY_CHARS,
@@ -24,6 +24,6 @@ from dist_tune.compiler.work import PTXAS
 
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
-    "compile_cost", "host_of_cache", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest", "quiet_terminal",
-    "reason_of", "refused", "replaced", "split_keys",
+    "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest",
+    "quiet_terminal", "reason_of", "refused", "replaced", "split_keys",
 ]  # fmt: skip

@@ -20,6 +20,8 @@ from dist_tune.compiler.patches import SharedContext, replaced
 _thread = threading.local()
 """``refusal`` of a thread within ``refused``; other threads compile as always."""
 _notes: list[Callable[[Any], None]] = []
+_compiling: set[int] = set()
+"""Threads that compile inside a launch."""
 
 
 class NotLoaded(BaseException):
@@ -54,6 +56,11 @@ def noted(note: Callable[[Any], None]) -> Iterator[None]:
             _notes.remove(note)
 
 
+def is_compiling(thread: int) -> bool:
+    """True if a launch of this thread compiles; known within ``noted`` only."""
+    return thread in _compiling
+
+
 def _wrapped(own: Any) -> Any:
     @functools.wraps(own)
     def do_compile(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +71,11 @@ def _wrapped(own: Any) -> Any:
                 raise NotLoaded
             for note in list(_notes):
                 note(kernel)
-        return own(kernel, *args, **kwargs)
+        _compiling.add(ident := threading.get_ident())
+        try:
+            return own(kernel, *args, **kwargs)
+        finally:
+            _compiling.discard(ident)
 
     return do_compile
 

@@ -5,6 +5,7 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.outside import Asked
 from dist_tune.distributed.ranks import (
     Ranks,
     Solo,
@@ -22,6 +23,6 @@ from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity", "group_of",
+    "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity", "group_of",
     "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store",
 ]  # fmt: skip

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
@@ -49,7 +51,7 @@ class Meetings:
         self._last_check = 0.0
         self._is_over = False
         self._root = store
-        self._store = store
+        self._store: Any = store
         self._presence: Presence | None = None
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -71,9 +73,7 @@ class Meetings:
         self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
 
     def enter(self, closure: str, number: int = 0, options: str = "") -> None:
-        """Come from a call of ``closure`` to its meetings: leave behind those that were ended before this rank came.
-
-        ``options``: as text, the same on all ranks.
+        """Come from a call of ``closure`` to its meetings, past those that were ended before. ``options``: text, the same on all ranks.
 
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
@@ -81,7 +81,7 @@ class Meetings:
         self._closure, self._place = f"{closure}{options}", Place(closure, number, self.n_issued, self.n_issued > self._issued_before)
         self._is_over = False
         verdict = None
-        with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
+        with suppress(dist.DistNetworkError):  # as in calls()
             self._begin_life()
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
@@ -138,21 +138,23 @@ class Meetings:
                 elif verdict["state"] == "agreed" or verdict["call"] == self._place.text:
                     return fn.load(self._result_of(verdict))
 
-    def beat(self, doing: str) -> None:
+    def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Between replays, at most four times a second: post a sign of progress, and leave if the tuning was ended.
+
+        ``is_new``: posted in any case, as what begins may never return; the store does not answer that, so it costs microseconds.
 
         Raises:
             PeerFailedError: another rank aborted.
             AbsentRanksError: the others gave up waiting.
         """
         now = time.monotonic()
-        if now - self._last_check < _CHECK_EVERY_S:
+        if not (is_due := now - self._last_check >= _CHECK_EVERY_S) and not is_new:
             return
-        self._last_check = now
         with self._hosted(doing):
             self._store.set(f"beat/{self.rank}", f"{now:.3f} {self._closure}: {doing}")
+            self._last_check = now if is_due else self._last_check
             # No meeting can be agreed without this rank's part: a verdict that is there already ends the tuning.
-            if self._store.check([f"{self._epoch}/verdict"]):
+            if is_due and self._store.check([f"{self._epoch}/verdict"]):
                 raise self._error(self._read_verdict())
 
     def abort(self, error: BaseException) -> None:
@@ -197,7 +199,7 @@ class Meetings:
             # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
             # they count one up and leave the keys of the last time alone.
             life = self._root.add(f"lives/{self.rank}", 1)
-            self._store = dist.PrefixStore(f"{life}", self._root)
+            self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
             self._presence = Presence(self._store, self.rank, self.members, self._state)
 
     @property
@@ -218,13 +220,13 @@ class Meetings:
 
     def _is_awaited(self) -> bool:
         """True if a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
-        parts = [f"{self._epoch}/parts/{rank}" for rank in self.members]
-        return any(json.loads(self._store.get(part))[0] == self._closure for part in parts if self._store.check([part]))
+        parts = [part for rank in self.members if self._store.check([part := f"{self._epoch}/parts/{rank}"])]
+        return any(json.loads(self._store.get(part))[0] == self._closure for part in parts)
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
-        passed = self._state()[0] if is_gathering else None
-        self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps([self._closure, topic, part, self._place, passed]))
+        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
+        self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps(mine))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
             self._agree(reduce)
         else:
@@ -236,9 +238,9 @@ class Meetings:
                 wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
             else:
                 wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s)
-        epoch, verdict = self._epoch, self._read_verdict()
+        verdict = self._read_verdict()
         if "result" in verdict:
-            self._forget_old(epoch)
+            self._forget_old(self._epoch - 1)
         return verdict
 
     def _agree(self, reduce: _Reduce) -> None:
@@ -278,10 +280,8 @@ class Meetings:
         self._decide({"state": "timed out", "missing": last, "within_s": within_s, **where})
 
     def _forget_old(self, epoch: int) -> None:
-        if self.rank != self.members[0]:
-            return
         # All ranks have read the verdicts before this one, since all have come to this one.
-        for old in range(self._agreed, epoch):
+        for old in range(self._agreed, epoch) if self.rank == self.members[0] else ():
             for name in ("count", "verdict", *(f"parts/{rank}" for rank in self.members)):
                 self._store.delete_key(f"{old}/{name}")
         self._agreed = epoch

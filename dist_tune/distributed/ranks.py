@@ -22,8 +22,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.calls import Calls, calls_of
 from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.outside import Asked, last_signs, post_end
 from dist_tune.distributed.reduction import Part, Reduction, Result
-from dist_tune.errors import DistTuneError
+from dist_tune.distributed.verdicts import text_of
+from dist_tune.errors import DistTuneError, StuckConfigError
 from dist_tune.validation import spelled
 
 
@@ -66,8 +68,18 @@ class Solo:
         """``fn`` of this rank's part alone."""
         return fn({self.rank: part})
 
-    def beat(self, doing: str) -> None:
+    def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Without peers there is nothing to hear."""
+
+    asked: Asked | None = None
+    """Without peers there is no store."""
+
+    def last_signs(self) -> dict[int, str]:
+        """Without peers there is nothing to hear."""
+        return {}
+
+    def end_from_outside(self, error: StuckConfigError) -> None:
+        """Without peers there is nothing to end."""
 
     def abort(self, error: BaseException) -> None:
         """Without peers there is nothing to end."""
@@ -113,6 +125,20 @@ class Group(Meetings):
             return int(self._group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # missing in torch's stubs
         except RuntimeError:
             return 0
+
+    @property
+    def asked(self) -> Asked | None:
+        """A call of the store for this rank's tuning that has no answer yet."""
+        return getattr(self._store, "asked", None)
+
+    def last_signs(self) -> dict[int, str]:
+        """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
+        return last_signs(self._store.clone(), self.members)
+
+    def end_from_outside(self, error: StuckConfigError) -> None:
+        """End the tuning on all ranks from another thread, because the tuning's thread hangs."""
+        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
+        post_end(self._store.clone(), self._epoch, {**mine, "call": self._first_run or self._place.text})
 
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StuckConfigError
 
 Verdict = dict[str, Any]
 """JSON; ``state`` says which: "agreed", "aborted", "timed out" or "apart"."""
@@ -65,6 +65,8 @@ def error_of(verdict: Verdict, rank: int, closure: str) -> DistTuneError:
             f"DIST_TUNE_DEADLINE_S sets the deadline.",
             tuple(sorted(missing)),
         )
+    if verdict["kind"] == StuckConfigError.__name__:
+        return StuckConfigError(verdict["message"], verdict["rank"], verdict["error"])
     if verdict["kind"] in SHARED_ERRORS:
         return SHARED_ERRORS[verdict["kind"]](verdict["message"])
     return PeerFailedError(

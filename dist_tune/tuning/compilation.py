@@ -156,6 +156,7 @@ def _compile(
     for site in sites:
         for n_pending in compiler.wait(site.label, shares[site.label] - set(late.get(site.label, ()))):
             note_progress()
+            context.replays.watchdog.note(f"compiling {site.label}")
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
             if not late and may_be_late:
                 tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
@@ -178,6 +179,7 @@ def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late
 def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:
     for index in wanted:
         note_progress()
+        context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
         context.ranks.beat(f"loading candidate {index} of {site.label}")
         if index in failed:
             # Another rank found that it needs too much; so does this one, without having tried.

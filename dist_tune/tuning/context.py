@@ -18,8 +18,10 @@ from dist_tune.errors import Failures
 from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.tuning.notices import Notices
+from dist_tune.tuning.release import Releases, check_release
 from dist_tune.tuning.site import check_alive
 from dist_tune.tuning.sites import Sites
+from dist_tune.tuning.watchdog import Kind
 
 if TYPE_CHECKING:
     import loguru
@@ -48,6 +50,11 @@ class TuningOptions:
     """True: lines from level INFO on go to the terminal, too."""
     notices: Notices = field(default_factory=Notices)
     """Told of the decorated object so far."""
+    release: Releases = ()
+    """Ends what waits for ever in a replay."""
+
+    def __post_init__(self) -> None:
+        check_release(self.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,9 @@ class TuningContext:
     @contextmanager
     def _meeting(self, topic: str) -> Iterator[None]:
         began = time.monotonic()
+        self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
         yield
+        self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
 

@@ -20,6 +20,7 @@ from dist_tune.search import Plan, Replay
 from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.trials import Trials
+from dist_tune.tuning.watchdog import Kind, Watchdog
 
 _POLL_S = 1e-4
 
@@ -28,6 +29,8 @@ _POLL_S = 1e-4
 class Conditions:
     """Conditions under which the replays of a batch follow one another."""
 
+    phase: str
+    """Phase of the tuning, for messages."""
     is_cold: bool
     """True: the L2 cache is flushed before each."""
     times_launches: bool
@@ -40,19 +43,20 @@ class Conditions:
     replay be given even longer."""
 
 
-WARM_UP = Conditions(is_cold=False, times_launches=False, has_rests=False, is_timed=False)
-RACE = Conditions(is_cold=True, times_launches=True, has_rests=False)
+WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, has_rests=False, is_timed=False)
+RACE = Conditions("race", is_cold=True, times_launches=True, has_rests=False)
 
 
 def finals_of(plan: Plan) -> Conditions:
     """Conditions of the finals of a plan."""
-    return Conditions(is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
 
 
 class Replayer:
     """The replays of one tuning."""
 
     def __init__(self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
+        self.watchdog: Watchdog = trials.watchdog
         self.n_replays = 0
         """Runs of the closure so far; the caller says so if it has made the first."""
         self.n_thrown_away = 0
@@ -90,6 +94,7 @@ class Replayer:
 
     def last_run(self, closure: Callable[[], Any], before: RngState) -> Any:
         """The value of the call: of one more run, as its caller would make it, or of the first, if that one counts."""
+        self.watchdog.phase = "last run"
         self.restart()
         if self._first_run is not None and self._first_run.counts:
             self.first_run_counts = True
@@ -134,7 +139,9 @@ class Replayer:
         if self.n_replays == 0:
             return
         if self._reset is not None:
+            self.watchdog.note("reset", Kind.USERS_WORK)
             self._reset()
+            self.watchdog.note("work between replays")
         elif self._first_run is not None:
             self._first_run.restart()
         else:
@@ -145,6 +152,7 @@ class Replayer:
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
         note_progress()
+        self.watchdog.note(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
         interception.push(self.trials)
         began = time.perf_counter()
         try:
@@ -157,6 +165,8 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
+            if self.watchdog.end_replay():
+                self.trials.samples.disturb(self.n_replays - 1)
 
     def run_batch(self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions) -> None:
         """Replay a batch, and add the times to the samples when the device is through.
@@ -168,8 +178,10 @@ class Replayer:
         wholes: list[tuple[int, Replay, Span]] = []
         n_done = 0
         batch_began = time.monotonic()
+        self.watchdog.phase = conditions.phase
         for k, schedule in enumerate(batch):
-            self._ranks.beat(f"replay {k} of a batch of {len(batch)}")
+            doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
+            self._ranks.beat(doing, is_new=is_new)
             self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
                 ms = wholes[n_done][2].ms()
@@ -186,7 +198,10 @@ class Replayer:
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
-        self._await_device([span for _, _, span in wholes], n_done)
+        self._await_device(wholes, n_done)
+        if self.watchdog.end_batch(batch):
+            for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
+                self.trials.samples.disturb(number)
         self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes:
             self.trials.samples.add_replay(number, span.ms(), schedule)
@@ -198,17 +213,21 @@ class Replayer:
         lead_ms = self._lead.ms(self._shortest_ms * max(0, n_queued - 1))
         return max(lead_ms, min(0.5 * self._shortest_ms, MAX_LEAD_MS)) if conditions.has_rests else lead_ms
 
-    def _await_device(self, spans: list[Span], n_done: int) -> None:
+    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int) -> None:
         """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
-        since = time.monotonic()
-        while n_done < len(spans):
-            if spans[n_done].is_done():
+        since, n_noted = time.monotonic(), -1
+        while n_done < len(replays):
+            number, schedule, span = replays[n_done]
+            if span.is_done():
                 n_done, since = n_done + 1, time.monotonic()
                 continue
-            self._ranks.beat(f"waiting for the device, {n_done} of {len(spans)} replays done")
+            if n_noted != n_done:
+                n_noted = n_done
+                self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
+            self._ranks.beat(f"waiting for the device, {n_done} of {len(replays)} replays done")
             if time.monotonic() - since > self._stuck_after_s:
                 raise StuckDeviceError(
-                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(spans)} within "
+                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(replays)} within "
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import OutOfMemoryError
 
@@ -21,9 +21,7 @@ from dist_tune.search import Replay, Samples, Trial
 from dist_tune.tuning.site import Site, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.variants import Variants
-
-if TYPE_CHECKING:
-    import loguru
+from dist_tune.tuning.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,9 @@ class _NotLoaded:
 class Trials:
     """The launches of one tuning on this rank. A ``Listener``."""
 
-    def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, log: loguru.Logger) -> None:
+    def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
         self.is_watching = True
+        self.watchdog = watchdog
         self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
         self.samples = Samples()
         self.suspects: list[str] = []
@@ -64,7 +63,7 @@ class Trials:
         self._rank = ranks.rank
         self._sites = sites
         self._clock = clock
-        self._log = log
+        self._log = watchdog.log
         self.variants = variants
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
@@ -220,7 +219,8 @@ class Trials:
             with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
-                value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
+                with self.watchdog.launching(site.label, index):
+                    value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
                 if warm_up is not None:
                     warm_up.end()
             if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it

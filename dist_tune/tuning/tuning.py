@@ -28,11 +28,13 @@ from dist_tune.tuning.exclusive import one_at_a_time
 from dist_tune.tuning.first_run import FirstRun
 from dist_tune.tuning.notices import tell_of_first_run
 from dist_tune.tuning.racing import run_race
+from dist_tune.tuning.release import Release
 from dist_tune.tuning.replays import Replayer
 from dist_tune.tuning.site import Site
 from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.trials import Trials
 from dist_tune.tuning.variants import Variants
+from dist_tune.tuning.watchdog import Kind, Watchdog
 
 
 class Tuning:
@@ -57,7 +59,9 @@ class Tuning:
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
         sites = Sites(log, compiler, placement, lookup, options.plan.search)
-        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, log=log)
+        self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
+        self._exit.callback(self._watchdog.stop)
+        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s)
         self._trials = replays.trials
         self._context = TuningContext(
@@ -122,7 +126,7 @@ class Tuning:
             DistTuneError: on all ranks, for a reason that is the same on all.
             Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
-        run_s = time.monotonic() - self._context.expenses.began
+        run_s = self._watchdog.first_run_s = time.monotonic() - self._context.expenses.began
         with self._under_way():
             after = RngState()
             context = self._context
@@ -216,11 +220,14 @@ class Tuning:
                 raise
 
     def _begin(self) -> None:
+        self._watchdog.note("the first meeting", Kind.UNLIMITED)
+        self._watchdog.start()
         self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})")
         self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:
         context = self._context
+        self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")

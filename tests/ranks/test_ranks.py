@@ -282,7 +282,7 @@ def test_a_dead_store_ends_all_ranks():
 def _dies_on_arrival(rank: int) -> Any:
     ranks = entered()
     if rank == 1:
-        ranks._store = SimpleNamespace(set=ranks._store.set, add=lambda *_: os._exit(0))  # type: ignore[assignment]
+        ranks._store = SimpleNamespace(set=ranks._store.set, add=lambda *_: os._exit(0))
     return meet(ranks, "report", "")
 
 

@@ -1,0 +1,60 @@
+"""The store as another thread sees it while a rank hangs: since when a call has no answer, and words to the peers from outside.
+
+Knows a store and the keys of an epoch; nothing of meetings.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from dist_tune.distributed.verdicts import Verdict
+
+
+class Asked(NamedTuple):
+    """A call of the store that has no answer yet: a store call has no timeout of its own, and waits for ever where packets are lost."""
+
+    call: str
+    since: float
+    """Monotonic clock, in seconds."""
+
+
+class WatchedStore:
+    """A client of a store that shows another thread since when a call of it has no answer."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.asked: Asked | None = None
+        self._store = store
+
+    def clone(self) -> dist.Store:
+        """Another client, for another thread; not watched."""
+        return self._store.clone()  # type: ignore[attr-defined, no-any-return]  # missing in torch's stubs
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        own = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            self.asked = Asked(name, time.monotonic())
+            try:
+                return own(*args)
+            finally:
+                self.asked = None
+
+        setattr(self, name, call)  # found before __getattr__ from here on
+        return call
+
+
+def post_end(store: dist.Store, epoch: int, verdict: Verdict) -> None:
+    """End the first epoch from this one on that has no verdict."""
+    while store.check([f"{epoch}/verdict"]):
+        epoch += 1
+    store.compare_set(f"{epoch}/verdict", "", json.dumps(verdict))
+
+
+def last_signs(store: dist.Store, members: Sequence[int]) -> dict[int, str]:
+    """Rank -> its last sign of progress, of those that have given one."""
+    return {rank: store.get(f"beat/{rank}").decode().partition(" ")[2] for rank in members if store.check([f"beat/{rank}"])}

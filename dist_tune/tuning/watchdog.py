@@ -1,0 +1,229 @@
+"""A thread that watches one tuning on this rank: it names a config that never returns, and ends the process if nothing else frees it.
+
+Is told of steps by the tuning's thread, and reads the clock. Lives from the first launch of a candidate, or the first meeting, to the end
+of the tuning. A config that holds the interpreter lock stops this thread, too: a timer of faulthandler ends the process then.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from math import inf
+from threading import Event, Thread, get_ident
+from typing import TYPE_CHECKING, NamedTuple
+
+from dist_tune.compiler import is_compiling, noted
+from dist_tune.distributed import Asked, Ranks
+from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.search import Replay
+from dist_tune.settings import Settings
+from dist_tune.tuning.last_words import LastWords
+from dist_tune.tuning.release import Release
+from dist_tune.tuning.sites import Sites
+
+if TYPE_CHECKING:
+    import loguru
+
+_TIMES_EXPECTED = 20
+"""A replay may take so many times as long as the shortest one before, where that is longer than the deadline."""
+_RELEASE = 0.5
+"""Part of the limit after which flags are released: before peers give up, whose collectives have one deadline."""
+# In deadlines:
+_LEAVE = 0.5
+"""From the message to the end of the process."""
+_LEAVE_LATER = 0.9
+"""The same for a rank outside of any launch: it may wait for a rank that is inside one, and be freed when that one leaves."""
+_HELD = 1.75
+"""Time without a sign of the watching thread after which faulthandler ends the process."""
+_EXCUSED = 10.0
+"""Limit of compilations inside a launch, which do not count as its time."""
+
+
+class Kind(Enum):
+    """Kind of a step, with its limit in deadlines."""
+
+    UNLIMITED = inf
+    """The user's first run, in which launches of candidates are limited; and meetings, where each answer of the store is."""
+    REPLAY = 1.0
+    WORK = 1.5
+    """The tuner's, between replays."""
+    USERS_WORK = 10.0
+    """``reset``."""
+    DEVICE = 1.25
+    """A wait for the device, which gives up by itself after one deadline."""
+
+
+class Step(NamedTuple):
+    """A step of the tuning's thread."""
+
+    doing: str
+    kind: Kind
+    since: float
+    """Monotonic clock, in seconds."""
+    schedule: Replay
+
+
+class Launch(NamedTuple):
+    """A candidate whose launch is under way."""
+
+    label: str
+    candidate: int
+    since: float
+
+
+class Watchdog:
+    """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
+
+    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: loguru.Logger, release: Release) -> None:
+        self.phase = "discovery"
+        self.log = log
+        self.first_run_s = 0.0
+        """Seconds of the first run; 0 where there is none."""
+        self._ranks = ranks
+        self._sites = sites
+        self._deadline_s = settings.deadline_s
+        self._release = release
+        self._words = LastWords(ranks, settings, log)
+        self._step = Step("the first run", Kind.UNLIMITED, time.monotonic(), {})
+        self._launch: Launch | None = None
+        self._shortest_s = 0.0
+        """Of the replays so far."""
+        self._returned: set[tuple[str, int]] = set()
+        """Candidates that have been through a batch of replays on this rank."""
+        self._released: list[tuple[str, int, str, float]] = []
+        """Candidates under way when the flags were released, what they did, and for how many seconds."""
+        self._exit = ExitStack()
+        self._over = Event()
+        self._thread: Thread | None = None
+        self._watched = 0
+
+    def start(self) -> None:
+        """Watch the calling thread from here on."""
+        if self._thread is None and not self._over.is_set():
+            self._watched = get_ident()
+            self._exit.enter_context(noted(lambda kernel: None))
+            self._exit.enter_context(self._words.opened())
+            self._thread = Thread(target=self._watch, name="dist_tune watchdog", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more. Neither the thread nor faulthandler's timer is left."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+            faulthandler.cancel_dump_traceback_later()
+            self._exit.close()
+
+    # -- told by the tuning's thread -----------------------------------------------------------------------------
+
+    def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
+        """Begin a step."""
+        self._step = Step(doing, kind, time.monotonic(), schedule or {})
+
+    @contextmanager
+    def launching(self, label: str, candidate: int) -> Iterator[None]:
+        """The launch of a candidate; a function's may hold others."""
+        self.start()
+        before, self._launch = self._launch, Launch(label, candidate, time.monotonic())
+        try:
+            yield
+        finally:
+            self._launch = before
+            self.take_released()
+
+    def describe(self, doing: str, schedule: Replay) -> tuple[str, bool]:
+        """A replay, for peers; and true if it is the first of some candidate on this rank."""
+        mine = [(label, trial.candidate) for label, trial in schedule.items()]
+        new = [each for each in mine if each not in self._returned]
+        return f"{doing} ({self.phase}): {self._names(new or mine)}", bool(new)
+
+    def end_replay(self) -> bool:
+        """The closure has returned; true if it had to be released."""
+        took_s = time.monotonic() - self._step.since
+        self._shortest_s = min(took_s, self._shortest_s or took_s)
+        self.note("work between replays")
+        return self.take_released()
+
+    def end_batch(self, batch: list[Replay]) -> bool:
+        """The device is through all replays of a batch; true if it had to be released."""
+        self.note("work between batches")
+        for schedule in batch:
+            self._returned.update((label, trial.candidate) for label, trial in schedule.items())
+        return self.take_released()
+
+    def take_released(self) -> bool:
+        """Drop the candidates that went on only when flags were released; true if there were some."""
+        stuck, self._released = self._released, []
+        for label, i, what, after_s in stuck:
+            if (site := self._sites.met.get(label)) is not None and i not in site.failures:
+                reason = f"{what} until release= was called, after {after_s:.1f} s ({self.phase})"
+                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))
+        return bool(stuck)
+
+    # -- the watching thread -------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        tick_s = min(self._deadline_s / 20, 0.5)
+        seen: object = None
+        is_told, excused_s, before = False, 0.0, time.monotonic()
+        while not self._over.is_set():
+            # Armed anew each time, also because tunings in other threads of this process share the timer.
+            faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
+            self._over.wait(tick_s)
+            now = time.monotonic()
+            subject, since, limit_s = self._subject()
+            if subject is not seen:
+                if is_told:
+                    self._words.go_on()
+                seen, is_told, excused_s = subject, False, 0.0
+            # A compilation takes what it takes; and the process may have been stopped, or had no processor.
+            if now - before > 5 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
+                excused_s += now - before
+            before, late_s = now, now - since - excused_s
+            if not is_told and late_s >= limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0):
+                is_told = True
+                self._tell(subject, late_s)
+            elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
+                self._words.leave(self._text(subject, late_s))
+
+    def _subject(self) -> tuple[object, float, float]:
+        """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""
+        step, launch, asked, deadline_s = self._step, self._launch, self._ranks.asked, self._deadline_s
+        if asked is not None:
+            return asked, asked.since, deadline_s
+        if launch is not None or step.kind is Kind.REPLAY:
+            subject = launch or step
+            return subject, subject.since, max(deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s)
+        return step, step.since, step.kind.value * deadline_s
+
+    def _tell(self, subject: object, late_s: float) -> None:
+        """Write what is late to the log and to the terminal, with the stacks of all threads, and release it if the user says how."""
+        self._words.tell(self._text(subject, late_s), will_release=bool(self._release))
+        if self._release and (under_way := self._under_way(subject)):
+            what = "it did not return" if isinstance(subject, Launch) else "a replay with it did not end"
+            self._released = [(*each, what, late_s) for each in under_way]
+            self._words.release(self._release)
+
+    def _under_way(self, subject: object) -> list[tuple[str, int]]:
+        """Candidates that may be what hangs."""
+        if isinstance(subject, Launch):
+            return [(subject.label, subject.candidate)]
+        mine = [(label, trial.candidate) for label, trial in self._step.schedule.items()]
+        return [each for each in mine if each not in self._returned] or mine
+
+    def _text(self, subject: object, late_s: float) -> str:
+        where = f"in {self._step.doing} ({self.phase})"
+        if isinstance(subject, Asked):
+            return f"the c10d store has not answered for {late_s:.1f} s ({subject.call} {where})"
+        if isinstance(subject, Launch):
+            return f"{self._names(self._under_way(subject))} has not returned for {late_s:.1f} s, {where}"
+        names = self._names(self._under_way(subject))
+        return f"{self._step.doing} ({self.phase}) has not ended for {late_s:.1f} s{names and f', with {names}'}"
+
+    def _names(self, candidates: list[tuple[str, int]]) -> str:
+        texts = {label: self._sites.met[label].texts for label, _ in candidates if label in self._sites.met}
+        told = [f'candidate {i} "{texts[label][i] if label in texts else "?"}" of {label}' for label, i in candidates[:3]]
+        return ", ".join(told) + (f" and {len(candidates) - 3} more" if len(candidates) > 3 else "")

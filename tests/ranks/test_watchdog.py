@@ -1,0 +1,181 @@
+"""Configs that never return: the tuning says which, and ends with an error on every rank."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune import autotune, contextual_autotune
+from dist_tune.testing import Outcome, on_ranks, values
+from tests.ranks.kernels import autotuned, launch, tuned
+from tests.ranks.stuck import free, stuck_kernel, stuck_step, threads_left
+from tests.ranks.world import DEADLINE_S
+
+pytestmark = pytest.mark.once
+
+
+def left_with(outcome: Outcome, code: int) -> None:
+    """Assert that the rank ended its own process with this exit code."""
+    assert outcome.error == "Died", f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
+    assert f"exit code {code}" in outcome.message, outcome.message
+
+
+@pytest.mark.parametrize("talks", [False, True])
+@pytest.mark.parametrize("how", ["loop", "sleep"])
+def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str, talks: bool):
+    """Rank 1 leaves with exit code 86 within twice the deadline; rank 0 raises an error that names rank, candidate and phase."""
+    first, second = on_ranks(2, stuck_step, how, [1], 1, talks, {}, timeout_s=25)
+    left_with(second, 86)
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
+    assert first.seconds < 2 * DEADLINE_S + 1
+    for word in ("rank 1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
+        assert word in first.message, first.message
+
+
+@pytest.mark.parametrize("how", ["loop", "sleep"])
+def test_a_config_that_never_returns_on_all_ranks_ends_all_of_them(how: str):
+    """Nothing waits for ever: each rank leaves with exit code 86, and its log has candidate, phase and stacks."""
+    for outcome in on_ranks(2, stuck_step, how, [0, 1], 1, False, {}, timeout_s=25):
+        left_with(outcome, 86)
+        for word in ("candidate 2", "BLOCK=64", "race", "in hang", "exit code 86"):
+            assert word in outcome.log, outcome.log
+
+
+def test_a_lone_process_leaves_a_config_that_never_returns():
+    """Without peers the same."""
+    (outcome,) = on_ranks(1, stuck_step, "sleep", [0], 1, False, {}, timeout_s=25, is_dist=False)
+    left_with(outcome, 86)
+    assert "candidate 2" in outcome.log
+
+
+def test_a_config_that_holds_the_interpreter_lock_is_left():
+    """No thread of Python runs then: a timer of faulthandler ends the process, and peers name the last config that it began."""
+    first, second = on_ranks(2, stuck_step, "locked", [1], 1, False, {}, timeout_s=25)
+    left_with(second, 1)
+    assert "in hang" in second.log
+    assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
+    assert first.seconds < 2.5 * DEADLINE_S + 1
+    for word in ("1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
+        assert word in first.message, first.message
+
+
+def test_a_config_that_hangs_in_the_first_run_is_named():
+    """In discovery: peers wait for a rank in its first run, however long that takes, but not for a config."""
+    outcomes: list[Any] = on_ranks(2, first_run_hangs, timeout_s=25)
+    left_with(outcomes[1], 86)
+    assert outcomes[0].error == "StuckConfigError", f"{outcomes[0].error}: {outcomes[0].message}"
+    assert "discovery" in outcomes[0].message
+    assert outcomes[0].seconds < 2 * DEADLINE_S + 1
+
+
+def first_run_hangs(rank: int) -> Any:
+    import torch
+
+    kernel = stuck_kernel("sleep", 0, 1 if rank == 1 else 0)
+    return tuned(kernel, lambda x: launch(kernel, x))(torch.zeros(64)).sum().item()
+
+
+def test_a_released_config_is_dropped_on_all_ranks():
+    """Config 2 waits for an event on rank 1: the watchdog calls release=, and the tuning goes on without that config."""
+    outcomes = on_ranks(2, released, timeout_s=40)
+    got = values(outcomes)
+    assert got[0] == got[1]
+    winner, y, failures, left = got[0]
+    assert winner != [64]
+    assert y == 2.0
+    assert left == []
+    assert [each is None for each in failures] == [True, True, False, True]
+    # Rank 0 waited in the all-reduce of that replay.
+    assert "rank 0: a replay with it did not end until release= was called, after 1." in failures[2]
+    assert "it did not return until release= was called" in outcomes[1].log
+    assert "in hang" in outcomes[1].log
+
+
+def released(rank: int) -> Any:
+    return stuck_step(rank, "event", [1], 1, True, {"release": [free.set]})
+
+
+def test_a_spinning_flag_is_released_by_a_tensor():
+    """A tensor in release= is filled with ones from another thread; the function that waits for it goes on, and is dropped."""
+    (got,) = values(on_ranks(1, waits_for_flag, timeout_s=40, is_dist=False))
+    assert got == ([1.0, 1.0], "1", True)
+
+
+def waits_for_flag(rank: int) -> Any:
+    flag = torch.zeros(2)
+
+    @autotune([{"block": block} for block in (1, 2, 4)], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1, release=[flag])
+    def function(x: torch.Tensor, block: int) -> torch.Tensor:
+        while block == 2 and flag[0].item() == 0:
+            time.sleep(0.01)
+        time.sleep(0.001 * block)
+        return x + 1
+
+    function(torch.zeros(4))
+    record = function.records[0]
+    return flag.tolist(), record.best.config[-1], "release=" in str(record.candidates[1].failure)
+
+
+@pytest.mark.parametrize("given", [1, "flag", [1], None])
+def test_release_takes_tensors_and_functions_only(given: Any):
+    """All else is refused where the function is decorated."""
+    with pytest.raises(TypeError, match="release must"):
+        contextual_autotune(release=given)(print)
+
+
+def test_what_takes_long_for_good_reason_is_not_ended():
+    """A first run, a reset and a slow config beyond the deadline, on two ranks one of which computes all the while."""
+    got = values(on_ranks(2, takes_long, env={"DIST_TUNE_DEADLINE_S": "1.5"}, timeout_s=60))
+    assert got == [(2.0, [])] * 2
+
+
+def takes_long(rank: int) -> Any:
+    kernel, runs = autotuned(), [0]
+
+    def reset() -> None:
+        time.sleep(2.0 if runs[0] == 1 else 0.0)
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=reset)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 1:
+            time.sleep(4.0)
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
+
+    y = step(torch.zeros(64))
+    return y[0].item(), threads_left()
+
+
+def test_nothing_watches_a_steady_call():
+    """While a tuning is under way there is one thread more, and after it none, and no timer of faulthandler that could end the process."""
+    (got,) = values(on_ranks(1, steady, env={"DIST_TUNE_DEADLINE_S": "0.5"}, is_dist=False))
+    during, after, is_late = got
+    assert during == {"dist_tune watchdog"}
+    assert after == set()
+    assert is_late
+
+
+def steady(rank: int) -> Any:
+    kernel = autotuned()
+    during: set[str] = set()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        during.update(threads_left())
+        return y
+
+    own = contextual_autotune(n_repeat=1, n_warmup=0)(step)
+    own(torch.zeros(64))
+    seen, after = set(during), set(threads_left())
+    during.clear()
+    own(torch.zeros(64))
+    end = time.monotonic() + 1.5
+    ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter lock
+    return seen, after | during, time.monotonic() > end - 1.0
