@@ -20,11 +20,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.heartbeat import Heartbeat, cause_of, lives_of
 from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
-from dist_tune.distributed.waiting import Wait, beat_of
+from dist_tune.distributed.waiting import Wait, beat_of, forget_epochs
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
 _CHECK_EVERY_S = 0.25
@@ -53,6 +54,7 @@ class Meetings:
         self._root = store
         self._store: Any = store
         self._presence: Presence | None = None
+        self.life = Heartbeat(rank, members, lambda: self.n_issued)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class Meetings:
     def begin_first_run(self, closure: str, number: int) -> None:
         """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
         self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
+        self.life.begin(self._first_run)
 
     def enter(self, closure: str, number: int = 0, options: str = "") -> None:
         """Come from a call of ``closure`` to its meetings, past those that were ended before. ``options``: text, the same on all ranks.
@@ -150,6 +153,7 @@ class Meetings:
         now = time.monotonic()
         if not (is_due := now - self._last_check >= _CHECK_EVERY_S) and not is_new:
             return
+        self.life.at(doing, may_last=doing.startswith(("compiling", "loading")))
         with self._hosted(doing):
             self._store.set(f"beat/{self.rank}", f"{now:.3f} {self._closure}: {doing}")
             self._last_check = now if is_due else self._last_check
@@ -214,7 +218,8 @@ class Meetings:
     def _post_abort(self, error: BaseException) -> None:
         mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
         self._decide(mine)
-        verdict = self._read_verdict()
+        while (verdict := self._read_verdict())["state"] not in ("aborted", "timed out"):
+            self._decide(mine)  # the interrupt came between a verdict and the reading of it: peers are on their way to the next meeting
         if verdict.get("message") != mine["message"]:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
@@ -226,6 +231,7 @@ class Meetings:
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
         mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
+        self.life.at(f"the meeting for {topic!r}")
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps(mine))
         if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
             self._agree(reduce)
@@ -237,10 +243,12 @@ class Meetings:
                 patience_s = self.deadline_s if is_optional else self.gather_s
                 wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
             else:
-                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s)
+                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s)
         verdict = self._read_verdict()
-        if "result" in verdict:
-            self._forget_old(self._epoch - 1)
+        if "result" in verdict and self.rank == self.members[0]:
+            # All ranks have read the verdicts before this one, since all have come to this one.
+            forget_epochs(self._store, range(self._agreed, self._epoch - 1), self.members)
+            self._agreed = self._epoch - 1
         return verdict
 
     def _agree(self, reduce: _Reduce) -> None:
@@ -251,7 +259,8 @@ class Meetings:
         if None not in passed and is_apart({rank: Place(*each) for rank, each in zip(self.members, places, strict=True)}, known):
             self._decide({"state": "apart", "passed": known})
         elif len(set(steps)) > 1 or topics[0].startswith(FAILED):
-            self._decide({"state": "agreed", "steps": steps})  # on nothing: each rank says why, in _result_of
+            cause = cause_of(lives_of(self._store, self.members))
+            self._decide({"state": "agreed", "steps": steps, "cause": cause})  # on nothing: each rank says why, in _result_of
         else:
             self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
 
@@ -275,24 +284,17 @@ class Meetings:
         return verdict
 
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
-        last = {rank: beat.partition(" ")[2] or beat for rank, beat in beats.items()}
+        missing, others = self.life.places(self._store, beats)
         where = {"topic": topic, "closure": self._closure, "by": self.rank}
-        self._decide({"state": "timed out", "missing": last, "within_s": within_s, **where})
-
-    def _forget_old(self, epoch: int) -> None:
-        # All ranks have read the verdicts before this one, since all have come to this one.
-        for old in range(self._agreed, epoch) if self.rank == self.members[0] else ():
-            for name in ("count", "verdict", *(f"parts/{rank}" for rank in self.members)):
-                self._store.delete_key(f"{old}/{name}")
-        self._agreed = epoch
+        self._decide({"state": "timed out", "missing": missing, "others": others, "within_s": within_s, **where})
 
     def _result_of(self, verdict: Verdict) -> str:
         if verdict["state"] != "agreed":
             raise self._error(verdict)
         if "result" not in verdict:
             self._is_over = True
-            doing = {rank: beat_of(self._store, rank).partition(" ")[2] for rank in self.members}
-            raise mismatch_of(self.members, verdict["steps"], self._closure, doing)
+            doing, _ = self.life.places(self._store, {rank: beat_of(self._store, rank) for rank in self.members})
+            raise mismatch_of(self.members, verdict["steps"], self._closure, doing, verdict.get("cause"))
         return str(verdict["result"])
 
     def _error(self, verdict: Verdict) -> DistTuneError:

@@ -11,8 +11,8 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.calls import Calls, calls_of
+from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.outside import Asked, last_signs, post_end
 from dist_tune.distributed.reduction import Part, Reduction, Result
@@ -68,6 +69,19 @@ class Solo:
         """``fn`` of this rank's part alone."""
         return fn({self.rank: part})
 
+    @contextmanager
+    def beating(self, tell: Callable[[str], object]) -> Iterator[None]:
+        """Without peers no rank is late."""
+        yield
+
+    @contextmanager
+    def running(self, number: int, doing: str) -> Iterator[None]:
+        """Without peers there is nothing to say."""
+        yield
+
+    def watch_troubles(self, troubles: list[str]) -> None:
+        """Without peers there is nothing to say."""
+
     def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Without peers there is nothing to hear."""
 
@@ -104,6 +118,7 @@ class Group(Meetings):
         store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
         super().__init__(space, dist.get_rank(), members, deadline_s)
+        self.life = Heartbeat(self.rank, members, n_collectives)
         self._group = group
         self.neighbours = _neighbours(self.rank, members)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
@@ -139,6 +154,18 @@ class Group(Meetings):
         """End the tuning on all ranks from another thread, because the tuning's thread hangs."""
         mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
         post_end(self._store.clone(), self._epoch, {**mine, "call": self._first_run or self._place.text})
+
+    def beating(self, tell: Callable[[str], object]) -> AbstractContextManager[None]:
+        """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late."""
+        return self.life.beating(lambda: self._store, tell)
+
+    def running(self, number: int, doing: str) -> AbstractContextManager[None]:
+        """A run of the closure."""
+        return self.life.run(number, doing)
+
+    def watch_troubles(self, troubles: list[str]) -> None:
+        """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
+        self.life.troubles = troubles
 
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.

@@ -34,19 +34,30 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:2000]}"
 
 
-def mismatch_of(members: Sequence[int], steps: Sequence[Sequence[str]], closure: str, doing: Mapping[int, str]) -> DistTuneError:
-    """The error of a meeting to which ranks came with different (closure, topic). ``doing``: rank -> its last sign of progress."""
+def mismatch_of(
+    members: Sequence[int],
+    steps: Sequence[Sequence[str]],
+    closure: str,
+    doing: Mapping[int, str],
+    cause: Sequence[Any] | None = None,
+) -> DistTuneError:
+    """The error of a meeting to which ranks came with different (closure, topic). ``doing``: rank -> its last sign of progress.
+
+    ``cause``: the rank that left others in a collective, and how, if that is known.
+    """
     by_rank = dict(zip(members, steps, strict=True))
     failed = {rank: topic.removeprefix(FAILED) for rank, (_, topic) in by_rank.items() if topic.startswith(FAILED)}
     if failed:
-        rank, error = next(iter(failed.items()))
+        waiting, error = next(iter(failed.items()))
+        rank, why = cause or (waiting, "")
+        told = f"rank {rank} {why}; so " if cause else ""
         others = [f"rank {each} at {topic!r} (last seen at: {doing[each]})" for each, (_, topic) in by_rank.items() if each not in failed]
         return PeerFailedError(
-            f"rank {rank} left {closure} with {error} while it was being tuned; ranks {list(failed)} failed so, "
+            f"{told}rank {waiting} left {closure} with {error} while it was being tuned; ranks {list(failed)} failed so, "
             f"{', '.join(others) or 'no other'} did not. A collective of the closure did not find all its ranks in time: does every rank "
             f"call the same collectives in the same order in every replay, or is a config slow on one rank only?",
             rank,
-            error,
+            why or error,
         )
     first, *rest = (f"rank {rank} is in {closure}, step {topic!r}" for rank, (closure, topic) in by_rank.items())
     other = next(text for text in rest if text.partition(" is in ")[2] != first.partition(" is in ")[2])
@@ -57,7 +68,8 @@ def error_of(verdict: Verdict, rank: int, closure: str) -> DistTuneError:
     """The error that a verdict "aborted" or "timed out" means on a rank."""
     if verdict["state"] == "timed out":
         missing = {int(rank): last for rank, last in verdict["missing"].items()}
-        last = "; ".join(f"rank {rank} last seen at: {each}" for rank, each in missing.items())
+        others = [f"rank {other} at: {each}" for other, each in verdict.get("others", {}).items()]
+        last = "; ".join([*(f"rank {rank} last seen at: {each}" for rank, each in missing.items()), *others])
         return AbsentRanksError(
             f"ranks {sorted(missing)} did not come to the meeting for {verdict['topic']!r} of {verdict['closure']} within "
             f"{verdict['within_s']:g} s (noticed by rank {verdict['by']}, read by rank {rank}); {last}. Every rank of the group must "

@@ -6,12 +6,14 @@ Knows the keys of an epoch on the store, and what missing ranks show of themselv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import Place, ahead
+from dist_tune.distributed.heartbeat import lives_of, state_of_rank
+from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, state_of
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import Verdict
 
@@ -42,18 +44,34 @@ class Wait:
     time_out: Callable[[dict[int, str], float], None]
     """Fixes "timed out": missing rank -> its last sign of progress, and the seconds without another one."""
 
-    def for_parts(self, deadline_s: float, patience_s: float) -> None:
-        """Wait while missing ranks make progress; without progress for ``patience_s``, fix "timed out"."""
+    def for_parts(self, deadline_s: float, patience_s: float, longest_s: float) -> None:
+        """Wait while missing ranks make progress; without progress for ``patience_s``, fix "timed out".
+
+        A rank that lives in what may last, as a compilation, or whose process is stopped, is waited for up to ``longest_s``.
+        """
         seen: dict[int, str] = {}
-        since = time.monotonic()
+        since = began = time.monotonic()
         for now in self._looks(deadline_s / 4, deadline_s / 4):
             beats = {rank: beat_of(self.store, rank) for rank in self._missing()}
             if not beats:
                 self.agree()  # the rank that should have written the verdict has died over it
-            elif beats != seen:  # progress, or the first look
-                seen, since = beats, now
-            elif now - since >= patience_s:
+                continue
+            states = self._states(beats)
+            signs = {rank: f"{beat} {states[rank][1]}" for rank, beat in beats.items()}
+            if any(state == GONE for state, _ in states.values()):
+                self.time_out(beats, round(now - began, 1))
+            elif signs != seen:  # progress, or the first look
+                seen, since = signs, now
+            elif now - since >= patience_s and (now - began >= longest_s or any(state != STOPPED for state, _ in states.values())):
                 self.time_out(beats, patience_s)
+
+    def _states(self, ranks: Collection[int]) -> dict[int, tuple[str, int]]:
+        """Rank -> state of its process, and the number of its beat where it is in what may last."""
+        lives = lives_of(self.store, list(ranks))
+        return {
+            rank: (state_of(lives[rank].process), lives[rank].n_beats if lives[rank].may_last else 0) if rank in lives else (UNKNOWN, 0)
+            for rank in ranks
+        }
 
     def for_calls(self, presence: Presence, place: Place, deadline_s: float, patience_s: float, *, is_optional: bool) -> None:
         """Wait while missing ranks live and may come; fix "apart" as soon as one is known to have passed the call.
@@ -76,7 +94,11 @@ class Wait:
                 self.decide({"state": "apart", "passed": passed})
             if any(answer.first_run == call for answer in fresh.values()):
                 since = now
-            is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s
+            silent = {rank: state_of_rank(self.store, rank) for rank in answers if rank not in fresh} if now - asked_at >= 1.0 else {}
+            # One that is stopped, or too busy to answer, in this very call comes to it.
+            is_coming = all(answers[rank].first_run == call and state not in (GONE, UNKNOWN) for rank, state in silent.items())
+            is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s and not is_coming
+            is_gone |= GONE in silent.values()
             is_gone |= asked > 0 and any(rank not in fresh and presence.has_ended(rank) for rank in answers)
             if is_gone or now - since >= patience_s:
                 # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
@@ -103,6 +125,13 @@ class Wait:
 
     def _missing(self) -> list[int]:
         return [rank for rank in self.members if not self.store.check([f"{self.epoch}/parts/{rank}"])]
+
+
+def forget_epochs(store: dist.Store, epochs: Iterable[int], members: Sequence[int]) -> None:
+    """Delete the keys of epochs that no rank reads any more."""
+    for epoch in epochs:
+        for name in ("count", "verdict", *(f"parts/{rank}" for rank in members)):
+            store.delete_key(f"{epoch}/{name}")
 
 
 def beat_of(store: dist.Store, rank: int) -> str:

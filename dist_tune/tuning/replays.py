@@ -19,6 +19,7 @@ from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Plan, Replay
 from dist_tune.tuning.exclusive import note_progress
 from dist_tune.tuning.first_run import FirstRun
+from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.trials import Trials
 from dist_tune.tuning.watchdog import Kind, Watchdog
 
@@ -55,7 +56,9 @@ def finals_of(plan: Plan) -> Conditions:
 class Replayer:
     """The replays of one tuning."""
 
-    def __init__(self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float) -> None:
+    def __init__(
+        self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float, *, sites: Sites
+    ) -> None:
         self.watchdog: Watchdog = trials.watchdog
         self.n_replays = 0
         """Runs of the closure so far; the caller says so if it has made the first."""
@@ -69,6 +72,7 @@ class Replayer:
         """True after the last run if the value of the call is the first run's."""
         self.trials = trials
         self._ranks = ranks
+        self._sites = sites
         self._clock = clock
         self._reset = reset
         self._first_run: FirstRun | None = None
@@ -151,6 +155,7 @@ class Replayer:
         """One replay; ``whole`` times it."""
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
+        doing = f"replay {self.n_replays}{self._sites.told(schedule)}"
         note_progress()
         self.watchdog.note(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
         interception.push(self.trials)
@@ -158,7 +163,8 @@ class Replayer:
         try:
             if whole is not None:
                 whole.begin()
-            value = closure()
+            with self._ranks.running(self.n_replays, doing):
+                value = closure()
             if whole is not None:
                 whole.end()
             return value

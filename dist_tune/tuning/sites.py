@@ -14,7 +14,7 @@ from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import Slot, Timings, Tunable
-from dist_tune.search import SearchName, guide_of
+from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.tuning.labels import Labels
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
@@ -96,6 +96,11 @@ class Sites:
         self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
         if output.strip():
             self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
+
+    def told(self, schedule: Replay) -> str:
+        """The candidates of a replay, for people."""
+        known = {label: each.candidate for label, each in schedule.items() if label in self.met}
+        return "".join(f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items())
 
     # -- between replays -----------------------------------------------------------------------------------------
 

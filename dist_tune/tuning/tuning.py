@@ -52,6 +52,7 @@ class Tuning:
         self._number = self._exit.enter_context(calls.one())
         ranks.begin_first_run(name, self._number)
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose))
+        self._exit.enter_context(ranks.beating(log.warning))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
         self._exit.callback(compiler.end)
@@ -62,7 +63,8 @@ class Tuning:
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
-        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s)
+        ranks.watch_troubles(trials.suspects)
+        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
         self._trials = replays.trials
         self._context = TuningContext(
             name, ranks, options.plan, log,

@@ -1,0 +1,240 @@
+"""A thread's beats while a rank may have something to tune: that it lives, where it is, and since when. And its peers' beats.
+
+A rank that waits inside its step cannot talk, and one that is stopped cannot say so; a thread of each rank posts and reads for it, on
+a store client of its own. There is none in a steady call. Knows a store, and nothing of meetings or kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
+
+from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, process_name, state_of
+
+_EVERY_S = 0.5
+_RANKS_PER_S = 64.0
+"""Ranks whose beats fit into a second; larger groups beat more slowly."""
+_LATE_S = 1.0
+"""A rank without a beat for so long is told as late, where this rank waits as well."""
+_SLOW_S = 2.0
+"""A rank that beats, but is elsewhere, is told as late after this rank has waited so long."""
+_N_RUNS = 64
+"""Latest runs whose numbers of collectives are posted."""
+_N_ODD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One beat of a rank. A JSON object."""
+
+    n_beats: int
+    call: str
+    """The call that it is in: closure and number."""
+    doing: str
+    for_s: float
+    """Seconds that it has done that."""
+    may_last: bool = False
+    """True in what may take any time: its first run, compilation, loading."""
+    process: str = ""
+    """See ``process_name``."""
+    n_issued: int = 0
+    """Collectives issued so far, on all groups."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """Number of a run that has ended, and collectives that it issued."""
+    odd: dict[str, str] = field(default_factory=dict)
+    """Number of a run with another number of collectives than most -> what it ran."""
+    troubles: list[str] = field(default_factory=list)
+    """Candidates that failed here between two of their collectives."""
+
+    @property
+    def text(self) -> str:
+        """Place and time, for people."""
+        return f"{self.doing} of {self.call} for {self.for_s:.1f} s" if self.call else self.doing
+
+
+_LIFE = TypeAdapter(Life)
+
+_NO_LIFE = Life(0, "", "not heard of in this call", 0.0)
+
+
+class Heartbeat:
+    """The beats of this rank, and of its peers."""
+
+    def __init__(self, rank: int, members: Sequence[int], n_collectives: Callable[[], int]) -> None:
+        self.troubles: list[str] = []
+        """Shared with the tuning that adds to it."""
+        self._rank = rank
+        self._others = [each for each in members if each != rank]
+        self._every_s = max(_EVERY_S, len(members) / _RANKS_PER_S)
+        self._n_collectives = n_collectives
+        self._call, self._doing, self._may_last, self._since = "", "", False, time.monotonic()
+        self._runs: deque[tuple[int, int]] = deque(maxlen=_N_RUNS)
+        self._odd: dict[int, str] = {}
+        self._n_beats = 0
+        self._seen: dict[int, tuple[int, float]] = {}
+        """Rank -> number of its latest beat, and when that was new here."""
+        self._told: dict[int, float] = {}
+        """Ranks told as late -> since when this rank had waited."""
+        self._moved: tuple[object, float] = (None, 0.0)
+        self._users = 0
+        self._lock = threading.Lock()
+        self._ended, self._thread = threading.Event(), threading.Thread()
+
+    # -- of this rank --------------------------------------------------------------------------------------------
+
+    def begin(self, call: str) -> None:
+        """This rank is in a first run of this call."""
+        self._call = call
+        self._runs.clear()
+        self._odd.clear()
+        self.troubles = []
+        self.at("its first run", may_last=True)
+
+    def at(self, doing: str, *, may_last: bool = False) -> None:
+        """Note what this rank does from now on. Costs no talk."""
+        self._doing, self._may_last, self._since = doing, may_last, time.monotonic()
+
+    @contextmanager
+    def run(self, number: int, doing: str) -> Iterator[None]:
+        """A run of the closure; counts its collectives, unless it raises."""
+        self.at(doing)
+        before = self._n_collectives()
+        yield
+        count = self._n_collectives() - before
+        usual = Counter(count for _, count in self._runs).most_common(1)
+        if usual and usual[0][0] != count and len(self._odd) < _N_ODD:
+            self._odd[number] = doing
+        self._runs.append((number, count))
+
+    @contextmanager
+    def beating(self, store: Callable[[], dist.Store], tell: Callable[[str], object]) -> Iterator[None]:
+        """Beat meanwhile. ``tell`` gets a line for each rank that is late. Tunings of several threads share the beats."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._ended = threading.Event()
+                self._thread = threading.Thread(target=self._beat, args=(self._ended, store, tell), name="dist_tune heartbeat", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._ended.set()
+                    self._thread.join(2 * _EVERY_S)  # a store that is silent would hold it for longer
+
+    def post(self, store: dist.Store) -> None:
+        """One beat."""
+        self._n_beats += 1
+        life = Life(
+            self._n_beats, self._call, self._doing, round(time.monotonic() - self._since, 1), self._may_last, process_name(),
+            n_issued=self._n_collectives(), runs=list(self._runs), odd={str(number): text for number, text in list(self._odd.items())},
+            troubles=self.troubles[:1],
+        )  # fmt: skip
+        store.set(f"alive/{self._rank}", _LIFE.dump_json(life).decode())
+
+    def _beat(self, ended: threading.Event, store_of: Callable[[], dist.Store], tell: Callable[[str], object]) -> None:
+        if self._pause(ended, tell):  # most calls with a known config are over by then: they cost no client of the store
+            return
+        with suppress(dist.DistError):  # the store's host is gone: the next meeting says so
+            store: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+            while True:
+                self.post(store)
+                self._look(store, tell)
+                if self._pause(ended, tell):
+                    return
+
+    def _pause(self, ended: threading.Event, tell: Callable[[str], object]) -> bool:
+        """Wait for the next beat; True if there is none. Tells of a time in which this process did not run."""
+        before, doing = time.monotonic(), self._doing
+        is_last = ended.wait(self._every_s)
+        if (lost_s := time.monotonic() - before - self._every_s) > _LATE_S:
+            tell(f"rank {self._rank} did not run for {lost_s:.1f} s in {doing}: stopped, swapped out, or Python's lock held")
+            self._seen.clear()  # no peer was looked at meanwhile
+        return is_last
+
+    # -- of its peers --------------------------------------------------------------------------------------------
+
+    def _look(self, store: dist.Store, tell: Callable[[str], object]) -> None:
+        """Tell of ranks that this one waits for, each once."""
+        now, mine = time.monotonic(), (self._doing, self._since, self._n_collectives())
+        if self._moved[0] != mine:
+            for rank, since in self._told.items():
+                tell(f"rank {self._rank} goes on, after {now - since:.1f} s in which rank {rank} was late")
+            self._told.clear()
+            self._moved = mine, now
+        waited_s = now - self._moved[1]
+        lives = lives_of(store, self._others)
+        for rank in self._others:
+            life = lives.get(rank, _NO_LIFE)  # stopped before its first beat, or in an ordinary call
+            silent_s = self._silent_s(rank, life, now)
+            is_elsewhere = life.n_issued < mine[2] or ("meeting" in mine[0] and (life.doing, life.call) != (mine[0], self._call))
+            is_silent = silent_s >= _LATE_S and waited_s >= _LATE_S / 2
+            if rank not in self._told and (is_silent or (waited_s >= _SLOW_S and is_elsewhere)):
+                self._told[rank] = self._moved[1]
+                tell(
+                    f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {self._call}; rank {rank}: {self._tale(rank, life)}"
+                )
+
+    def _silent_s(self, rank: int, life: Life, now: float) -> float:
+        if self._seen.get(rank, (-1, 0.0))[0] != life.n_beats:
+            self._seen[rank] = life.n_beats, now
+        return now - self._seen[rank][1]
+
+    def _tale(self, rank: int, life: Life) -> str:
+        silent_s = self._silent_s(rank, life, time.monotonic())
+        state = {GONE: "its process has ended", STOPPED: "its process is stopped"}.get(state_of(life.process), "")
+        told = [life.text, state, f"no sign of life for {silent_s:.1f} s" if silent_s >= 2 * self._every_s else ""]
+        return ", ".join(filter(None, told))
+
+    def places(self, store: dist.Store, beats: Mapping[int, str]) -> tuple[dict[int, str], dict[int, str]]:
+        """These ranks -> where each is, since when, and how its process does; and the other ranks that beat.
+
+        ``beats``: last sign of progress of each, after its time, in place of a rank that has never beaten.
+        """
+        own = {self._rank: Life(0, self._call, self._doing, time.monotonic() - self._since)} if self._call else {}
+        tales = {rank: self._tale(rank, life) for rank, life in {**lives_of(store, self._others), **own}.items()}
+        return {rank: tales.pop(rank, "") or beat.partition(" ")[2] or beat for rank, beat in beats.items()}, tales
+
+
+def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:
+    """The latest beat of each of these ranks that has beaten; one that cannot be read is left out."""
+    known = [rank for rank in ranks if store.check([f"alive/{rank}"])]
+    lives = {}
+    for rank in known:
+        with suppress(ValidationError):
+            lives[rank] = _LIFE.validate_json(store.get(f"alive/{rank}"))
+    return lives
+
+
+def state_of_rank(store: dist.Store, rank: int) -> str:
+    """State of a rank's process, as far as this host can see it."""
+    life = lives_of(store, [rank]).get(rank)
+    return state_of(life.process) if life is not None else UNKNOWN
+
+
+def cause_of(lives: Mapping[int, Life]) -> tuple[int, str] | None:
+    """The rank that left others in a collective, and how: a candidate that failed there, or a run with fewer collectives than elsewhere."""
+    for rank, life in lives.items():
+        if life.troubles:
+            return rank, life.troubles[0]
+    counts: dict[int, dict[int, int]] = {}
+    for rank, life in lives.items():
+        for number, count in life.runs:
+            counts.setdefault(number, {})[rank] = count
+    usual = Counter(count for each in counts.values() for count in each.values()).most_common(1)
+    for number, by_rank in sorted(counts.items()):
+        expected = max([*by_rank.values(), usual[0][0]])
+        rank = min(by_rank, key=by_rank.__getitem__)
+        if by_rank[rank] < expected and (len(set(by_rank.values())) > 1 or len(by_rank) < len(lives)):
+            what = next((life.odd[str(number)] for life in lives.values() if str(number) in life.odd), f"run {number}")
+            return rank, f"issued {by_rank[rank]} collectives where {expected} are usual, in {what}"
+    return None

@@ -1,0 +1,117 @@
+"""Ranks that are late, stopped or slow: waiting costs time and no job, and the log names the late one."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune import contextual_autotune
+from dist_tune.testing import Outcome, on_ranks, values
+from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
+
+ENV = {"DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}"}
+
+
+def names_of_late(outcomes: list[Outcome]) -> set[tuple[int, int]]:
+    """(Rank whose log says so, rank that it says is late)."""
+    return {(rank, int(late)) for rank, each in enumerate(outcomes) for late in re.findall(r"WARNING rank (\d) is late", each.log)}
+
+
+def _stopped(rank: int, phase: str, who: int) -> Any:
+    step, winners = two_kernels(once_in(phase, (lambda: stop_for(3.0)) if rank == who else lambda: None))
+    y = step(torch.ones(64))
+    return winners(), y[0].item(), [each.name for each in threading.enumerate() if "heartbeat" in each.name]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_is_stopped_for_less_than_the_deadline_costs_waiting(phase: str, who: int):
+    """SIGSTOP for 3 s: the same winners on both, the right value, and the log of the other rank names the one that was stopped."""
+    outcomes = on_ranks(2, _stopped, phase, who, env=ENV)
+    first, second = values(outcomes)
+    assert first == second
+    assert first[1:] == (6.0, [])
+    assert names_of_late(outcomes) == {(1 - who, who)}, outcomes[1 - who].log
+    assert f"rank {who} did not run for" in outcomes[who].log
+
+
+def _alone(rank: int, wait: str, seconds: float) -> Any:
+    kernel = autotuned()
+    runs = []
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 1:
+            time.sleep(0.8)  # time to answer its peer that it is in this call
+            stop_for(seconds) if wait == "stop" else time.sleep(seconds)
+        return launch(kernel, x)
+
+    step(torch.ones(64))
+    return best(kernel), step.records[0].winner
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [("sleep", 4.0), ("stop", 3.0), ("stop", 8.0)])
+def test_a_rank_that_is_late_in_its_first_run_is_waited_for(wait: str, seconds: float):
+    """Without a collective; also one that is stopped for longer than the deadline, and less than the group's timeout."""
+    outcomes = on_ranks(2, _alone, wait, seconds, env=ENV)
+    first, second = values(outcomes)
+    assert first == second
+    assert names_of_late(outcomes) == {(0, 1)}
+    assert "its first run of tests.ranks.test_late_ranks._alone.<locals>.step, call 1" in outcomes[0].log
+
+
+def _stuck(rank: int) -> Any:
+    kernel = autotuned()
+    runs = []
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, search="exhaustive")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 3:
+            time.sleep(15.0)
+        return launch(kernel, x)
+
+    step(torch.ones(64))
+
+
+def test_a_timeout_tells_of_each_rank_where_it_is_and_since_when():
+    """Also of the rank that waits: replay, candidate and config, call and seconds."""
+    waiting, stuck = on_ranks(2, _stuck)
+    assert (waiting.error, stuck.error) == ("AbsentRanksError",) * 2
+    call = re.escape("tests.ranks.test_late_ranks._stuck.<locals>.step, call 1")
+    where = r'rank 1 last seen at: replay 3, \S*add_kernel\[64\S* candidate \d "BLOCK=\d+[^"]*" of ' + call + r" for [56789]\.\d s"
+    assert re.search(where, waiting.message), waiting.message
+    assert re.search(r"rank 0 at: the meeting for 'report' of " + call + r" for [56789]\.\d s", waiting.message), waiting.message
+
+
+def _dies(rank: int) -> Any:
+    import os
+
+    kernel = autotuned()
+    runs = []
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, search="exhaustive")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 3:
+            time.sleep(1.0)
+            os.kill(os.getpid(), 9)
+        return launch(kernel, x)
+
+    step(torch.ones(64))
+
+
+def test_a_dead_process_of_this_host_is_known_before_the_deadline():
+    """The message says that it has ended, and where it was."""
+    waiting, _ = on_ranks(2, _dies, env={"DIST_TUNE_DEADLINE_S": "30"})
+    assert waiting.error == "AbsentRanksError"
+    assert "its process has ended" in waiting.message
+    assert "replay 3" in waiting.message
+    assert waiting.seconds < 15
