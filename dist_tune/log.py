@@ -7,6 +7,7 @@ sink takes loguru 3 ms, as much as all else that a call with a known config does
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from loguru._logger import Core, Logger  # the public logger is one for the whole process
 
+from dist_tune.printable import printable
+from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
 from dist_tune.warn_once import to_terminal, warn_once
 
@@ -25,7 +28,7 @@ _FILE_FORMAT = "{time:HH:mm:ss.SSS} {level:<7} {message}"
 
 
 class _Story:
-    """The file and the terminal of one tuning."""
+    """The file and the terminal of one tuning. One event is one line in both, whatever names and error texts hold."""
 
     def __init__(self, file: TextIO | None, file_level: int, shown_level: int | None, *, shows_progress: bool) -> None:
         self._file = file
@@ -37,10 +40,10 @@ class _Story:
         """Write a line to the file, and to the terminal if its level is high enough."""
         level = record["level"].no
         if level >= self._file_level:
-            self._write_file(line)
+            self._write_file(f"{printable(line[:-1])}\n")
         is_progress = self._shows_progress and bool(record["extra"].get("progress"))
         if is_progress or (self._shown_level is not None and level >= self._shown_level):
-            to_terminal(f"dist_tune: {record['message']}\n")
+            to_terminal(f"dist_tune: {printable(record['message'])}\n")
 
     def _write_file(self, line: str) -> None:
         if self._file is None:
@@ -74,12 +77,16 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
     level = settings.log_level.upper()
     logger = _logger("TRACE" if level == "TRACE" else "DEBUG")
     file: TextIO | None = None
+    path = settings.log_dir / f"rank-{rank}.log"
     try:
-        settings.log_dir.mkdir(parents=True, exist_ok=True)
-        # Append: a second tuning, or a second run, adds to the story and does not erase the first.
-        file = (settings.log_dir / f"rank-{rank}.log").open("a", encoding="utf-8")
-    except OSError as error:
-        _warn_of_file(settings.log_dir, settings.log_dir, error)
+        make_folder(settings.log_dir)
+        warn_of_folder(settings.log_dir, "DIST_TUNE_LOG_DIR")
+        # Append: a second tuning, or a second run, adds to the story and does not erase the first. A link is not followed: in a folder
+        # that others write it may lead to any file of this user's.
+        file = open(path, "a", encoding="utf-8", opener=opener(follows_links=False))  # noqa: SIM115  # closed at the end of the story
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        is_link = isinstance(error, OSError) and error.errno == errno.ELOOP
+        _warn_of_file(path if is_link else settings.log_dir, settings.log_dir, "it is a symbolic link" if is_link else error)
     shown_level = logger.level("INFO").no if is_first and is_verbose else None
     story = _Story(file, logger.level(level).no, shown_level, shows_progress=is_first and settings.progress)
     try:
@@ -97,7 +104,7 @@ def _logger(least_level: str) -> loguru.Logger:
     return logger
 
 
-def _warn_of_file(path: Path, folder: Path, error: Exception) -> None:
+def _warn_of_file(path: Path, folder: Path, error: object) -> None:
     warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
 
 

@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     """True: rank 0 writes to stderr what is being tuned and what won."""
     cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
     """Folder of the records of finished tunings."""
+    cache_shared: bool = Field(default=False, validation_alias="DIST_TUNE_CACHE_SHARED")
+    """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
     always_tune: bool = Field(default=False, validation_alias=AliasChoices("DIST_TUNE_ALWAYS_TUNE", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"))
     """True: tune although there is a record, and replace it."""
     version_check: bool = Field(

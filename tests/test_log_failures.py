@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import resource
 import sys
 import warnings
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_disk_that_becomes_full_costs_one_warning(tmp_path: Path, monkeypatch:
     """The first lines are kept, the terminal goes on, and nothing is raised: by a write or by the close."""
     settings = Settings().model_copy(update={"log_dir": tmp_path})
     full = _Full(str(tmp_path / "full.log"), 1, OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(Path, "open", lambda *args, **kwargs: full)
+    monkeypatch.setattr("dist_tune.log.open", lambda *args, **kwargs: full, raising=False)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -56,17 +57,21 @@ def test_a_disk_that_becomes_full_costs_one_warning(tmp_path: Path, monkeypatch:
     assert full.getvalue().count("line 0") == 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_full_device_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_a_size_limit_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """The first bytes of the log are written, then the system refuses."""
     quiet(monkeypatch, tmp_path)
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "rank-0.log").symlink_to("/dev/full")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         tuned: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
-        assert [tuned(1), tuned(2), tuned(1)] == [1, 2, 1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            assert [tuned(1), tuned(2), tuned(1)] == [1, 2, 1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(tuned.records) == 2
-    assert [f"{errno.ENOSPC}" in str(each.message) for each in warned] == [True]
+    assert [f"{errno.EFBIG}" in str(each.message) for each in warned] == [True]
+    assert (tmp_path / "logs" / "rank-0.log").stat().st_size == 100
     assert capfd.readouterr().err == ""
 
 

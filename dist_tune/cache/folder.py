@@ -15,7 +15,7 @@ import socket
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from pathlib import Path
 from dist_tune.cache.files import LOCK_NAME, locked, sweep, write_whole
 from dist_tune.cache.record_file import BrokenRecordError, UnreadableRecordError, read_record, seal
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
+from dist_tune.safe_files import PRIVATE, SHARED, make_folder, warn_of_folder
 
 BROKEN_SUFFIX = ".broken"
 LOCKS = "locks"
@@ -46,11 +47,16 @@ class Cache:
     Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there is nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
+        """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
         # Without a home the ~ stays, and _make refuses it. Absolute, because the program may change its working directory.
         with suppress(RuntimeError, OSError):
             folder = folder.expanduser().absolute()
         self.folder = folder
+        self.rights = SHARED if is_shared else PRIVATE
+        """Permissions of its files and folders."""
+        self._is_shared = is_shared
+        self._is_looked_at = False
         self._warned: set[Path] = set()
 
     @property
@@ -110,10 +116,10 @@ class Cache:
         try:
             content = seal(record)
             self._make(path.parent)
-            with locked(path.parent):
+            with self._locked(path.parent):
                 present = self._read(path, is_locked=True)
                 if present is None or _replaces(record, present, is_import):
-                    write_whole(path, content)
+                    write_whole(path, content, self.rights)
                     with suppress(OSError):  # removed already
                         # Dated by the file server as all of them are, so clocks need not agree.
                         sweep(path.parent, path.stat().st_mtime)
@@ -135,7 +141,7 @@ class Cache:
         with ExitStack() as stack:
             with suppress(OSError):
                 self._make(self.folder / LOCKS)
-                stack.enter_context(locked(self.folder / LOCKS, f"{_digest(str(target))}{LOCK_NAME}"))
+                stack.enter_context(locked(self.folder / LOCKS, f"{_digest(str(target))}{LOCK_NAME}", self.rights))
             yield
 
     def remove(self, path: Path) -> None:
@@ -152,7 +158,17 @@ class Cache:
     def _make(self, folder: Path) -> None:
         if str(self.folder).startswith("~"):
             raise FileNotFoundError(errno.ENOENT, "there is no home directory", str(self.folder))
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, self.rights)
+        self._look_at()
+
+    def _locked(self, folder: Path) -> AbstractContextManager[None]:
+        return locked(folder, rights=SHARED) if self._is_shared else locked(folder)
+
+    def _look_at(self) -> None:
+        """Tell, once, that others can write the folder."""
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            warn_of_folder(self.folder, "DIST_TUNE_CACHE_DIR", is_shared=self._is_shared)
 
     def _read(self, path: Path, *, is_locked: bool = False) -> TuningRecord | None:
         """The record at this path, or None. A broken file is set aside, under the lock of its folder."""
@@ -163,7 +179,7 @@ class Cache:
         except BrokenRecordError as error:
             if not is_locked:
                 # Again, because another process may be putting a good one in its place.
-                with locked(path.parent):
+                with self._locked(path.parent):
                     return self._read(path, is_locked=True)
             self._set_aside(path, error)
             return None
@@ -173,7 +189,10 @@ class Cache:
         return _newest_first(record for record in found if record is not None)
 
     def _checked(self, path: Path) -> TuningRecord:
+        if os.path.islink(path) and Path(os.path.realpath(self.folder)) not in Path(os.path.realpath(path)).parents:
+            raise BrokenRecordError("it is a link that leads out of the cache folder")
         record = read_record(path)
+        self._look_at()
         if self.path_of(record.cache_key) != path:
             raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
         return record

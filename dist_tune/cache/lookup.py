@@ -55,7 +55,7 @@ class CacheLookup:
     def __init__(self, settings: Settings, log: loguru.Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
         self._log = log
-        self._cache = Cache(settings.cache_dir) if is_used else None
+        self._cache = Cache(settings.cache_dir, is_shared=settings.cache_shared) if is_used else None
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
         """By label of the site."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from dist_tune.cache.records import SCHEMA_VERSION, TuningRecord
+from dist_tune.safe_files import RefusedFileError, read_regular
 
 MAX_BYTES = 16 * 2**20
 """Of a file; larger files are refused unread. 216 candidates with all fields set take 0.2 MB."""
@@ -94,24 +93,16 @@ def read_record(path: Path) -> TuningRecord:
         BrokenRecordError: it holds no record.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BrokenRecordError("not a regular file")
-            if status.st_size > MAX_BYTES:
-                raise BrokenRecordError(f"larger than {MAX_BYTES} bytes")
-            content = file.read(MAX_BYTES + 1)
+        content = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         raise
+    except RefusedFileError as error:
+        raise BrokenRecordError(str(error.strerror)) from error
     except OSError as error:
         # A folder, a socket or a loop of links will not become a record later.
         kind = BrokenRecordError if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR) else UnreadableRecordError
         raise kind(f"cannot be read: {error.strerror}") from error
     return unseal(content)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # opening a fifo would wait for a writer
 
 
 def _json(value: Any) -> str:

@@ -62,7 +62,8 @@ def export(cache: Cache, asked: Namespace) -> Answer:
     if not records:
         raise RefusedError(f"nothing to export: there are no records in {cache.folder}")
     try:
-        n_bytes = transfer.write_export(asked.file, records)
+        is_inside = Path(os.path.realpath(cache.folder)) in Path(os.path.realpath(asked.file)).parents
+        n_bytes = transfer.write_export(asked.file, records, cache.rights if is_inside else None)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None)
         raise RefusedError(f"{asked.file} is not written: {reason}" if reason else str(error)) from error

@@ -100,7 +100,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_cache_commands(commands: Any) -> None:
     def add(command: Callable[[Cache, argparse.Namespace], Answer], what: str) -> argparse.ArgumentParser:
-        return _command(commands, command.__name__, lambda asked: command(Cache(Settings().cache_dir), asked), what)
+        def run(asked: argparse.Namespace) -> Answer:
+            settings = Settings()
+            return command(Cache(settings.cache_dir, is_shared=settings.cache_shared), asked)
+
+        return _command(commands, command.__name__, run, what)
 
     key = "a record's id or the name of its file, or a kernel's name for all its records"
     add(cache.path, "where the records are")

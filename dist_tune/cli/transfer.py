@@ -8,16 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, seal, unseal, write_whole
+from dist_tune.safe_files import MAX_BYTES, Rights, read_regular
 
-MAX_BYTES = 256 * 2**20
-"""Size of an exported file, some thousand records of 216 candidates; larger ones are neither written nor read."""
 _LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"records": (\[\n.*\n\])\n\}\n', re.DOTALL)
 _HEAD = re.compile(rb'\{\n"sha256": "[0-9a-f]{64}",\n"records": \[')
 _BETWEEN = re.compile(rb'(?<=\n\}),\n|,\n(?=\{\n"sha256": ")')
@@ -42,7 +40,7 @@ def pack(records: Sequence[TuningRecord]) -> bytes:
     """Many records as the content of one JSON file with a checksum.
 
     Raises:
-        ValueError: they take more than 256 MiB.
+        ValueError: they take more than 64 MiB.
     """
     body = b"[\n" + b",\n".join(seal(record).rstrip(b"\n") for record in records) + b"\n]"
     content = b'{\n"sha256": "%s",\n"records": %s\n}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
@@ -71,19 +69,21 @@ def unpack(content: bytes) -> Iterator[TuningRecord | BrokenRecordError]:
             yield error
 
 
-def write_export(path: Path, records: Sequence[TuningRecord]) -> int:
+def write_export(path: Path, records: Sequence[TuningRecord], rights: Rights | None = None) -> int:
     """Write the records to ``path``, whole or not at all, in place of an earlier export; returns the bytes written.
+
+    Without ``rights`` the file's permissions follow the umask.
 
     Raises:
         FileExistsError: the file there is no export.
         OSError: it cannot be written.
-        ValueError: the records take more than 256 MiB.
+        ValueError: the records take more than 64 MiB.
     """
     content = pack(records)
     path = Path(os.path.realpath(path))  # of a link the file that it leads to
     if os.path.lexists(path) and not _is_export(path):
         raise FileExistsError(f"{path} exists and is no export: it is left alone")
-    write_whole(path, content)
+    write_whole(path, content, rights)
     return len(content)
 
 
@@ -94,17 +94,11 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, *, follows_links: bool = True) -> bytes:
     try:
-        # Without waiting, because opening a fifo would wait for a writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
-            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(MAX_BYTES + 1) if is_regular else b""
+        return read_regular(path, MAX_BYTES, follows_links=follows_links)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise BrokenRecordError(getattr(error, "strerror", None) or str(error)) from error
-    if not is_regular or len(content) > MAX_BYTES:
-        raise BrokenRecordError(f"larger than {MAX_BYTES} bytes" if is_regular else "not a regular file")
-    return content
 
 
 def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
@@ -116,12 +110,13 @@ def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
         if not files:
             yield Arrival(str(path), "", "", "refused", "there is no .json file in this folder")
         for file in files:
-            yield from _merge_file(cache, file)
+            # Of a folder its own files: a link in it may lead anywhere.
+            yield from _merge_file(cache, file, follows_links=file is path)
 
 
-def _merge_file(cache: Cache, path: Path) -> Iterator[Arrival]:
+def _merge_file(cache: Cache, path: Path, *, follows_links: bool) -> Iterator[Arrival]:
     try:
-        for number, found in enumerate(unpack(_read(path)), 1):
+        for number, found in enumerate(unpack(_read(path, follows_links=follows_links)), 1):
             if isinstance(found, BrokenRecordError):
                 yield Arrival(f"{path}, record {number}", "", "", "refused", str(found))
             else:

@@ -65,7 +65,8 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     folder = Path(save_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / json_file_name
-    with Cache(Settings().cache_dir).locked(folder.resolve() / json_file_name):
+    settings = Settings()
+    with Cache(settings.cache_dir, is_shared=settings.cache_shared).locked(folder.resolve() / json_file_name):
         sweep(folder, time.time())
         write_whole(path, file_content(json_file_name, {**configs_there(path), **configs}))
 

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -169,14 +168,3 @@ def test_leftovers_are_swept_by_the_next_store(cache: Cache):
         os.utime(path.parent / name, (seconds, seconds))
     cache.store(record(2))
     assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]
-
-
-def test_the_folder_is_for_its_owner_to_share(cache: Cache):
-    """Permissions of files follow the umask: whoever wants others to write there says so by it."""
-    mask = os.umask(0o002)
-    try:
-        path = cache.store(record())
-    finally:
-        os.umask(mask)
-    assert path is not None
-    assert stat.S_IMODE(path.stat().st_mode) == 0o664

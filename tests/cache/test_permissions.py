@@ -1,0 +1,133 @@
+"""Permissions of the cache directory: its owner's alone, or with the group where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dist_tune.cache import seal
+from dist_tune.cache.folder import Cache
+from dist_tune.cli.main import main
+from tests.cache_folders import warned
+from tests.cached_records import record
+
+pytestmark = pytest.mark.once
+
+MASKS = (0, 0o022, 0o077, 0o377)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, set[str]]:
+    """Modes of all files, and of all folders with this one."""
+    paths = [folder, *folder.rglob("*")]
+    return {kind: {f"{stat.S_IMODE(each.stat().st_mode):04o}" for each in paths if each.is_dir() == (kind == "folders")} for kind in
+            ("folders", "files")}  # fmt: skip
+
+
+def used(cache: Cache, outside: Path) -> None:
+    """Store, set aside and lock."""
+    path = cache.store(record())
+    assert path is not None
+    path.write_bytes(b"broken")
+    with warned("not laid out as a record"):
+        cache.find(record().cache_key)
+    cache.store(record())
+    with cache.locked(outside):
+        pass
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_the_cache_makes_is_its_owners_alone(tmp_path: Path, mask: int):
+    """Records, locks, and folders above it that were missing."""
+    with umask(mask):
+        used(Cache(tmp_path / "made" / "cache"), tmp_path / "file")
+    assert modes(tmp_path / "made") == {"folders": {"0700"}, "files": {"0600"}}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_shared_cache_is_the_groups_as_well(tmp_path: Path, mask: int):
+    """And no other user's."""
+    with umask(mask):
+        used(Cache(tmp_path / "made" / "cache", is_shared=True), tmp_path / "file")
+    assert modes(tmp_path / "made") == {"folders": {"0770"}, "files": {"0660"}}
+
+
+def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path):
+    """A set-group-ID bit of the folder is in those made in it."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o2770)
+    path = Cache(tmp_path / "cache", is_shared=True).store(record())
+    assert path is not None
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o2770
+
+
+@pytest.mark.parametrize(("shared", "mode"), [("", 0o600), ("1", 0o660)])
+def test_an_export_into_the_cache_is_as_private_as_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, mode: int):
+    """Elsewhere its permissions follow the umask, as of any file that is to be handed on."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)
+    Cache(tmp_path / "cache", is_shared=bool(shared)).store(record())
+    with umask(0o022):
+        for name in ("cache/export.json", "export.json"):
+            assert main(["cache", "export", str(tmp_path / name)]) == 0
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache/export.json", "export.json")] == [mode, 0o644]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_shared", "is_told"),
+    [(0o777, False, True), (0o770, False, True), (0o755, False, False), (0o770, True, False), (0o777, True, True)],
+)
+def test_a_folder_that_others_can_write_is_told_once(tmp_path: Path, mode: int, is_shared: bool, is_told: bool):
+    """By the first store or find of this process, with its mode and the remedy. Its records count."""
+    path = tmp_path / "cache"
+    there = Cache(path)
+    there.store(record())
+    path.chmod(mode)
+    with warned(*[f"{path} can be written by other users (mode {mode:04o})"] * is_told):
+        for _ in range(2):
+            cache = Cache(path, is_shared=is_shared)
+            assert cache.find(record().cache_key) == record()
+            cache.store(record(2))
+
+
+def test_a_folder_of_another_user_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With both users; not where the cache is said to be shared."""
+    cache = Cache(tmp_path / "cache")
+    cache.store(record())
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with warned():
+        assert Cache(cache.folder, is_shared=True).find(record().cache_key) == record()
+    with warned(f"belongs to another user (uid {owner}, this process is uid {owner + 1})"):
+        for _ in range(2):
+            assert Cache(cache.folder).find(record().cache_key) == record()
+
+
+def test_a_link_in_the_cache_leads_nowhere_else(tmp_path: Path):
+    """A whole record outside is not read through it; one inside is."""
+    cache = Cache(tmp_path / "cache")
+    path = cache.store(record())
+    assert path is not None
+    (tmp_path / "outside").write_bytes(seal(record()))
+    path.unlink()
+    path.symlink_to(tmp_path / "outside")
+    with warned("leads out of the cache folder"):
+        assert cache.find(record().cache_key) is None
+    assert (tmp_path / "outside").read_bytes() == seal(record())
+    (path.parent / "inside").write_bytes(seal(record()))
+    path.symlink_to("inside")
+    with warned():
+        assert cache.find(record().cache_key) == record()
