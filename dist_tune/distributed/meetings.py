@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
 from dist_tune.distributed.heartbeat import Heartbeat, cause_of, lives_of
+from dist_tune.distributed.messages import count_up, read_part, read_verdict
 from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
@@ -202,7 +203,7 @@ class Meetings:
         if self._presence is None:
             # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
             # they count one up and leave the keys of the last time alone.
-            life = self._root.add(f"lives/{self.rank}", 1)
+            life = count_up(self._root, f"lives/{self.rank}")
             self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
             self._presence = Presence(self._store, self.rank, self.members, self._state)
 
@@ -216,7 +217,13 @@ class Meetings:
         return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
 
     def _post_abort(self, error: BaseException) -> None:
-        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
+        mine = {
+            "state": "aborted",
+            "rank": self.rank,
+            "kind": type(error).__name__,
+            "error": text_of(error),
+            "message": str(error)[:100_000],
+        }
         self._decide(mine)
         while (verdict := self._read_verdict())["state"] not in ("aborted", "timed out"):
             self._decide(mine)  # the interrupt came between a verdict and the reading of it: peers are on their way to the next meeting
@@ -225,15 +232,15 @@ class Meetings:
 
     def _is_awaited(self) -> bool:
         """True if a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
-        parts = [part for rank in self.members if self._store.check([part := f"{self._epoch}/parts/{rank}"])]
-        return any(json.loads(self._store.get(part))[0] == self._closure for part in parts)
+        parts = [(rank, part) for rank in self.members if self._store.check([part := f"{self._epoch}/parts/{rank}"])]
+        return any(read_part(self._store.get(part), rank).closure == self._closure for rank, part in parts)
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
         mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
         self.life.at(f"the meeting for {topic!r}")
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps(mine))
-        if self._store.add(f"{self._epoch}/count", 1) == len(self.members):
+        if count_up(self._store, f"{self._epoch}/count") == len(self.members):
             self._agree(reduce)
         else:
             agree, time_out = partial(self._agree, reduce), partial(self._time_out, topic)
@@ -253,10 +260,10 @@ class Meetings:
 
     def _agree(self, reduce: _Reduce) -> None:
         texts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
-        closures, topics, parts, places, passed = zip(*map(json.loads, texts), strict=True)
+        closures, topics, parts, places, passed = zip(*map(read_part, texts, self.members), strict=True)
         steps = list(zip(closures, topics, strict=True))
         known = {rank: each or {} for rank, each in zip(self.members, passed, strict=True)}
-        if None not in passed and is_apart({rank: Place(*each) for rank, each in zip(self.members, places, strict=True)}, known):
+        if None not in passed and is_apart(dict(zip(self.members, places, strict=True)), known):
             self._decide({"state": "apart", "passed": known})
         elif len(set(steps)) > 1 or topics[0].startswith(FAILED):
             cause = cause_of(lives_of(self._store, self.members))
@@ -279,9 +286,8 @@ class Meetings:
         self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._place.text}))
 
     def _read_verdict(self) -> Verdict:
-        verdict: Verdict = json.loads(self._store.get(f"{self._epoch}/verdict"))
         self._epoch += 1
-        return verdict
+        return read_verdict(self._store.get(f"{self._epoch - 1}/verdict"), self.rank)
 
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
         missing, others = self.life.places(self._store, beats)

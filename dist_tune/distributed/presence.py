@@ -18,6 +18,10 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from dist_tune.distributed.messages import count_up, read_message
+from dist_tune.errors import PeerFailedError
 
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
@@ -35,6 +39,9 @@ class Answer(NamedTuple):
     """See ``calls.Passed``."""
     first_run: str
     """Call that the rank is in and that may end in a meeting; empty outside of one."""
+
+
+_ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 
 
 class Presence:
@@ -55,18 +62,18 @@ class Presence:
 
     def ask(self) -> int:
         """Ask all ranks; returns the number of the question."""
-        number = self._store.add("questions", 1)
+        number = count_up(self._store, "questions")
         self._store.set(f"question/{number}", "")
         return number
 
     def n_asked(self) -> int:
         """Questions so far, of all ranks."""
-        return self._store.add("questions", 0)
+        return count_up(self._store, "questions", 0)
 
     def answer_of(self, rank: int) -> Answer | None:
-        """The latest answer of a rank; None before its first."""
+        """The latest answer of a rank; None before its first. Raises ``PeerFailedError`` for what is none."""
         key = f"answer/{rank}"
-        return Answer(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+        return read_message(_ANSWER, self._store.get(key), rank, "its answer") if self._store.check([key]) else None
 
     def has_ended(self, rank: int) -> bool:
         """True for a rank whose program has come to its end."""
@@ -78,7 +85,7 @@ class Presence:
         if not self._is_over and self._pid == os.getpid():  # not in a forked child, which shares the connection
             self._is_over = True
             if self._thread.is_alive():
-                with suppress(dist.DistError):  # the store's host is gone, and the thread with it
+                with suppress(dist.DistError, PeerFailedError):  # the store's host is gone, and the thread with it
                     self._say_farewell()
             self._thread.join(_JOIN_S)
 
@@ -90,8 +97,9 @@ class Presence:
             time.sleep(0.005)
 
     def _answer_all(self, store: dist.Store) -> None:
-        with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job
-            number = store.add("questions", 0)
+        # The store's host is gone, and so is the job; or questions cannot be counted, as the rank that asks them is told.
+        with suppress(dist.DistNetworkError, PeerFailedError):
+            number = count_up(store, "questions", 0)
             while True:
                 is_last = self._is_over or (0 in self._members and store.check(["over/0"]))
                 store.set(f"answer/{self._rank}", json.dumps([number, *self._state()]))
@@ -100,4 +108,4 @@ class Presence:
                 with suppress(dist.DistStoreError):  # nothing was asked for days
                     store.wait([f"question/{number + 1}"], _WAIT)
                     store.delete_key(f"question/{number}")  # the first to come does
-                    number = store.add("questions", 0)
+                    number = count_up(store, "questions", 0)

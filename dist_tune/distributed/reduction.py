@@ -10,6 +10,8 @@ from typing import Generic, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
+from dist_tune.distributed.messages import check_size, read_message
+
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -29,13 +31,14 @@ class Reduction(Generic[Part, Result]):
         return self._function(parts)
 
     def dump(self, part: Part) -> str:
-        """A rank's part as JSON."""
-        return self._part.dump_json(part).decode()
+        """A rank's part as JSON. Raises ``DistTuneError`` for one that does not fit into a message."""
+        return check_size(self._part.dump_json(part).decode(), "this rank's part of a meeting")
 
     def of_texts(self, texts: Mapping[int, str]) -> str:
-        """The result as JSON, from all parts as JSON."""
-        return self._result.dump_json(self({rank: self._part.validate_json(text) for rank, text in texts.items()})).decode()
+        """The result as JSON, from all parts as JSON. Raises ``PeerFailedError`` for a part that is none."""
+        parts = {rank: read_message(self._part, text.encode(), rank, "its part of a meeting") for rank, text in texts.items()}
+        return check_size(self._result.dump_json(self(parts)).decode(), "the result of a meeting")
 
     def load(self, text: str) -> Result:
-        """The result from its JSON."""
-        return self._result.validate_json(text)
+        """The result from its JSON. Raises ``PeerFailedError`` for text that is none."""
+        return read_message(self._result, text.encode(), -1, "the result of a meeting")

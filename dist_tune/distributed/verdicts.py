@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StuckConfigError
+from dist_tune.printable import printable
 
 Verdict = dict[str, Any]
 """JSON; ``state`` says which: "agreed", "aborted", "timed out" or "apart"."""
@@ -78,12 +79,13 @@ def error_of(verdict: Verdict, rank: int, closure: str) -> DistTuneError:
             tuple(sorted(missing)),
         )
     if verdict["kind"] == StuckConfigError.__name__:
-        return StuckConfigError(verdict["message"], verdict["rank"], verdict["error"])
+        return StuckConfigError(printable(verdict["message"]), verdict["rank"], printable(verdict["error"]))
     if verdict["kind"] in SHARED_ERRORS:
-        return SHARED_ERRORS[verdict["kind"]](verdict["message"])
+        return SHARED_ERRORS[verdict["kind"]]("\n".join(map(printable, verdict["message"].split("\n"))))  # it may list configs
+    error = printable(verdict["error"])
     return PeerFailedError(
-        f"rank {verdict['rank']} raised {verdict['error']} while {closure} was being tuned; rank {rank} stops for that. "
+        f"rank {verdict['rank']} raised {error} while {closure} was being tuned; rank {rank} stops for that. "
         f"Process groups whose collectives were under way can no longer be used.",
         verdict["rank"],
-        verdict["error"],
+        error,
     )

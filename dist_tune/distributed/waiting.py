@@ -16,6 +16,7 @@ from dist_tune.distributed.heartbeat import lives_of, state_of_rank
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, state_of
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import Verdict
+from dist_tune.printable import printable
 
 _POLL_S = (1e-4, 0.02)
 """Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
@@ -25,6 +26,8 @@ _ASK_S = (0.02, 1.0)
 """Shortest and longest pause between two questions to missing ranks."""
 _ANSWERS_PER_S = 500.0
 """Answers per second over all ranks, which bounds questions; small groups ask faster."""
+_MAX_BEAT = 2000
+"""Bytes of a sign of progress that a message quotes."""
 _NEVER_MET = "nothing yet"
 """In place of a rank's last sign of progress."""
 
@@ -136,4 +139,4 @@ def forget_epochs(store: dist.Store, epochs: Iterable[int], members: Sequence[in
 
 def beat_of(store: dist.Store, rank: int) -> str:
     """A rank's last sign of progress, after its time: "12.345 closure: replay 3"."""
-    return store.get(f"beat/{rank}").decode() if store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
+    return printable(store.get(f"beat/{rank}")[:_MAX_BEAT].decode(errors="replace")) if store.check([f"beat/{rank}"]) else f"- {_NEVER_MET}"
