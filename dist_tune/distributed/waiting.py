@@ -102,10 +102,11 @@ class Wait:
             is_coming = all(answers[rank].first_run == call and state not in (GONE, UNKNOWN) for rank, state in silent.items())
             is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s and not is_coming
             is_gone |= GONE in silent.values()
+            has_died = any(state == GONE and answers[rank].first_run == call for rank, state in silent.items())
             is_gone |= asked > 0 and any(rank not in fresh and presence.has_ended(rank) for rank in answers)
             if is_gone or now - since >= patience_s:
                 # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
-                if is_optional or is_gone:
+                if is_optional or (is_gone and not has_died):
                     self.decide({"state": "apart", "passed": {self.rank: {place.closure: [place.number]}}})
                 else:
                     beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
