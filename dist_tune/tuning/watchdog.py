@@ -212,6 +212,9 @@ class Watchdog:
         if isinstance(subject, Launch):
             return [(subject.label, subject.candidate)]
         mine = [(label, trial.candidate) for label, trial in self._step.schedule.items()]
+        if not mine and self._step.kind is Kind.REPLAY:  # of winners
+            sites = self._sites.met.values()
+            mine = [(site.label, i) for site in sites for i, config in enumerate(site.configs) if config is site.winner]
         return [each for each in mine if each not in self._returned] or mine
 
     def _text(self, subject: object, late_s: float) -> str:

@@ -72,7 +72,7 @@ def cut_off(rank: int, at_run: int) -> Any:
 
 @pytest.mark.parametrize(("at_run", "kind"), [(1, ""), (10, "AbsentRanksError")])
 def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int, kind: str):
-    """The cut rank leaves with exit code 86, and its log says why; the other one raises in the race, and goes on alone after a first run."""
+    """The cut rank leaves with exit code 86, and its log says why; the other one raises in the race, or goes on alone after a first run."""
     first, second = on_ranks(2, cut_off, at_run, timeout_s=30)
     left_with(second, 86)
     assert "the c10d store has not answered for" in second.log

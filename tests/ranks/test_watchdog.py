@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +16,10 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, on_ranks, values
+from dist_tune.tuning.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import free, stuck_kernel, stuck_step, threads_left
-from tests.ranks.world import DEADLINE_S
+from tests.ranks.world import DEADLINE_S, ROOT
 
 pytestmark = pytest.mark.once
 
@@ -178,3 +183,94 @@ def steady(rank: int) -> Any:
     end = time.monotonic() + 1.5
     ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter lock
     return seen, after | during, time.monotonic() > end - 1.0
+
+
+@pytest.mark.parametrize("phase", ["finals", "last run"])
+def test_the_phase_of_a_late_hang_is_named(phase: str):
+    """A step that hangs in the finals, or in the last run."""
+    first, second = on_ranks(2, hangs_late, phase, timeout_s=25)
+    left_with(second, 86)
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
+    for word in ("rank 1", f"({phase})", "candidate", "add_kernel[64"):
+        assert word in first.message, first.message
+
+
+def hangs_late(rank: int, phase: str) -> Any:
+    kernel, begin = autotuned(), Watchdog.note
+    if rank == 1:  # the phase as the tuning sees it
+
+        def note(watchdog: Watchdog, doing: str, *args: Any) -> None:
+            begin(watchdog, doing, *args)
+            if watchdog.phase == phase and doing.startswith("replay "):
+                time.sleep(1000)
+
+        Watchdog.note = note  # type: ignore[assignment, method-assign]  # in this process alone
+    return tuned(kernel, lambda x: launch(kernel, x), n_repeat=3)(torch.zeros(64)).sum().item()
+
+
+def test_a_function_that_never_returns_with_a_config_is_named():
+    """``autotune``: in its untimed run."""
+    first, second = on_ranks(2, function_hangs, timeout_s=25)
+    left_with(second, 86)
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
+    for word in ("rank 1", "candidate 1", "block=2", "warm-up"):
+        assert word in first.message, first.message
+
+
+def function_hangs(rank: int) -> Any:
+    @autotune([{"block": block} for block in (1, 2, 4)], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)
+    def function(x: torch.Tensor, block: int) -> torch.Tensor:
+        if block == 2 and rank == 1:
+            time.sleep(1000)
+        return x + 1
+
+    return function(torch.zeros(4)).sum().item()
+
+
+def test_a_process_that_was_stopped_is_not_late():
+    """SIGSTOP for a deadline and a half, while the config before would have been given up: the tuning goes on."""
+    got = values(on_ranks(1, is_stopped, is_dist=False, timeout_s=40))
+    assert got == [2.0]
+
+
+def is_stopped(rank: int) -> Any:
+    kernel, runs = autotuned(), [0]
+
+    @contextual_autotune(n_repeat=1, n_warmup=0)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 3:
+            subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {1.5 * DEADLINE_S}; kill -CONT {os.getpid()}"])
+            time.sleep(0.5 * DEADLINE_S)
+        return launch(kernel, x) + 1
+
+    return step(torch.zeros(64))[0].item()
+
+
+def test_torchrun_ends_or_restarts_the_job(tmp_path: Path):
+    """The first attempt ends by exit code 86, the second one tunes; nothing of the first is left."""
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TRITON_INTERPRET": "1", "DIST_TUNE_DEADLINE_S": "3", "OMP_NUM_THREADS": "1"}
+    folders = {"DIST_TUNE_LOG_DIR": f"{tmp_path}/logs", "DIST_TUNE_CACHE_DIR": f"{tmp_path}/cache", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=os.environ | env | folders, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: 86" in done.stderr or "exitcode  : 86" in done.stderr or "(exitcode: 86)" in done.stderr, done.stderr
+    assert done.stdout.count("tuned") == 2
+    pids = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("pid")]
+    assert len(pids) == 4
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+JOB = """
+import os
+import torch, torch.distributed as dist
+from tests.ranks.stuck import stuck_step
+
+print("pid", os.getpid(), flush=True)
+dist.init_process_group("gloo")
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+stuck_step(dist.get_rank(), "sleep", [1] if is_first else [], 1, True, {})
+print("tuned", flush=True)
+"""
