@@ -6,6 +6,8 @@ and what to do about it. A caller's mistake in the arguments is a ``ValueError``
 
 from __future__ import annotations
 
+import errno
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -26,6 +28,8 @@ class FailureKind(StrEnum):
     """Its time is no positive number."""
     STUCK = "stuck"
     """It did not return until the flags that it may wait for were released."""
+    MACHINE = "machine"
+    """At no step of its own: memory, disk, file descriptors or threads ran out. Counts against no config."""
 
 
 class CandidateFailure(NamedTuple):
@@ -55,12 +59,38 @@ def free_frames(error: BaseException) -> None:
             traceback.clear_frames(other.__traceback__)
 
 
+_MACHINE_ERRNO = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM,
+)  # fmt: skip
+_MACHINE_TEXT = re.compile(
+    r"No space left on device|Disk quota exceeded|Too many open files|Resource temporarily unavailable|Cannot allocate memory|"
+    r"can't start new thread|can't allocate memory"
+)
+"""Of errors that a compiler or an allocator passes on as text."""
+
+
+def is_machine_failure(error: BaseException) -> bool:
+    """True if the machine had no more of something that all processes share; a GPU's memory is the config's own matter."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNO):
+        return True
+    return isinstance(error, OSError | RuntimeError) and bool(_MACHINE_TEXT.search(str(error)))
+
+
+def kind_of(error: BaseException, kind: FailureKind) -> FailureKind:
+    """``kind``, but of a failure of the machine."""
+    return FailureKind.MACHINE if is_machine_failure(error) else kind
+
+
 class DistTuneError(RuntimeError):
     """A tuning could not be finished. Base of all errors of this package."""
 
 
 class NoValidConfigError(DistTuneError):
     """No candidate of a site runs on all ranks."""
+
+
+class MachineError(DistTuneError):
+    """No candidate of a site could be tried on some rank, because its machine ran out of disk, memory, descriptors or threads."""
 
 
 class WrongResultError(DistTuneError, AssertionError):
@@ -150,6 +180,7 @@ SHARED_ERRORS: dict[str, type[DistTuneError]] = {
     error.__name__: error
     for error in (
         EndlessVariantsError,
+        MachineError,
         NoValidConfigError,
         InPlaceError,
         RankMismatchError,

@@ -4,6 +4,7 @@ The only user of Triton's compiler internals: threads, front end, shared memory,
 Knows which ranks of a host share compiled kernels, and nothing of how they agree.
 """
 
+from dist_tune.compiler.cache_folder import spare
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
 from dist_tune.compiler.host import host_of_cache, n_compile_threads
 from dist_tune.compiler.lazy import NotLoaded, Refusal, is_compiling, noted, refused
@@ -25,5 +26,5 @@ from dist_tune.compiler.work import PTXAS
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
     "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest",
-    "quiet_terminal", "reason_of", "refused", "replaced", "split_keys",
+    "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from triton.runtime.errors import PTXASError
 
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
-from dist_tune.errors import FailureKind
+from dist_tune.errors import FailureKind, kind_of
 
 
 class Compilable(Protocol):
@@ -76,7 +76,7 @@ class Compilation:
         """Failed by ``give_up``; a thread may still be running it."""
         self.is_waiting = False
         """True while another thread runs a stage for both."""
-        self._compile = compile_
+        self._compile = self._again = compile_
         self._lock = threading.Lock()
         if compile_ is None:
             self.done.set()
@@ -104,6 +104,12 @@ class Compilation:
         finally:
             self._finish(result)
         return True
+
+    def run_again(self, shared_limit_bytes: int | None) -> None:
+        """Compile once more, if it was the machine that failed: when nothing else is compiled."""
+        again, self._again = self._again, None
+        if again is not None and isinstance(self.result, Failure) and self.result.kind is FailureKind.MACHINE:
+            self.result = _attempt(lambda: self._compiled(again, shared_limit_bytes))
 
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""
@@ -164,7 +170,10 @@ class Candidate:
             if compiled is None or isinstance(compiled, Failure):
                 self._loaded = compiled
             else:
-                self._loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+                for _ in range(2):  # once more, if it was the machine that failed
+                    self._loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+                    if not isinstance(self._loaded, Failure) or self._loaded.kind is not FailureKind.MACHINE:
+                        break
         return self._loaded
 
     def kernel(self) -> str:
@@ -216,7 +225,9 @@ def _attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, s
                 shared_bytes = error.required
             # Raised by Python without output on descriptor 2; the user's lines may be there.
             is_python_s = isinstance(error, triton.OutOfResources | PTXASError)
-            return Failure(reason_of(error), quiet_terminal.take(capture, with_descriptor=not is_python_s), shared_bytes, kind)
+            return Failure(
+                reason_of(error), quiet_terminal.take(capture, with_descriptor=not is_python_s), shared_bytes, kind_of(error, kind)
+            )
 
 
 def _int(holder: Any, name: str) -> int:

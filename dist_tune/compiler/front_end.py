@@ -76,13 +76,16 @@ class FrontEndLock:
         return None
 
     def store(self, source: tuple[Any, ...], read: dict[str, Any], text: str) -> Path | None:
-        """Keep TTIR for later candidates, unless this thread has lost the lock because it was stuck: then None."""
+        """Keep TTIR for later candidates, unless this thread has lost the lock because it was stuck, or there is no room: then None."""
         if self._holder != threading.get_ident():
             return None
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="dist_tune-")
-        path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
-        path.write_text(text)
+        try:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="dist_tune-")
+            path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
+            path.write_text(text)
+        except OSError:  # no room: later candidates make it anew
+            return None
         self._made.setdefault(source, []).append((read, path))
         return path
 

@@ -15,20 +15,17 @@ from functools import partial
 
 import triton
 from triton.compiler.compiler import max_shared_mem
-from triton.runtime.cache import triton_key
 
 from dist_tune.compiler import processes
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
-from dist_tune.compiler.front_end import FrontEndLock, one_front_end
+from dist_tune.compiler.front_end import FrontEndLock
 from dist_tune.compiler.order import Pace, Queued
-from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
+from dist_tune.compiler.preparing import prepare
 from dist_tune.compiler.processes import STAGES
-from dist_tune.compiler.shared_memory import early_check, known_need
-from dist_tune.compiler.stages import Stages, watched_stages
+from dist_tune.compiler.shared_memory import known_need
+from dist_tune.compiler.stages import Stages
 from dist_tune.compiler.work import Work
-from dist_tune.compiler.workers import workers
-from dist_tune.measure import is_interpreted
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
@@ -62,8 +59,7 @@ class Compiler:
         self._patches = ExitStack()
         self._use = ExitStack()
         """Of processes, until the end of the tuning."""
-        self._is_open = False
-        self._uses_processes = False
+        self._is_open = self._uses_processes = False
         self._is_background = False
         """True while a replay goes on, and its launches may wait for one compilation: the others leave that one the way."""
 
@@ -71,8 +67,7 @@ class Compiler:
         self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int], awaited: int | None = None
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
-        if not self._is_open:
-            self._open(len(first))
+        self._open(len(first))
         self._orders[label] = [order(config) for config in configs]
         early = {} if awaited is None else {awaited: self._candidate(launch, configs[awaited])}
         for i, candidate in early.items():
@@ -92,8 +87,8 @@ class Compiler:
 
     def queue(self, label: str, candidates: Collection[int]) -> None:
         """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
-        if not self._is_open and candidates:  # a later wave of a guided search
-            self._open(len(candidates))
+        if candidates:
+            self._open(len(candidates))  # also for a later wave of a guided search
         wanted = [self._queued(label, i, self._sites[label][i].compilation) for i in sorted(candidates)]
         with self._lock:
             self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))
@@ -101,9 +96,8 @@ class Compiler:
 
     def dequeue(self, label: str) -> None:
         """Compile no more of a site for now, but go on with what has begun."""
-        mine = {id(each.compilation) for each in self._sites[label]}
         with self._lock:
-            self._queue = [each for each in self._queue if id(each.compilation) not in mine]
+            self._queue = [each for each in self._queue if all(each.compilation is not mine.compilation for mine in self._sites[label])]
 
     def adopt(self, label: str, candidate: int, launch: Compilable, config: triton.Config) -> bool:
         """Put the loaded candidate into the memory of a kernel object made anew; False if that object is another kernel."""
@@ -120,6 +114,7 @@ class Compiler:
         # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks take this one for lost.
         for _ in self._wait([compilation], 2 / 3 * self._stuck_after_s):
             pass
+        compilation.run_again(self._shared_limit_bytes)
         return self._sites[label][candidate].load()
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
@@ -130,6 +125,11 @@ class Compiler:
                 job.hurry()
         return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
 
+    def retry(self, label: str, candidates: Collection[int]) -> None:
+        """Compile those of these that the machine has failed once more, each alone."""
+        for compilation in [self._sites[label][i].compilation for i in candidates]:
+            compilation.run_again(self._shared_limit_bytes)
+
     def pending(self, label: str) -> set[int]:
         """Candidates that are not compiled yet."""
         return {i for i, each in enumerate(self._sites[label]) if not each.compilation.done.is_set()}
@@ -138,10 +138,9 @@ class Compiler:
     def is_tail(self) -> bool:
         """True if half of the threads have nothing to do, and the rest works in other processes, where it disturbs no replay."""
         with self._lock:
-            running = [thread for thread, queued in self._threads.items() if queued is not None]
-            jobs = [self._jobs.get(thread) for thread in running]
+            jobs = [self._jobs.get(thread) for thread, queued in self._threads.items() if queued is not None]
             is_elsewhere = all(job is not None and job.latest in STAGES[1:] for job in jobs)
-            return self._uses_processes and not self._queue and 0 < 2 * len(running) <= self.n_threads and is_elsewhere
+            return self._uses_processes and not self._queue and 0 < 2 * len(jobs) <= self.n_threads and is_elsewhere
 
     def known_need(self, label: str, candidate: int) -> int | None:
         """Bytes of shared memory that a candidate needs, if that was too much for some device."""
@@ -184,26 +183,17 @@ class Compiler:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def _open(self, n_soon: int) -> None:
-        """Prepare Triton and this process; ``n_soon``: compilations that are about to begin."""
+        """Prepare Triton and this process, unless they are; ``n_soon``: compilations that are about to begin."""
+        if self._is_open:
+            return
         _compilers.add(self)
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
         self._stages.begin()
         self._patches.callback(self._front_end.close)
         self._patches.callback(self._stages.close)
-        if not is_interpreted():
-            key = threading.Thread(target=triton_key, daemon=True)
-            key.start()  # beside the start of the driver: 0.4 s once a process, a digest of Triton's own files
-            self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and processes.is_possible()
-            if self._uses_processes:
-                self._use.enter_context(workers.in_use())
-                self._patches.enter_context(processes.other_processes())
-                workers.start(1 + min(self.n_threads, n_soon))
-            key.join()
-        self._patches.enter_context(early_check())
-        self._patches.enter_context(one_front_end())
-        self._patches.enter_context(watched_stages())
-        self._patches.enter_context(quiet_terminal.redirected())
+        n_workers = 1 + min(self.n_threads, n_soon) if self.n_threads >= MIN_THREADS_FOR_PROCESSES else 0
+        self._uses_processes = prepare(n_workers, self._patches, self._use)
         self._is_open = True
 
     def _candidate(self, launch: Compilable, config: triton.Config) -> Candidate:

@@ -121,7 +121,8 @@ class Heartbeat:
             if self._users == 1:
                 self._ended = threading.Event()
                 self._thread = threading.Thread(target=self._beat, args=(self._ended, store, tell), name="dist_tune heartbeat", daemon=True)
-                self._thread.start()
+                with suppress(RuntimeError):  # no more threads: peers see the beats of the main thread alone
+                    self._thread.start()
         try:
             yield
         finally:
@@ -129,7 +130,8 @@ class Heartbeat:
                 self._users -= 1
                 if self._users == 0:
                     self._ended.set()
-                    self._thread.join(2 * _EVERY_S)  # a store that is silent would hold it for longer
+                    if self._thread.ident is not None:
+                        self._thread.join(2 * _EVERY_S)  # a store that is silent would hold it for longer
 
     def post(self, store: dist.Store) -> None:
         """One beat."""

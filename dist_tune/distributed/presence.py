@@ -57,7 +57,8 @@ class Presence:
         self._is_over = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._answer_all, name="dist_tune presence", daemon=True, args=(store.clone(),))  # type: ignore[attr-defined]  # missing in torch's stubs
-        self._thread.start()
+        with suppress(RuntimeError):  # no more threads: peers take this rank for one that has not answered yet
+            self._thread.start()
         atexit.register(self.stop)
 
     def ask(self) -> int:
@@ -87,7 +88,8 @@ class Presence:
             if self._thread.is_alive():
                 with suppress(dist.DistError, PeerFailedError):  # the store's host is gone, and the thread with it
                     self._say_farewell()
-            self._thread.join(_JOIN_S)
+            if self._thread.ident is not None:
+                self._thread.join(_JOIN_S)
 
     def _say_farewell(self) -> None:
         self._store.set(f"over/{self._rank}", "")

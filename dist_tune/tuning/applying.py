@@ -49,6 +49,12 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
         record = make_record(context, label, where)
         log_table(context.log, record)
         context.records.append(record)
+        if label in context.machine:
+            told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
+            context.log.bind(progress=True).warning(
+                f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}"
+            )
+            continue
         write_record(context, label, record, {label: sorted(context.entries[label].writers)})
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs
+from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, spare
 from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
@@ -128,12 +128,16 @@ def load_all(
     shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
     late_here = _compile(context, new, shares, may_be_late)
     failed, late = context.reduce("compiled", CompileReport(take_failures(new), late_here), _compiled)
+    context.note_machine(failed)
     wanted = {label: set(indices) - late.get(label, set()) for label, indices in wanted.items()}
     _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
     context.compiler.close()
+    if told := spare.take_told():
+        context.log.warning(told)
     not_loaded, equal = loaded_on_all(context, new)
+    context.note_machine(not_loaded)
     for label, failures in not_loaded.items():
         failed[label] = {**failures, **failed.get(label, {})}
     equal = {label: {i: first for i, first in each.items() if not {i, first} & late.get(label, set())} for label, each in equal.items()}
@@ -164,6 +168,7 @@ def _compile(
                     late = _late_of(context, shares, may_be_late)
                     if site.label in late:
                         break
+        compiler.retry(site.label, shares[site.label] - set(late.get(site.label, ())))
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
     return late

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
-from dist_tune.errors import Failures
+from dist_tune.errors import FailureKind, Failures
 from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.release import Releases, check_release
-from dist_tune.tuning.site import check_alive
+from dist_tune.tuning.site import check_alive, check_machine
 from dist_tune.tuning.sites import Sites
 from dist_tune.tuning.watchdog import Kind
 
@@ -128,6 +128,8 @@ class TuningContext:
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""
+    machine: Failures = field(default_factory=dict)
+    """Site -> candidates dropped for what was no doing of theirs; the same on all ranks."""
     records: list[TuningRecord] = field(default_factory=list)
     """One for each site that has its config: from the cache, or tuned."""
 
@@ -153,18 +155,30 @@ class TuningContext:
     def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:
         """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""
         elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
-        return self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
+        reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
+        self.note_machine(reduced.failures)
+        return reduced
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""
-        return self.reduce(topic, BatchReport(failures=failures), REPORTS).failures
+        agreed = self.reduce(topic, BatchReport(failures=failures), REPORTS).failures
+        self.note_machine(agreed)
+        return agreed
+
+    def note_machine(self, agreed: Failures) -> None:
+        """Note failures of all ranks that are no config's doing, so that they are not kept."""
+        for label, failures in agreed.items():
+            if found := {i: each for i, each in failures.items() if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)}:
+                self.machine.setdefault(label, {}).update(found)
 
     def check_alive(self) -> None:
         """Go on only if every site has a candidate left.
 
         Raises:
             NoValidConfigError: on all ranks, with the reasons.
+            MachineError: on all ranks, if it was for the machine of one.
         """
         for label, entry in self.entries.items():
             if label in self.race:
+                check_machine(label, len(entry.texts), self.race, self.machine.get(label, {}))
                 check_alive(label, entry.texts, self.race, self.sites.met.get(label))

@@ -6,13 +6,13 @@ Knows nothing of launching or of other ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
-from dist_tune.errors import CandidateFailure, CaptureError, FailureKind, Failures, NoValidConfigError
+from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, Failures, MachineError, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable, is_out_of_resources
 from dist_tune.search import Race
@@ -157,8 +157,12 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
     )
 
 
-def no_fit(message: str, site: Site) -> NoValidConfigError:
-    """The error of a launch without a candidate: Triton's own kind, too, where resources are short."""
+def no_fit(message: str, site: Site) -> DistTuneError:
+    """The error of a launch without a candidate: Triton's own kind, too, where resources are short; the machine's, where that failed."""
+    if found := [each for each in site.failures.values() if each.kind is FailureKind.MACHINE]:
+        rank = re.search(r"on rank (\d+)", message)
+        first = found[0]._replace(reason=f"rank {rank[1] if rank else '?'}: {found[0].reason}")
+        return MachineError(machine_failed(site.label, len(site.configs), [first, *found[1:]]))
     is_short = is_out_of_resources(site.last_error) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
     return NoFitError(message) if is_short else NoValidConfigError(message)
 
@@ -173,6 +177,26 @@ def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -
         failures = {i: each.failure for i, each in enumerate(search.results(label)) if each.failure is not None}
         cause = site.last_error if site is not None else None
         raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
+
+
+def check_machine(label: str, n_candidates: int, search: Race, failures: Mapping[int, CandidateFailure]) -> None:
+    """Go on only if a candidate is left, or all were dropped for what they did. The same on all ranks.
+
+    Raises:
+        MachineError: none is, and some could not be tried.
+    """
+    found = [each for each in failures.values() if each.kind is FailureKind.MACHINE]
+    if found and search.best(label) is None and not search.is_barren(label):
+        raise MachineError(machine_failed(label, n_candidates, found))
+
+
+def machine_failed(label: str, n_candidates: int, failures: Sequence[CandidateFailure]) -> str:
+    """The message of a ``MachineError``, with the first reason, which begins with the rank."""
+    return (
+        f"site {label}: {len(failures)} of its {n_candidates} configs could not be tried, for no fault of theirs; {failures[0].reason}. "
+        f"Twice, the second time alone. Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start again; "
+        f"nothing of this is kept."
+    )
 
 
 def check_not_capturing(launch: Tunable, closure: str) -> None:

@@ -14,7 +14,7 @@ from torch import OutOfMemoryError
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
-from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, reasons
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
 from dist_tune.measure import Clock, Inputs, Span
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
 from dist_tune.search import Replay, Samples, Trial
@@ -46,6 +46,8 @@ class _NotLoaded:
 class Trials:
     """The launches of one tuning on this rank. A ``Listener``."""
 
+    is_keeping = True  # a launch with a known config is undone like any other
+
     def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
         self.is_watching = True
         self.watchdog = watchdog
@@ -68,8 +70,7 @@ class Trials:
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
-        self._times_launches = self._is_timed = False
-        self._replay = 0
+        self._times_launches, self._is_timed, self._replay = False, False, 0
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
@@ -132,11 +133,6 @@ class Trials:
     def launching(self, launch: Tunable) -> None:
         """Before any launch outside scheduled replays."""
         self._sites.note_hit(launch)
-
-    @property
-    def is_keeping(self) -> bool:
-        """True: a launch with a known config is undone like any other."""
-        return True
 
     def keeping(self, launch: Tunable) -> None:
         """Before a launch with a known config, in any run."""
@@ -235,7 +231,7 @@ class Trials:
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
-            self._sites.fail(site, index, CandidateFailure(FailureKind.LAUNCH, reason_of(error)))
+            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
@@ -253,12 +249,16 @@ class Trials:
         return _Returned(value)
 
     def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
-        """Launch, and once more without copies on the device if it has no memory left: those are the tuner's, not the config's."""
-        n_before = n_collectives() if launch.is_whole else 0
+        """Launch; once more if the machine failed, or without copies on the device if it has no memory left: those are the tuner's."""
+        n_before = 0 if launch.is_compiled else n_collectives()
         try:
             return launch.run(config, self._undo, span, is_trial=is_trial)
-        except OutOfMemoryError:
-            if not launch.is_whole or n_collectives() > n_before or not self.inputs.move_to_host():
+        except Exception as error:
+            is_first = launch.is_compiled or n_collectives() == n_before
+            if is_first and is_machine_failure(error):
+                self.inputs.put_back()
+                self.samples.lose(self._replay)
+            elif not (isinstance(error, OutOfMemoryError) and launch.is_whole and is_first and self.inputs.move_to_host()):
                 raise
         return launch.run(config, self._undo, span, is_trial=is_trial)
 

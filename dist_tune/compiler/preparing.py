@@ -1,0 +1,42 @@
+"""What is in place in Triton and in this process while a tuning compiles.
+
+Knows the parts of this folder that others share; nothing of candidates.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, suppress
+
+from triton.runtime.cache import triton_key
+
+from dist_tune.compiler import processes
+from dist_tune.compiler.cache_folder import spare
+from dist_tune.compiler.front_end import one_front_end
+from dist_tune.compiler.output import quiet_terminal
+from dist_tune.compiler.shared_memory import early_check
+from dist_tune.compiler.stages import watched_stages
+from dist_tune.compiler.workers import workers
+from dist_tune.measure import is_interpreted
+
+
+def prepare(n_workers: int, patches: ExitStack, use: ExitStack) -> bool:
+    """Put all in place until ``patches`` is closed, and processes until ``use`` is; True if there are such processes.
+
+    ``n_workers``: processes to start; 0 where the compilation stays in this one.
+    """
+    uses_processes = False
+    if not is_interpreted():
+        key = threading.Thread(target=triton_key, daemon=True)
+        with suppress(RuntimeError):  # no more threads: it is made when it is asked for
+            key.start()  # beside the start of the driver: 0.4 s once a process, a digest of Triton's own files
+        uses_processes = n_workers > 0 and processes.is_possible()
+        if uses_processes:
+            use.enter_context(workers.in_use())
+            patches.enter_context(processes.other_processes())
+            workers.start(n_workers)
+        if key.ident is not None:
+            key.join()
+    for part in (spare.in_use, early_check, one_front_end, watched_stages, quiet_terminal.redirected):
+        patches.enter_context(part())
+    return uses_processes

@@ -1,0 +1,165 @@
+"""Memory, disk, descriptors and threads that run out on one rank: told as that, and counted against no config."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from triton.runtime.cache import FileCacheManager
+
+from dist_tune import autotune, contextual_autotune
+from dist_tune.testing import FakeH200, on_ranks, values
+from tests.ranks.kernels import autotuned, best, launch
+
+BLOCKS = (16, 32, 64, 128)
+
+
+def _fastest_is(block: int) -> None:
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(3,)] == block else 3.0)
+
+
+def _raises_once(rank: int, error: Exception, n_times: int) -> Any:
+    raised: list[int] = []
+
+    @autotune([{"block": block} for block in BLOCKS], None, n_warmup=1, n_repeat=2)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        if rank == 1 and block == 32 and len(raised) < n_times:
+            raised.append(1)
+            raise error
+        if block != 32:
+            threading.Event().wait(0.01)
+        return x + 1
+
+    step(torch.zeros(4))
+    dist.barrier()  # the record is written by one rank
+    record = step.records[0]
+    kept = list(Path(os.environ["DIST_TUNE_CACHE_DIR"]).rglob("*.json"))
+    return record.best.config, [each.failure for each in record.candidates], bool(kept)
+
+
+FAILURES = [MemoryError(), OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EMFILE, "Too many open files")]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda each: type(each).__name__ + str(getattr(each, "errno", "")))
+def test_one_failure_of_the_machine_drops_no_config(error: Exception):
+    """The best config is launched once more, wins, and is kept without a failure."""
+    got = values(on_ranks(2, _raises_once, error, 1))
+    assert got[0] == got[1] == ("block=32", [None] * 4, True)
+
+
+@pytest.mark.parametrize("error", FAILURES[:1], ids=lambda each: type(each).__name__)
+def test_a_config_that_the_machine_failed_twice_is_out_for_this_process_alone(error: Exception):
+    """Nothing of that tuning is kept, and the log says why."""
+    outcomes = on_ranks(2, _raises_once, error, 2)
+    got = values(outcomes)
+    assert got[0] == got[1]
+    winner, failures, is_kept = got[0]
+    assert winner != "block=32"
+    assert [i for i, each in enumerate(failures) if each is not None] == [1]
+    assert not is_kept
+    assert "is not kept: candidates were dropped for what was no doing of theirs: candidate 1: rank 1: MemoryError" in outcomes[0].log
+
+
+def _tuned() -> Any:
+    _fastest_is(64)
+    kernel = autotuned(blocks=BLOCKS)
+    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)(lambda x: launch(kernel, x))
+    return kernel, step
+
+
+def _triton_cache_full(rank: int) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+        try:
+            os.environ["TRITON_CACHE_DIR"] = folder
+            (Path(folder) / "filler").write_bytes(b"x" * 60_000)
+            kernel, step = _tuned()
+            y = step(torch.zeros(64))
+            put = FileCacheManager.put
+            return best(kernel), len(step.records), [each.failure for each in step.records[0].candidates], y is not None, put.__module__
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a small file system")
+def test_a_full_triton_cache_costs_a_warning():
+    """The tuning goes on in a temporary folder, ends right, and says which folder is full."""
+    outcomes = on_ranks(2, _triton_cache_full, mode="fake")
+    for each in values(outcomes):
+        assert each == ([64], 1, [None] * 4, True, "triton.runtime.cache")
+    for outcome in outcomes:
+        assert "Triton's cache folder" in outcome.log
+        assert "cannot be written (No space left on device)" in outcome.log
+
+
+def _nothing_can_be_written(rank: int) -> Any:
+    if rank == 1:
+
+        def put(self: Any, data: Any, filename: str, binary: bool = True) -> str:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        FileCacheManager.put = put
+        os.environ["TRITON_CACHE_DIR"] += "-1"
+        os.environ["TMPDIR"] = tempfile.tempdir = "/dev/null"
+    _, step = _tuned()
+    step(torch.zeros(64))
+
+
+def test_a_disk_that_is_full_everywhere_ends_the_tuning_with_its_name():
+    """All ranks name the rank, the folder and the failure, and no config."""
+    for each in on_ranks(2, _nothing_can_be_written, mode="fake"):
+        assert each.error == "MachineError", f"{each.error}: {each.message}\n{each.notes}"
+        assert "rank 1: OSError: [Errno 28] No space left on device: Triton's cache folder" in each.message
+        assert "BLOCK" not in each.message
+
+
+def _no_descriptors(rank: int) -> Any:
+    _, step = _tuned()
+    if rank == 1:
+
+        def put(self: Any, data: Any, filename: str, binary: bool = True) -> str:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        FileCacheManager.put = put
+        os.environ["TRITON_CACHE_DIR"] += "-1"  # what rank 0 has compiled lies elsewhere
+    step(torch.zeros(64))
+
+
+def test_descriptors_that_have_run_out_are_told_as_that():
+    """On both ranks, with the rank."""
+    for each in on_ranks(2, _no_descriptors, mode="fake"):
+        assert each.error == "MachineError", f"{each.error}: {each.message}\n{each.notes}"
+        assert "rank 1: " in each.message
+        assert "Too many open files" in each.message
+        assert "BLOCK" not in each.message
+
+
+def _no_threads(rank: int) -> Any:
+    _, step = _tuned()
+    if rank == 1:
+        start = threading.Thread.start
+
+        def refuse(self: threading.Thread) -> None:
+            if self.name.startswith("dist_tune"):
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        threading.Thread.start = refuse  # type: ignore[method-assign]
+    step(torch.zeros(64))
+
+
+def test_threads_that_have_run_out_are_told_as_that():
+    """The rank says so itself, and is named on the other; no config is."""
+    other, short = on_ranks(2, _no_threads, mode="fake")
+    assert (short.error, short.message) == ("RuntimeError", "can't start new thread")
+    assert other.error == "PeerFailedError"
+    assert "rank 1 raised RuntimeError: can't start new thread" in other.message
+    assert "BLOCK" not in other.message
