@@ -227,7 +227,7 @@ def cause_of(lives: Mapping[int, Life]) -> tuple[int, str] | None:
     """The rank that left others in a collective, and how: a candidate that failed there, or a run with fewer collectives than elsewhere."""
     for rank, life in lives.items():
         if life.troubles:
-            return rank, life.troubles[0]
+            return rank, f"left {life.troubles[0]}, between two of its collectives"
     counts: dict[int, dict[int, int]] = {}
     for rank, life in lives.items():
         for number, count in life.runs:

@@ -77,6 +77,14 @@ class _Patch:
         self.marks: dict[str, Any] = function.__dict__
         """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile cannot read our constant."""
 
+    def leave(self) -> None:
+        """Restore Triton if no listener is left."""
+        # One expression and one assignment: Python changes threads between calls, and there is none here.
+        if not listeners:
+            self.function.__code__ = self.own_code
+            self.marks.pop(DYNAMO_SKIPS, None)
+        self.is_watched = any(map(_is_watching, list(listeners.values())))
+
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before a launch while a listener watches."""
         listener = listener_here()
@@ -206,13 +214,13 @@ def push(listener: Listener) -> None:
 def pop() -> Listener:
     """Take this thread's listener away, and restore Triton if it was the last."""
     patch = triton_patch()
-    listener = listeners.pop(get_ident())
-    # One expression and one assignment: Python changes threads between calls, and there is none here.
-    if not listeners:
-        patch.function.__code__ = patch.own_code
-        patch.marks.pop(DYNAMO_SKIPS, None)
-    patch.is_watched = any(map(_is_watching, list(listeners.values())))
-    return listener
+    try:
+        try:
+            return listeners.pop(get_ident())
+        finally:
+            patch.leave()
+    finally:
+        patch.leave()  # once more: an interrupt of the user's may have come in the middle of it
 
 
 def replace(old: Listener, new: Listener) -> None:

@@ -22,7 +22,7 @@ def _life(runs: list[tuple[int, int]], odd: dict[str, str] | None = None, troubl
         ({0: _life([(1, 2), (2, 1)]), 1: _life([(1, 2), (2, 1)])}, None),
         ({0: _life(TWO[:2]), 1: _life(TWO)}, None),
         ({0: _life([]), 1: _life([(1, 0)])}, None),
-        ({0: _life(TWO, troubles=["left config a"]), 1: _life([(1, 1)])}, (0, "left config a")),
+        ({0: _life(TWO, troubles=["config a"]), 1: _life([(1, 1)])}, (0, "left config a, between")),
     ],
     ids=["in step", "skipped", "skipped, while the other is in it", "fewer on both", "one is ahead", "first run", "failed in between"],
 )

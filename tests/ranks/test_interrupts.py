@@ -1,0 +1,56 @@
+"""Interrupts at moments that belong to two steps: peers hear of them, and Triton is left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune import contextual_autotune
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.runtime import interception
+from dist_tune.testing import on_ranks
+from tests.ranks.kernels import autotuned, is_unpatched, launch
+
+
+def _interrupted(rank: int, n_verdicts: int) -> Any:
+    read, count = Meetings._read_verdict, [0]
+
+    def interrupt(self: Meetings) -> Any:
+        count[0] += 1
+        if rank == 1 and count[0] == n_verdicts:
+            raise KeyboardInterrupt
+        return read(self)
+
+    Meetings._read_verdict = interrupt  # type: ignore[method-assign]
+    kernel = autotuned()
+    contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.ones(64))
+
+
+@pytest.mark.parametrize("n_verdicts", [1, 2, 4])
+def test_an_interrupt_between_a_verdict_and_its_reading_is_told_to_peers(n_verdicts: int):
+    """The rank raises KeyboardInterrupt, and the other names it at its next meeting."""
+    peer, interrupted = on_ranks(2, _interrupted, n_verdicts)
+    assert interrupted.error == "KeyboardInterrupt", f"{interrupted.error}: {interrupted.message}\n{interrupted.notes}"
+    assert peer.error == "PeerFailedError", f"{peer.error}: {peer.message}"
+    assert "rank 1 raised KeyboardInterrupt" in peer.message
+    assert peer.seconds < 3
+
+
+class _Interrupting(dict[int, Any]):
+    def pop(self, *args: Any) -> Any:
+        super().pop(*args)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_listener_is_taken_away_leaves_triton_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    """The listener is gone, and so is the patch."""
+    monkeypatch.setattr(interception, "listeners", _Interrupting())
+    listener: Any = type("Listener", (), {"is_watching": True, "is_keeping": True})()
+    interception.push(listener)
+    assert not is_unpatched()
+    with pytest.raises(KeyboardInterrupt):
+        interception.pop()
+    assert is_unpatched()
+    assert not interception.triton_patch().is_watched
