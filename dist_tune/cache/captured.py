@@ -17,7 +17,7 @@ from dist_tune.cache.code_facts import names_in
 from dist_tune.cache.inspection import EMPTY, attributes_of
 from dist_tune.keys import shared_sizes
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _MAX_DEPTH = 3
 """Functions in functions, and objects in objects."""
 
@@ -34,7 +34,9 @@ def plain_parts(thing: Any) -> Iterator[tuple[str, str]]:
 
 
 def _seen(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, torch.device):
+        yield name, value.type  # its index differs between ranks, and which GPU it is belongs to the environment
+    elif isinstance(value, _PLAIN):
         yield name, repr(value)
     elif isinstance(value, torch.Tensor):
         yield name, f"{shared_sizes(value) if value.is_nested else tuple(value.shape)} {value.dtype}"

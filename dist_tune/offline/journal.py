@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+
+from dist_tune.offline.journal_lines import JournalLine, raw_lines, seal, sound_lines
+from dist_tune.safe_files import PRIVATE, make_folder, opener
+from dist_tune.warn_once import warn_once
 
 MAX_STRIKES = 2
 """Deaths of the process with a candidate under way that put it into quarantine; in the last one it must have been alone."""
@@ -82,20 +85,26 @@ class Progress:
 class Journal:
     """Journal of one problem; in memory alone where it cannot be written or another process has it.
 
-    ``identity``: digest of all that measurements depend on. A journal of another identity is begun anew.
+    ``identity``: digest of all that measurements depend on, ``values`` the same by name, for people. A journal of another identity is begun
+    anew. ``n_candidates``: lines that name more are left out, as are all that no journal writes.
     """
 
-    def __init__(self, path: Path | None, identity: str) -> None:
+    def __init__(self, path: Path | None, identity: str, n_candidates: int | None = None, values: Mapping[str, str] | None = None) -> None:
         self.progress = Progress()
+        self.is_new = True
+        """There was none of this identity."""
+        self._n_candidates = n_candidates
         self.is_kept = path is not None
         """The next process will find it."""
         self._path = path
         self._lock: FileLock | None = None
         try:
             if path is not None:
-                self._open(path, {"t": "open", "identity": identity})
-        except (OSError, Timeout, NotImplementedError):
+                self._open(path, {"t": "open", "identity": identity, "values": dict(values or {})})
+        except (Timeout, NotImplementedError):
             self.is_kept = False
+        except OSError as error:
+            self._fail(error)
 
     def begin(self, candidates: Iterable[int]) -> None:
         """Note that these run from now on."""
@@ -122,13 +131,14 @@ class Journal:
                 self._lock.release()
 
     def _open(self, path: Path, head: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock")
+        make_folder(path.parent)
+        lock = FileLock(f"{path}.lock", mode=PRIVATE.file)
         lock.acquire(timeout=0)
         self._lock = lock
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-        entries = [entry for line in lines if (entry := _parsed(line)) is not None]
-        if entries and entries[0] == head:
+        lines = raw_lines(path)
+        entries = sound_lines(path, lines, self._n_candidates)
+        if entries and (entries[0].t, entries[0].identity) == ("open", head["identity"]):
+            self.is_new = False
             self.progress = _replayed(entries)
         else:
             lines = []
@@ -136,18 +146,22 @@ class Journal:
         # Strikes candidates that the last process left under way, however this process ends. A torn line is ended first.
         self._append(head, before=b"\n" if lines and lines[-1] else b"")
 
+    def _fail(self, error: OSError) -> None:
+        self.is_kept = False
+        warn_once(f"the tuning goes on without its journal: {self._path} cannot be used ({error.strerror or error})", topic=f"{self._path}")
+
     def _append(self, entry: dict[str, Any], *, is_synced: bool = True, before: bytes = b"") -> None:
         if self._path is None or not self.is_kept:
             return
         text = json.dumps(entry).encode()
         try:
-            with open(self._path, "ab") as file:
-                file.write(b"%s%08x %s\n" % (before, zlib.crc32(text), text))
+            with open(self._path, "ab", opener=opener(follows_links=False)) as file:
+                file.write(before + seal(text))
                 file.flush()
                 if is_synced:  # the page cache outlives the process, but not the machine
                     os.fsync(file.fileno())
-        except OSError:
-            self.is_kept = False
+        except OSError as error:
+            self._fail(error)
 
 
 def forget(path: Path) -> None:
@@ -177,7 +191,7 @@ def raising_on_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _replayed(entries: list[dict[str, Any]]) -> Progress:
+def _replayed(entries: list[JournalLine]) -> Progress:
     progress = Progress()
     under_way: list[int] = []
 
@@ -186,28 +200,18 @@ def _replayed(entries: list[dict[str, Any]]) -> Progress:
         progress.strikes.update(under_way if len(under_way) == 1 else [i for i in under_way if not progress.strikes[i]])
 
     for entry in entries:
-        if entry["t"] in ("begin", "open"):
+        if entry.t in ("begin", "open"):
             strike()
-        under_way = entry["candidates"] if entry["t"] == "begin" else []
-        if entry["t"] == "end":
-            progress.latencies_ms |= by_index(entry["ms"])
-            progress.failures |= by_index(entry["failed"])
-        progress.incumbent = entry.get(_INCUMBENT, progress.incumbent)
-        progress.is_done = entry["t"] == "done"
-        progress.budget_s = entry.get("budget_s")
+        under_way = entry.candidates if entry.t == "begin" else []
+        if entry.t == "end":
+            progress.latencies_ms |= entry.ms
+            progress.failures |= entry.failed
+        if _INCUMBENT in entry.model_fields_set:
+            progress.incumbent = entry.champion
+        progress.is_done = entry.t == "done" and entry.champion is not None
+        progress.budget_s = entry.budget_s
     strike()
     return progress
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    checksum, _, text = line.partition(b" ")
-    try:
-        if int(checksum, 16) != zlib.crc32(text):
-            return None
-        entry = json.loads(text)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and "t" in entry else None
 
 
 def by_index(values: Mapping[str, Any]) -> dict[int, Any]:

@@ -5,15 +5,17 @@ Values; tuner.py tunes them.
 
 from __future__ import annotations
 
+import glob
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_tune.cache import environment, fingerprint, plain_values
 from dist_tune.configs import describe, digest
+from dist_tune.offline.journal_lines import other_values
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
 from dist_tune.search import STRATEGIES, SearchStrategy
@@ -119,16 +121,40 @@ class Failed:
 Ended = Outcome | Failed
 
 
-def journal_path(problem: Problem, options: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> tuple[Path, str]:
-    """Path of a problem's journal, and a digest of all that its measurements depend on.
+class JournalPlace(NamedTuple):
+    """The place of a problem's journal, and all that its measurements depend on."""
+
+    path: Path
+    identity: str
+    """Digest of ``values``."""
+    values: dict[str, str]
+    """Name -> digest, of code, values that it sees, machine and options."""
+
+    def differences(self) -> list[str] | None:
+        """Names of what differs from the newest other journal of this problem; None if there is none."""
+        others = other_values(self.path, f"{glob.escape(self.path.name.rpartition('-')[0])}-{'[0-9a-f]' * 8}.jsonl")
+        if others is None:
+            return None
+        return sorted(name for name in {*self.values, *others} if self.values.get(name) != others.get(name))
+
+
+def journal_place(problem: Problem, options: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> JournalPlace:
+    """Place of a problem's journal.
 
     To be called before the factory, which may keep what it makes and so change the digest. ``ordinal`` distinguishes problems of one name
     that a process tunes one after the other.
     """
-    functions = (problem.make_run_and_gt_fn, problem.config_callback, problem.source)
-    identity = digest([
-        problem.digest, *map(fingerprint, functions), *(text for each in functions for text in plain_values(each)),
-        environment(n_ranks, 1).model_dump_json(), str(replace(options, budget_s=None)), str(ordinal),
-    ])  # fmt: skip
+    functions = {"make_run_and_gt_fn": problem.make_run_and_gt_fn, "config_callback": problem.config_callback, "source": problem.source}
+    seen = [text.partition("=") for each in functions.values() for text in plain_values(each)]
+    known = {
+        "configs": problem.digest,
+        **{f"code of {name}": fingerprint(each) for name, each in functions.items()},
+        **{name: text for name, _, text in seen},
+        "machine and versions": environment(n_ranks, 1).model_dump_json(),
+        "options": str(replace(options, budget_s=None)),
+        "number of the tuning in its process": str(ordinal),
+    }
+    values = {name: digest([text])[:12] for name, text in known.items()}
+    identity = digest([*values, *values.values(), *("".join(each) for each in seen)])
     name = re.sub(r"[^\w.=-]+", "_", problem.name)[:80]
-    return settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity
+    return JournalPlace(settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity, values)

@@ -11,12 +11,14 @@ import time
 from dist_tune.errors import NoValidConfigError, StuckDeviceError
 from dist_tune.offline.journal import Journal, Progress, forget, raising_on_termination
 from dist_tune.offline.lockstep import Lockstep
-from dist_tune.offline.problem import Outcome, Problem, SearchOptions, journal_path
+from dist_tune.offline.problem import Outcome, Problem, SearchOptions, journal_place
 from dist_tune.offline.rounds import Rounds, TunerContext
 from dist_tune.offline.runs import Runs
 from dist_tune.offline.search_space import launchable
+from dist_tune.printable import printable
 from dist_tune.search import make_strategy
 from dist_tune.tuning import is_fatal, no_valid_config
+from dist_tune.warn_once import warn_once
 
 _ROUND_S = 10.0
 """Aimed length of a round."""
@@ -31,7 +33,8 @@ class Tuner:
         self._problem, self._options, self._context = problem, options, context
         configs, _ = launchable(problem.search_space)
         n_ranks = len(context.ranks.members)
-        self.journal_path, self._identity = journal_path(problem, options, n_ranks, context.settings, context.ordinal)
+        self._place = journal_place(problem, options, n_ranks, context.settings, context.ordinal)
+        self.journal_path = self._place.path
         self._strategy = make_strategy(options.search, configs, options.max_configs, options.seed, context.start)
         self._runs = Runs(problem.make_run_and_gt_fn, configs, problem.config_callback)
         self._lockstep = Lockstep(problem.name, context.ranks)
@@ -69,7 +72,14 @@ class Tuner:
         is_first = self._lockstep.is_first
         if is_first and self._context.settings.always_tune:
             forget(self.journal_path)
-        journal = Journal(self.journal_path if is_first else None, self._identity)
+        n_candidates = len(self._runs.candidates)
+        journal = Journal(self.journal_path if is_first else None, self._place.identity, n_candidates, self._place.values)
+        if is_first and journal.is_new and not self._context.settings.always_tune and (names := self._place.differences()) is not None:
+            warn_once(
+                f"{printable(self._problem.name)} is tuned anew: its journal in {self.journal_path.parent} is of other measurements, and "
+                f"differs in {printable(', '.join(names[:5]) or 'its first line')}. For an interrupted tuning to go on, the functions of a "
+                f"problem must see no value that differs between ranks or attempts, such as a rank"
+            )
         self._progress = self._lockstep.progress(self._problem.digest, journal.progress)
         return journal
 
