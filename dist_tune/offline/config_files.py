@@ -20,14 +20,17 @@ from typing import Any
 import torch
 
 from dist_tune.cache import Cache, sweep, write_whole
+from dist_tune.safe_files import RefusedFileError, read_regular
 from dist_tune.settings import Settings
 
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Options of Triton's AMD backend, with which its NVIDIA backend refuses to launch."""
 SMALL, MEDIUM = 256, 2048
 """Largest sizes of the classes small and medium."""
+_MAX_SPELLED = 200
+"""Characters of a file's content in a message."""
 _NAMED = ("small", "medium", "large")
-_BOUND = re.compile(r"M_(LEQ|GEQ)_(\d+)")
+_BOUND = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,18})")
 
 
 def small_medium_large(suffix: str = "") -> Callable[[int], str]:
@@ -94,26 +97,28 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no JSON object of configs, or has none of these classes.
+        ValueError: the file is no JSON object of configs, no regular file, or larger than 64 MiB; or it has none of these classes.
+        OSError: the system refuses to read it.
     """
     status = os.stat(path)
     configs = _read(os.fspath(path), status.st_mtime_ns, status.st_size, status.st_ino)
     for name in _preferred(configs, M):
         return without_amd_keys(configs[name])
-    raise ValueError(f"{path} has no config for M={M}: its classes are {list(configs)}, need small/medium/large, M_LEQ_<n> or any")
+    classes = str(list(configs))[:_MAX_SPELLED]
+    raise ValueError(f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any")
 
 
 def configs_there(path: Path) -> dict[str, Any]:
     """The configs of a file by class; none if it is missing. One that is no JSON object is set aside, with a warning."""
     try:
-        configs = json.loads(path.read_bytes())
+        configs = _parsed(path)
         if isinstance(configs, dict):
             return configs
         reason = f"holds a {type(configs).__name__}"
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        reason = f"is no JSON ({error})"
+        reason = str(error)
     aside = path.with_name(f"{path.name}.broken")
     os.replace(path, aside)
     warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=3)
@@ -140,9 +145,28 @@ def _preferred(configs: Mapping[str, Any], size: int) -> list[str]:
 @functools.lru_cache(maxsize=256)
 def _read(path: str, mtime_ns: int, n_bytes: int, inode: int) -> dict[str, dict[str, Any]]:
     try:
-        configs = json.loads(Path(path).read_bytes())
+        configs = _parsed(path)
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} {error}") from error
     if not isinstance(configs, dict) or not all(isinstance(each, dict) for each in configs.values()):
         raise ValueError(f"{path} is no JSON object of configs by class")
     return configs
+
+
+def _parsed(path: str | Path) -> Any:
+    """The JSON in a file.
+
+    Raises:
+        ValueError: it is none, or no regular file, or larger than 64 MiB. The message is a predicate.
+        OSError: the system refuses to read it.
+    """
+    try:
+        return json.loads(read_regular(path), parse_constant=_refuse)
+    except RefusedFileError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({str(error)[:_MAX_SPELLED]})") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} stands for a value")

@@ -194,14 +194,14 @@ def test_a_loaded_config_is_the_callers_own(tmp_path: Path, monkeypatch: pytest.
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A new file of the same length is read anew."""
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
-    reads: list[Path] = []
-    read_bytes = Path.read_bytes
+    reads: list[str] = []
+    read_regular = config_files.read_regular
 
-    def read(path: Path) -> bytes:
+    def read(path: str) -> bytes:
         reads.append(path)
-        return read_bytes(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(config_files, "read_regular", read)
     assert [load_config(tmp_path / NAME, size)["BM"] for size in (1, 5000)] == [16, 16]
     assert len(reads) == 1
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 32}})
