@@ -74,7 +74,9 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, fo
     """
     with open(path, "rb", opener=opener(follows_links=follows_links)) as file:
         n_bytes = os.fstat(file.fileno()).st_size
-        content = file.read(max_bytes + 1) if n_bytes <= max_bytes else b""
+        content = file.read(n_bytes + 1) if n_bytes <= max_bytes else b""
+        if len(content) > n_bytes:  # it has grown, or has no size, as in /proc
+            content += file.read(max_bytes + 1 - len(content))
     if n_bytes > max_bytes or len(content) > max_bytes:
         raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
     return content
@@ -87,17 +89,21 @@ def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:
         OSError: it cannot be made, or a file is in its place.
     """
     try:
-        os.mkdir(folder, rights.folder)
+        _make_one(folder, rights)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         make_folder(folder.parent, rights)
-        make_folder(folder, rights)
+        with suppress(FileExistsError):  # another process was faster
+            _make_one(folder, rights)
     except OSError:  # not FileExistsError alone: a read-only file system may say otherwise of a folder that is there
         if not folder.is_dir():
             raise
-    else:
-        set_rights(folder, rights.folder | os.stat(folder).st_mode & stat.S_ISGID)
+
+
+def _make_one(folder: Path, rights: Rights) -> None:
+    os.mkdir(folder, rights.folder)
+    set_rights(folder, rights.folder | os.stat(folder).st_mode & stat.S_ISGID)
 
 
 def set_rights(file: int | Path, mode: int) -> None:

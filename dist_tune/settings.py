@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import AliasChoices, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dist_tune.validation import spelled
 from dist_tune.warn_once import warn_once
 
 _BOOL = "1, 0, true, false, yes, no, on or off"
@@ -33,7 +34,7 @@ class SettingsError(ValueError):
 
     def __init__(self, error: ValidationError) -> None:
         held = {str(each["loc"][0]): each["input"] for each in error.errors()}
-        told = [f"{_spelling(name)}={value!r} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
+        told = [f"{_spelling(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
         super().__init__("; ".join(told))
         self.names = tuple(held)
 
