@@ -91,6 +91,8 @@ class PriorTimes:
     """Of the latest tuning; None if it is no candidate now."""
     near: int | None = None
     """The candidate that the first rank uses for the nearest other key."""
+    suspects: list[int] = field(default_factory=list)
+    """Candidates under way on some rank when its process died: they run last, and alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class Race:
 
     def n_next(self, replays: Sequence[Replay]) -> int:
         """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
+        replays = replays[: self._n_trusted(replays)]
         expected_s = [self._expected_s(each) for each in replays]
         budget_s = self._plan.budget_s
         if budget_s is None and sum(expected_s) < LONG_S * len(replays):
@@ -160,17 +161,32 @@ class Race:
             self._begin_round()
         replays = self._queued()
         if self._plan.search != "exhaustive" and (n_spare := self._n_spare(replays)) > 0:
-            for site in self._sites.values():
-                site.shorten_warm_up(n_spare)
+            for name in self._sites.keys() - self._held():
+                self._sites[name].shorten_warm_up(n_spare)
             replays = self._queued()
-        return replays[: self.n_next(replays)]
+        replays = replays[: self.n_next(replays)]
+        for name in self._held():  # what the batch runs there is told of as well
+            self._sites[name].queue[:0] = [trial for replay in replays if (trial := replay.get(name)) is not None]
+        return replays
+
+    def _n_trusted(self, replays: Sequence[Replay]) -> int:
+        """Replays before the first that runs a suspect; 1 if that is the first, because the next one needs a meeting before it."""
+        is_doubtful = (any(trial.candidate in self._sites[name].standings.suspects for name, trial in each.items()) for each in replays)
+        return max(1, next((k for k, each in enumerate(is_doubtful) if each), len(replays)))
+
+    def _held(self) -> set[str]:
+        """Sites whose next trial is a suspect that has to wait: until no other site has trials left, and then for its turn."""
+        queued = [name for name, site in self._sites.items() if site.queue]
+        doubtful = [name for name in queued if self._sites[name].queue[0].candidate in self._sites[name].standings.suspects]
+        return set(doubtful if len(doubtful) < len(queued) else doubtful[1:])
 
     def _queued(self) -> list[Replay]:
-        lengths = [len(site.queue) for site in self._sites.values() if site.queue]
+        held = self._held()
+        lengths = [len(site.queue) for name, site in self._sites.items() if site.queue and name not in held]
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
         n_replays = (min if self._plan.search == "exhaustive" else max)(lengths, default=0)
         return [
-            {name: trial for name, site in self._sites.items() if (trial := site.trial(k)) is not None}
+            {name: trial for name, site in self._sites.items() if (trial := site.trial(k, is_held=name in held)) is not None}
             for k in range(min(n_replays, self._n_left))
         ]
 

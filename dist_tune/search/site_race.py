@@ -58,9 +58,9 @@ class SiteRace:
             return self.selection.winner
         return self.standings.fastest()
 
-    def trial(self, k: int) -> Trial | None:
-        """The site's part in the k-th replay of the batch."""
-        if k < len(self.queue):
+    def trial(self, k: int, *, is_held: bool = False) -> Trial | None:
+        """The site's part in the k-th replay of the batch; of a site that is held, its incumbent."""
+        if k < len(self.queue) and not is_held:
             return self.queue[k]
         incumbent = self.incumbent()
         return None if incumbent is None else Trial(incumbent, is_timed=False)
@@ -231,8 +231,7 @@ class SiteRace:
 
     def _end_rung(self, alive: list[int], n_left: int) -> None:
         standings, options, objective = self.standings, self._options, self._plan.objective
-        n_enough = self.standings.n_enough(options.enough_ms, self._plan.n_repeat)
-        is_long = n_enough < 2  # one sample says as much as many short ones
+        is_long = (n_enough := standings.n_enough(options.enough_ms, self._plan.n_repeat)) < 2  # one sample says as much as many short ones
         n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
         quota = options.quota(standings.n_runnable, self._rung)
         is_first, measured = self._rung == 0, standings.measured(alive)
@@ -297,4 +296,5 @@ class SiteRace:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""
         order = list(candidates)
         random.Random(f"{self._label} {self._rung} {salt}").shuffle(order)
+        order.sort(key=self.standings.suspects.__contains__)
         return [Trial(i, is_timed=True) for i in order]

@@ -35,11 +35,14 @@ class Standings:
         times = {self.equal[i]: each for i, each in prior.times.items() if i in self.equal} | dict(prior.times)
         self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
         winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
-        self.prior_winner = winner if winner in self.prior_times else None
+        self.suspects = set(prior.suspects)
+        """Candidates that may end the process: behind all others until they are timed."""
+        self.prior_winner = winner if winner in self.prior_times and winner not in self.suspects else None
 
     def alive(self) -> list[int]:
-        """Candidates that run everywhere and have not left the race."""
-        return [i for i in self._runnable() if i not in self.left]
+        """Candidates that run everywhere and have not left the race; suspects last."""
+        alive = [i for i in self._runnable() if i not in self.left]
+        return sorted(alive, key=self.suspects.__contains__) if self.suspects else alive
 
     def in_turn(self) -> list[int]:
         """Candidates that are alive, an earlier winner first: where time runs out it has had its turn."""
@@ -80,6 +83,7 @@ class Standings:
         # A rank that met the site late may be the slowest, so times without it do not count.
         n_owners = max((each.n_owners for each in self.times.values()), default=0)
         self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
+        self.suspects -= self.times.keys()
 
     def known_ms(self, candidate: int) -> float | None:
         """Milliseconds of a replay with this candidate, as far as they are known."""
