@@ -30,6 +30,8 @@ class FailureKind(StrEnum):
     """It did not return until the flags that it may wait for were released."""
     MACHINE = "machine"
     """At no step of its own: memory, disk, file descriptors or threads ran out. Counts against no config."""
+    QUARANTINED = "quarantined"
+    """The process ended twice while it ran."""
 
 
 class CandidateFailure(NamedTuple):

@@ -9,13 +9,24 @@ from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
 from dist_tune.cache.fingerprints import Code, fingerprint, read_code
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
+from dist_tune.cache.journal_file import (
+    JOURNALS,
+    LINES_SUFFIX,
+    QUARANTINE,
+    JournalFile,
+    JournalLine,
+    QuarantinedConfig,
+    quarantine,
+    read_quarantine,
+)
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "LOCKS", "LOCK_NAME", "SOFTWARE", "TEMPORARY_SUFFIX", "BrokenRecordError", "Cache", "CacheKey",
-    "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "LookupResult", "Seconds", "TuningRecord", "anatomy", "environment",
-    "fingerprint", "nearest_key", "nearest_shape", "plain_values", "read_code", "read_record", "seal", "sweep", "unseal", "write_whole",
+    "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
+    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
+    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "environment", "fingerprint", "nearest_key",
+    "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "read_record", "seal", "sweep", "unseal", "write_whole",
 ]  # fmt: skip

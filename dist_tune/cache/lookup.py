@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache.folder import Cache
@@ -111,6 +112,11 @@ class CacheLookup:
         if record is not None:
             return LookupResult(name, record.best.config, is_open=runs)
         return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
+
+    def place_of(self, label: str) -> tuple[Path, str] | None:
+        """The cache folder, and the digest of a site's key; None without a cache."""
+        key = self._keys.get(label)
+        return (self._cache.folder, digest([key.model_dump_json()])) if self._cache is not None and key is not None else None
 
     def reason_of_miss(self, label: str) -> str:
         """Fields in which the nearest record of a site without one differs; empty if there is none, or no cache is asked."""

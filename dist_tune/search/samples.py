@@ -35,6 +35,7 @@ class Samples:
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
         self._lost: set[int] = set()
+        self._n_earlier = 0
 
     def add_run(self, site: str, candidate: int, replay: int) -> None:
         """Note a replay in which a site ran the candidate that was to be timed."""
@@ -54,6 +55,24 @@ class Samples:
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """Add one timed launch; a site may be launched several times in a replay."""
         self._launches[site][candidate][replay].append(ms)
+
+    def launches_of(self, replay: int) -> dict[str, list[float]]:
+        """Site -> timed launches of a replay."""
+        found = {site: [ms for each in candidates.values() for ms in each.get(replay, ())] for site, candidates in self._launches.items()}
+        return {site: launches_ms for site, launches_ms in found.items() if launches_ms}
+
+    def is_disturbed(self, replay: int) -> bool:
+        """True if a stand-in ran in the replay, or a kernel was compiled in it, on this rank."""
+        return replay in self._disturbed
+
+    def add_earlier(self, site: str, candidate: int, ms: float, launches_ms: Sequence[float], schedule: Replay) -> None:
+        """Add a timed replay of an earlier attempt as a sample of one of its sites."""
+        self._n_earlier += 1
+        number = -self._n_earlier
+        self.add_run(site, candidate, number)
+        self.add_replay(number, ms, schedule)
+        for each in launches_ms:
+            self.add_launch(site, candidate, number, each)
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
         """Add the time of a whole replay, and its schedule."""

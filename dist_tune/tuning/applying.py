@@ -14,6 +14,7 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
+from dist_tune.tuning.site import is_fatal
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
@@ -25,14 +26,19 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
         context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
-    value = context.replays.last_run(closure, before)
-    if context.replays.first_run_counts:
-        context.sites.restore_launched()
-    # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
-    context.sites.tell(winners, is_hit=False)
-    with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
-        context.reduce("done", None, _all_done)
-    context.expenses.end_phase("settle")
+    context.sites.journal.begin_phase("settle")
+    try:
+        value = context.replays.last_run(closure, before)
+        if context.replays.first_run_counts:
+            context.sites.restore_launched()
+        # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
+        context.sites.tell(winners, is_hit=False)
+        with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+            context.reduce("done", None, _all_done)
+    except BaseException as error:
+        if not is_fatal(error):  # all ranks chose before this run: what ends it is no reason to measure again
+            _keep_records(context, winners)
+        raise
     _keep_records(context, winners)
     return value
 
@@ -43,6 +49,7 @@ def _all_done(parts: Mapping[int, None]) -> None:
 
 
 def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
+    context.expenses.end_phase("settle")
     seconds = context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
     for label in winners:
@@ -56,6 +63,7 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
             )
             continue
         write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+    context.sites.journal.close(delete=True)
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.log.info(f"closure={context.name} done {replays} {spent}")

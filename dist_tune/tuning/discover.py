@@ -195,4 +195,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         variants=variants.n_by_site(),
         endless=variants.endless,
         wants_probe=context.plan.n_warmup > 0 and variants.wants_probe(keys),
+        resumed=context.sites.journal.offer(sites),
+        suspects={label: found for label, site in sites.items() if (found := sorted(site.suspects - site.failures.keys()))},
+        barred=context.sites.journal.barred(sites),
     )

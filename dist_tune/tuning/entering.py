@@ -23,6 +23,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
     """
     sites, race = context.sites, context.race
+    sites.journal.begin_phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
     manifest = probe(context, closure, manifest)
@@ -30,6 +31,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         return
     while labels := manifest.to_tune:
         context.replays.undo()
+        sites.go_on(manifest.resumed, manifest.barred)
         for label in labels:
             entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
             entry.writers.update(manifest.writers[label])
@@ -44,7 +46,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         loaded = compile_new(context, manifest.compile_keys)
         several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
         for label in labels:
-            failures = reasons(loaded.failures.get(label, {}))
+            failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
             if label in race:  # met later on this rank than on others
                 race.split(label, {} if label in several else loaded.equal.get(label, {}))
                 race.drop(label, failures)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from dist_tune.cache import LookupResult
 from dist_tune.compiler import CompileKeys, Placement
 from dist_tune.configs import digest
+from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
+from dist_tune.tuning.earlier import Offer, all_suspects, first_reasons, shared_offer, with_suspects
 from dist_tune.tuning.labels import telling
 
 
@@ -60,6 +62,12 @@ class RankManifest:
     """True if this rank would see a replay before it compiles its new sites."""
     n_threads: int = 1
     """That compile on this rank."""
+    resumed: Offer = field(default_factory=dict)
+    """Samples of earlier attempts that this rank's journal has."""
+    suspects: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> candidates under way when an earlier process of this rank died."""
+    barred: Failures = field(default_factory=dict)
+    """Candidates that did not run on this rank in an earlier attempt, or are in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,10 @@ class SiteManifest:
     wants_probe: bool = False
     n_threads: int = 1
     """That compile on the host with the most."""
+    resumed: Offer = field(default_factory=dict)
+    """Samples of earlier attempts that all ranks have that met the site."""
+    barred: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Site -> candidate -> "rank r: reason" of the first rank."""
 
     @property
     def to_tune(self) -> list[str]:
@@ -146,6 +158,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         if label not in cached and label in mine.lookups and mine.lookups[label].miss
     )
     bases = sorted({base for mine in everyone for base in mine.kinds})
+    suspects = all_suspects(mine.suspects for mine in everyone)
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
@@ -159,7 +172,9 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         refused=refused,
         missed=next(missed, ""),
         writers={label: _writers(label, manifests) for label in sites},
-        prior={label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()},
+        prior=with_suspects({label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}, suspects),
+        resumed=shared_offer([(mine.sites, mine.resumed) for mine in everyone], suspects),
+        barred=first_reasons({rank: mine.barred for rank, mine in manifests.items()}),
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),

@@ -21,6 +21,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between."""
     race, replays = context.race, context.replays
     struck: set[int] = set()
+    context.sites.journal.begin_phase("race")
     in_finals = False
     while True:
         try_waves(context, closure)
@@ -30,6 +31,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         if is_final and not in_finals:
             replays.trials.samples.restart()
             in_finals = True
+            context.sites.journal.begin_phase("finals")
             if replays.trials.variants.counts:
                 compile_variants(context, is_last=True)
                 continue  # less candidates that have failed
@@ -47,7 +49,8 @@ def run_race(context: TuningContext, closure: Closure) -> None:
 
 def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
     """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
-    budget_s, todo, n_repeats = context.plan.budget_s, batch, 0
+    budget_s, n_repeats = context.plan.budget_s, 0
+    todo = context.sites.journal.serve(batch, context.replays.trials.samples, is_final=not conditions.is_race)
     failures: Failures = {}
     has_new_sites = False
     while True:
@@ -78,7 +81,9 @@ def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Re
         local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
         reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
         if set(reduced.disturbed) <= struck:
+            context.sites.journal.agreed(reduced.times)
             return reduced
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.
         samples.strike(reduced.disturbed)
+        context.sites.journal.struck(set(reduced.disturbed) - struck)
         struck |= set(reduced.disturbed)

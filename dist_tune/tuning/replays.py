@@ -42,6 +42,8 @@ class Conditions:
     is_timed: bool = True
     """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
+    is_race: bool = True
+    """False in the finals, whose samples are no samples of the race."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, has_rests=False, is_timed=False)
@@ -50,7 +52,7 @@ RACE = Conditions("race", is_cold=True, times_launches=True, has_rests=False)
 
 def finals_of(plan: Plan) -> Conditions:
     """Conditions of the finals of a plan."""
-    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True)
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True, is_race=False)
 
 
 class Replayer:
@@ -73,6 +75,7 @@ class Replayer:
         self.trials = trials
         self._ranks = ranks
         self._sites = sites
+        self._journal = sites.journal
         self._clock = clock
         self._reset = reset
         self._first_run: FirstRun | None = None
@@ -190,9 +193,10 @@ class Replayer:
             self._ranks.beat(doing, is_new=is_new)
             self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
-                ms = wholes[n_done][2].ms()
+                ms = self._end_replay(*wholes[n_done], conditions)
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
+            self._journal.begin(self.n_replays, schedule)
             self.trials.prepare(schedule)
             if conditions.is_timed:
                 self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
@@ -209,9 +213,18 @@ class Replayer:
             for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
                 self.trials.samples.disturb(number)
         self.batch_s = time.monotonic() - batch_began
-        for number, schedule, span in wholes:
-            self.trials.samples.add_replay(number, span.ms(), schedule)
+        for number, schedule, span in wholes[n_done:]:
+            self._end_replay(number, schedule, span, conditions)
         self.trials.read_spans()
+
+    def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
+        """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
+        ms = whole.ms()
+        self.trials.samples.add_replay(number, ms, schedule)
+        if conditions.is_timed:
+            self.trials.read_spans(number)
+        self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
+        return ms
 
     def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
         """Milliseconds that the device spins before the next replay: until the host has queued it, or to rest."""

@@ -86,6 +86,8 @@ class Site:
     """Places for the winner, by the identity of the decorated object."""
     failures: dict[int, CandidateFailure] = field(default_factory=dict)
     """Candidate -> why it cannot win, as found here."""
+    suspects: set[int] = field(default_factory=set)
+    """Candidates under way when an earlier process of this rank died: not for launches that any candidate can make."""
     reported: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
     changes: dict[int, set[str]] = field(default_factory=dict)
@@ -113,7 +115,8 @@ class Site:
     @property
     def first_guess(self) -> int:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
-        return next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
+        first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
+        return first if first not in self.suspects else next(self.order(None))
 
     @property
     def tried(self) -> set[int]:
@@ -124,6 +127,7 @@ class Site:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         wanted = [index for index in (first, self.stand_in) if index is not None]
         order = list(dict.fromkeys([*wanted, *self.quickest, *sorted(range(len(self.configs)), key=lambda i: i in self.untried)]))
+        order.sort(key=lambda i: i in self.suspects and i != first)
         # The one asked for may race for other ranks though its kernel is another's here.
         running = [i for i in order if i not in self.failures and (i == first or i not in self.equal)]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
-from dist_tune.errors import CandidateFailure, Failures
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.runtime import Slot, Timings, Tunable
 from dist_tune.search import Replay, SearchName, guide_of
+from dist_tune.tuning.earlier import Offer
+from dist_tune.tuning.journal import TuningJournal
 from dist_tune.tuning.labels import Labels
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
@@ -27,12 +29,19 @@ class Sites:
     """All sites met in a tuning on this rank."""
 
     def __init__(
-        self, log: loguru.Logger, compiler: Compiler, placement: Placement, lookup: CacheLookup, search: SearchName | None = "racing"
+        self,
+        log: loguru.Logger,
+        compiler: Compiler,
+        placement: Placement,
+        lookup: CacheLookup,
+        journal: TuningJournal,
+        search: SearchName | None = "racing",
     ) -> None:
         self.met: dict[str, Site] = {}
         self.hits: dict[str, str] = {}
         """Label -> config, for launches that Triton had a config for."""
         self.lookup = lookup
+        self.journal = journal
         self._log = log
         self._search = search
         self._compiler = compiler
@@ -92,6 +101,7 @@ class Sites:
 
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
+        self.journal.launched()
         site.failures[index] = failure
         self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
         if output.strip():
@@ -106,7 +116,19 @@ class Sites:
 
     def take_failures(self) -> Failures:
         """Failures on this rank that are new since the last time: all ranks hear of each once."""
-        return take_failures(self.met.values())
+        failures = take_failures(self.met.values())
+        self.journal.dropped(failures)
+        return failures
+
+    def go_on(self, resumed: Offer, barred: Mapping[str, Mapping[int, str]]) -> None:
+        """Go on from the samples of earlier attempts that all ranks have, and run no candidate that some rank's journal bars."""
+        if n_samples := self.journal.adopt(resumed):
+            self._log.bind(progress=True).info(f"{n_samples} samples of {len(resumed)} sites are taken from an earlier attempt's journal")
+        for label in barred.keys() & self.met.keys():
+            site = self.met[label]
+            for i, reason in barred[label].items():
+                site.failures.setdefault(i, CandidateFailure(FailureKind.QUARANTINED, reason))
+            site.reported |= barred[label].keys()
 
     def evict(self, labels: set[str]) -> None:
         """Forget the configs known for these sites, so that they are met as misses without a record; and all hits."""
@@ -132,6 +154,8 @@ class Sites:
             site.label = label
         self._compiler.rename(renamed)
         self.lookup.rename(renamed)
+        for label in renamed.values() & self.met.keys():
+            self.journal.enter(self.met[label])
 
     def refute(self, labels: set[str]) -> None:
         """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
@@ -210,6 +234,7 @@ class Sites:
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return site
+        self.journal.enter(site)
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
@@ -218,7 +243,7 @@ class Sites:
             positions = partition_configs(configs, self._placement.n_ranks, site.tried)
             # Where there has to be a record only the first run needs anything.
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
-            site.quickest = sorted(quickest(configs), key=lambda i: i in site.untried)
+            site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
             self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
         return site

@@ -70,18 +70,17 @@ class Trials:
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
-        self._times_launches, self._is_timed, self._replay = False, False, 0
+        self._times_launches = self._is_timed = False
+        self._replay = self._n_compiled = 0
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
         self._around: list[str] = []
         """Functions under way, the outermost first."""
         self._undo = Undo()
-        self._spans: list[tuple[str, int, int, Span]] = []
-        """Site, candidate, replay, and its clock."""
+        self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
         self._warm_ups: list[tuple[str, int, Span, bool]] = []
         """Function, candidate, and the clock of an untimed run."""
-        self._n_compiled = 0
 
     # -- a replay ------------------------------------------------------------------------------------------------
 
@@ -107,13 +106,13 @@ class Trials:
         undo, self._undo = self._undo, Undo()
         return undo
 
-    def read_spans(self) -> None:
-        """Move the times of finished replays to the samples. The device must have gone past them."""
-        for label, candidate, replay, span in self._spans:
+    def read_spans(self, last: int | None = None) -> None:
+        """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
+        while self._spans and (last is None or self._spans[0][2] <= last):
+            label, candidate, replay, span = self._spans.pop(0)
             self.samples.add_launch(label, candidate, replay, ms := span.ms())
-            text = self._sites.met[label].texts[candidate]
-            self._log.trace(f'site={label} candidate={candidate} replay={replay} kernel_ms={ms:.4f} config="{text}"')
-        self._spans.clear()
+            facts = f'kernel_ms={ms:.4f} config="{self._sites.met[label].texts[candidate]}"'
+            self._log.trace(f"site={label} candidate={candidate} replay={replay} {facts}")
         for label, candidate, span, is_clean in self._warm_ups:
             self.samples.add_warm_up(label, candidate, span.ms(), is_clean=is_clean)
         self._warm_ups.clear()
@@ -211,6 +210,7 @@ class Trials:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
         is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
+        self._sites.journal.launching({site.label: index} if not self._schedule else {})
         try:
             with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
@@ -235,6 +235,7 @@ class Trials:
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return _Failed(n_collectives() - n_before if launch.is_whole else 0)
+        self._sites.journal.launched()
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return _Returned(value)
         if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in

@@ -26,6 +26,7 @@ from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.exclusive import one_at_a_time
 from dist_tune.tuning.first_run import FirstRun
+from dist_tune.tuning.journal import TuningJournal
 from dist_tune.tuning.notices import tell_of_first_run
 from dist_tune.tuning.racing import run_race
 from dist_tune.tuning.release import Release
@@ -59,7 +60,9 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        sites = Sites(log, compiler, placement, lookup, options.plan.search)
+        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup)
+        self._exit.callback(journal.close)
+        sites = Sites(log, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
@@ -161,6 +164,7 @@ class Tuning:
         Raises:
             DistTuneError: another rank is the cause.
         """
+        self._context.sites.journal.end_with(error)
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
                 self._begin()
@@ -203,6 +207,7 @@ class Tuning:
         """A run had nothing to tune, so it counts."""
         context = self._context
         self._trials.take_undo().forget()
+        context.sites.journal.close(delete=True)
         context.sites.leave_given_up()
         if context.replays.n_replays > 1:
             after.restore()
@@ -230,6 +235,7 @@ class Tuning:
     def _end(self, error: BaseException) -> None:
         context = self._context
         self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
+        context.sites.journal.end_with(error)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")

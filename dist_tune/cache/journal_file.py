@@ -1,0 +1,228 @@
+"""Append-only files of checked lines under the cache folder: journals of tunings under way, and configs in quarantine.
+
+One line per event: its CRC-32, and JSON. Knows lines and files; nothing of what follows from them. Lines are not synced: the system's
+page cache survives a process that is killed, and a machine that loses its power measures again. A failure of the disk costs a warning
+and the journal, never the tuning.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dist_tune.warn_once import warn_once
+
+JOURNALS = "journals"
+"""Subfolder for the journals of tunings under way."""
+QUARANTINE = "quarantine"
+"""Subfolder for configs that ended their process: a file for each cache key."""
+LINES_SUFFIX = ".jsonl"
+MAX_BYTES = 16 * 2**20
+"""Of a file; no line is written beyond, and a larger file is not read."""
+_STALE_S = 14 * 86400.0
+"""Age from which a journal counts as given up."""
+_OF_ONE = ("begun", "ran", "measured", "dropped", "quarantined")
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+_Index = Annotated[int, Field(ge=0)]
+_Milliseconds = Annotated[float, Field(gt=0)]
+_Model = TypeVar("_Model", bound=BaseModel)
+_open: set[Path] = set()
+_guard = threading.Lock()
+
+
+class JournalLine(BaseModel):
+    """One event of a tuning. Candidates are indices, ``on`` is site -> candidate."""
+
+    model_config = _STRICT
+
+    t: Literal["open", "site", "begun", "ran", "measured", "struck", "agreed", "dropped", "quarantined", "phase", "stop"]
+    label: str = ""
+    """The site's, or a phase's name."""
+    key: str = ""
+    """Digest of the site's cache key: code, candidates, tuning key, machine."""
+    n: list[int] = []
+    """Replays of this attempt, or candidates."""
+    on: dict[str, _Index] = {}
+    timed: list[str] = []
+    """Sites that were timed in the replay."""
+    is_final: bool = False
+    ms: _Milliseconds | None = None
+    """The whole replay."""
+    launches_ms: dict[str, list[_Milliseconds]] = {}
+    """Of the timed sites."""
+    agreed_ms: dict[str, dict[_Index, _Milliseconds]] = {}
+    """Site -> candidate -> reduced time."""
+    kind: str = ""
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse a line without the values that its event has."""
+        if self.t in _OF_ONE and len(self.n) != 1:
+            raise ValueError(f"{self.t} is of one replay or candidate, got {len(self.n)}")
+        if self.t in ("dropped", "quarantined") and self.n[0] < 0:
+            raise ValueError(f"no candidate has the index {self.n[0]}")
+        if self.t == "measured" and (self.ms is None or not {*self.timed, *self.launches_ms} <= self.on.keys()):
+            raise ValueError("a replay was measured without a time, or at sites without a candidate")
+        return self
+
+
+class QuarantinedConfig(BaseModel):
+    """A config that was under way at two deaths of its process."""
+
+    model_config = _STRICT
+
+    kernel: str
+    key: str
+    config: str
+    """Described, as in a record."""
+    rank: _Index
+    """On which the process ended."""
+    since: _Milliseconds
+    """Seconds since 1970."""
+
+
+class JournalFile:
+    """A file of lines, held by this process until it is closed or the process ends. Children that it forks do not hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[JournalLine] = []
+        """What the file held when it was opened."""
+        self._path = path
+        self._descriptor: int | None = None
+        self._n_bytes = 0
+        with _guard:
+            if path in _open:  # another thread tunes the same; the lock below keeps out other processes only
+                return
+            try:
+                self._open()
+                _open.add(path)
+            except OSError as error:
+                self._fail(error)
+
+    @property
+    def is_open(self) -> bool:
+        """True if the file is this process's, and can be written."""
+        return self._descriptor is not None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line; a ``JournalLine`` as JSON has it."""
+        if self._descriptor is None:
+            return
+        content = _sealed(line)
+        try:
+            if self._n_bytes + len(content) > MAX_BYTES:
+                raise OSError(f"larger than {MAX_BYTES} bytes")  # one way out
+            if os.write(self._descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._n_bytes += len(content)
+        except OSError as error:
+            self._fail(error)
+
+    def close(self, *, delete: bool = False) -> None:
+        """Leave the file to other processes, or delete it."""
+        if self._descriptor is None:
+            return
+        with suppress(OSError):
+            if delete:
+                self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.close(self._descriptor)
+        self._descriptor = None
+        with _guard:
+            _open.discard(self._path)
+
+    def _open(self) -> None:
+        folder = self._path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("not a regular file")
+            # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            content = b"" if status.st_size > MAX_BYTES else os.pread(descriptor, MAX_BYTES, 0)
+            found = list(_lines(content))
+            self.lines = [each for each in found if each is not None]
+            if len(self.lines) < len(found) or status.st_size > MAX_BYTES:
+                warn_once(f"journal {self._path}: damaged lines are passed over, and what they told of is measured again")
+            if not self.lines:
+                os.ftruncate(descriptor, 0)
+                content = b""
+            if content and not content.endswith(b"\n"):  # the process died in the middle of it
+                os.write(descriptor, b"\n")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self._n_bytes = descriptor, len(content)
+
+    def _fail(self, error: OSError) -> None:
+        self.close()
+        reason = error.strerror or str(error)
+        warn_once(f"tuning goes on without a journal, because {self._path} cannot be written: {reason}", f"journal {reason}")
+
+
+def read_quarantine(path: Path) -> list[QuarantinedConfig]:
+    """The configs in a file; none if there is no such file, and without lines that are damaged."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            content = file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return []
+    return [*{each.config: each for each in _valid(content, QuarantinedConfig)}.values()]
+
+
+def quarantine(path: Path, config: QuarantinedConfig) -> None:
+    """Add a config to a file; without effect but a warning if it cannot be written."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, _sealed(config.model_dump()))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        warn_once(f"the quarantine of {config.kernel} {config.config} is not kept: {path} cannot be written: {error.strerror}")
+
+
+def _sealed(line: dict[str, Any]) -> bytes:
+    text = json.dumps(line, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _lines(content: bytes) -> Iterator[JournalLine | None]:
+    """The lines of a file, None for each damaged one."""
+    for line in content.split(b"\n"):
+        if line:
+            yield next(iter(_valid(line, JournalLine)), None)
+
+
+def _valid(content: bytes, model: type[_Model]) -> Iterator[_Model]:
+    for line in content.split(b"\n"):
+        checksum, _, text = line.partition(b" ")
+        with suppress(ValueError, ValidationError, RecursionError):
+            if int(checksum, 16) == zlib.crc32(text):
+                yield model.model_validate_json(text)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete journals that no process has gone on with for two weeks."""
+    with suppress(OSError):
+        for each in folder.glob(f"*{LINES_SUFFIX}"):
+            if each.lstat().st_mtime < time.time() - _STALE_S:
+                each.unlink()

@@ -1,0 +1,261 @@
+"""The journal of one tuning on this rank, from which a tuning that was cut off goes on.
+
+Written between replays: what is under way, what it took, who was dropped. Read at the first site without a record: the samples, the
+candidates that were under way when the process died (suspects), and those in quarantine. Knows lines and candidates; nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_tune.cache import (
+    JOURNALS,
+    LINES_SUFFIX,
+    QUARANTINE,
+    CacheLookup,
+    JournalFile,
+    JournalLine,
+    QuarantinedConfig,
+    quarantine,
+    read_quarantine,
+)
+from dist_tune.configs import digest
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError
+from dist_tune.search import ReducedTimes, Replay, Samples, Trial
+from dist_tune.tuning.earlier import Offer
+from dist_tune.tuning.site import Site, is_fatal
+
+MAX_STRIKES = 2
+"""Deaths of the process with a candidate under way that put it into quarantine."""
+_FIRST_RUN = -1
+"""In place of a replay's number, for a launch in a run without a schedule."""
+_KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK)
+"""The compiler finds the others again without running anything."""
+
+
+@dataclass
+class _Past:
+    """What earlier attempts have left."""
+
+    keys: dict[str, str] = field(default_factory=dict)
+    """Site -> digest of its cache key."""
+    samples: dict[tuple[str, int, bool], list[JournalLine]] = field(default_factory=lambda: defaultdict(list))
+    """(Site, candidate, whether in the finals) -> replays."""
+    failures: Failures = field(default_factory=dict)
+    strikes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(Site, candidate) -> deaths of the process while it was under way."""
+
+
+class TuningJournal:
+    """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
+
+    def __init__(self, closure: str, rank: int, n_ranks: int, lookup: CacheLookup) -> None:
+        self._identity, self._rank = [closure, str(rank), str(n_ranks)], rank
+        self._lookup = lookup
+        self._file: JournalFile | None = None
+        self._past = _Past()
+        self._is_launching = False
+        self._barred: Failures = {}
+        self._agreed: Offer = {}
+        self._has_run: set[tuple[str, int]] = set()
+        """Known-good ones: they are not under way when they run for a site that has nothing to time."""
+
+    # -- at the entry of a site ----------------------------------------------------------------------------------
+
+    def enter(self, site: Site) -> None:
+        """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last."""
+        place = self._lookup.place_of(site.label)
+        if place is None:
+            return
+        folder, key = place
+        if self._file is None:
+            self._file = JournalFile(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
+            self._past = _past_of(self._file.lines)
+            self._append("open")
+        self._append("site", label=site.label, key=key)
+        path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
+        barred = self._barred[site.label] = {}
+        if self._past.keys.get(site.label) == key:
+            barred |= {i: each for i, each in self._past.failures.get(site.label, {}).items() if i < len(site.configs)}
+            site.suspects = {i for label, i in self._past.strikes if label == site.label and i < len(site.configs)}
+            for i in sorted(i for i in site.suspects if self._past.strikes[site.label, i] >= MAX_STRIKES):
+                quarantine(
+                    path, QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
+                )
+                self._append("quarantined", label=site.label, n=[i])
+        known = {each.config: each for each in read_quarantine(path)}
+        for i, text in enumerate(site.texts):
+            if text in known:
+                reason = (
+                    f"quarantined, because the process of rank {known[text].rank} ended {MAX_STRIKES} times while it ran; "
+                    f"dist-tune cache clear --quarantine lets it run again"
+                )
+                barred[i] = CandidateFailure(FailureKind.QUARANTINED, reason)
+        site.failures.update(barred)
+        site.suspects |= barred.keys()
+
+    # -- around runs ---------------------------------------------------------------------------------------------
+
+    def launching(self, on: Mapping[str, int]) -> None:
+        """Before a launch in a run without a schedule, as the first run is; ``on``: site -> candidate, empty in other runs."""
+        self._is_launching = bool(on)
+        if on:
+            self._append("begun", n=[_FIRST_RUN], on=on)
+
+    def launched(self) -> None:
+        """After it."""
+        if self._is_launching:
+            self._is_launching = False
+            self._append("ran", n=[_FIRST_RUN])
+
+    def begin(self, replay: int, schedule: Replay) -> None:
+        """Before a replay."""
+        pairs = {label: trial.candidate for label, trial in schedule.items()}
+        doubtful = {label: i for label, i in pairs.items() if schedule[label].is_timed or (label, i) not in self._has_run}
+        if doubtful:
+            self._append("begun", n=[replay], on=doubtful)
+
+    def end(self, replay: int, schedule: Replay, ms: float, samples: Samples, *, is_final: bool) -> None:
+        """When the device is through with a replay whose launches are among the samples."""
+        self._has_run |= {(label, trial.candidate) for label, trial in schedule.items()}
+        launches_ms = samples.launches_of(replay)
+        timed = [label for label, trial in schedule.items() if trial.is_timed and (is_final or launches_ms.get(label))]
+        if not timed or samples.is_disturbed(replay) or not ms > 0:
+            self._append("ran", n=[replay])
+            return
+        on = {label: trial.candidate for label, trial in schedule.items()}
+        self._append("measured", n=[replay], on=on, timed=timed, ms=ms, launches_ms=launches_ms, is_final=is_final)
+
+    def struck(self, replays: Iterable[int]) -> None:
+        """After a meeting: these replays count on no rank."""
+        if replays := sorted(replays):
+            self._append("struck", n=replays)
+
+    def agreed(self, times: Mapping[str, Mapping[int, ReducedTimes]]) -> None:
+        """After a meeting."""
+        if times:
+            self._append("agreed", agreed_ms={label: {i: t.kernel_ms for i, t in each.items()} for label, each in times.items()})
+
+    def dropped(self, failures: Failures) -> None:
+        """Note what failed here."""
+        for label, each in failures.items():
+            for i, (kind, reason) in each.items():
+                if kind is not FailureKind.QUARANTINED:
+                    self._append("dropped", label=label, n=[i], kind=str(kind), reason=reason)
+
+    def begin_phase(self, name: str) -> None:
+        """Note that a phase begins, and the one before has ended."""
+        self._append("phase", label=name)
+
+    # -- going on ------------------------------------------------------------------------------------------------
+
+    def offer(self, labels: Iterable[str]) -> Offer:
+        """The samples of these sites that this rank can go on from."""
+        wanted = {label for label in labels if (place := self._lookup.place_of(label)) and self._past.keys.get(label) == place[1]}
+        found: Offer = {}
+        for (label, i, is_final), lines in self._past.samples.items():
+            if label in wanted and (label, i) not in self._past.strikes and i not in self._past.failures.get(label, {}):
+                found.setdefault(label, {}).setdefault(i, [0, 0])[is_final] = len(lines)
+        return found
+
+    def barred(self, labels: Iterable[str]) -> Failures:
+        """Candidates of these sites that are known not to run on this rank: by an earlier attempt, or because they are in quarantine."""
+        return {label: each for label in labels if (each := self._barred.get(label))}
+
+    def adopt(self, agreed: Offer) -> int:
+        """Go on from the samples that all ranks have; returns their number. The same on all ranks."""
+        self._agreed |= agreed
+        return sum(n for each in agreed.values() for counts in each.values() for n in counts)
+
+    def serve(self, batch: Sequence[Replay], samples: Samples, *, is_final: bool) -> list[Replay]:
+        """The replays of a batch that are yet to be run, fewer where samples of earlier attempts take the place of their trials.
+
+        The same on all ranks: trials that are left move up within their site, with a known-good candidate where a site has none left.
+        """
+        left: dict[str, list[Trial]] = {}
+        served: dict[str, int] = {}
+        for replay in batch:
+            for label, trial in replay.items():
+                if not trial.is_timed:
+                    continue
+                if self._take(label, trial.candidate, is_final, samples):
+                    served[label] = trial.candidate
+                else:
+                    left.setdefault(label, []).append(trial)
+        if not served or not left:
+            return [] if served else list(batch)
+        n_first = next(k for k, replay in enumerate(batch) if any(trial.is_timed for trial in replay.values()))
+        idle = {label: Trial(trial.candidate, is_timed=False) for replay in batch for label, trial in replay.items() if not trial.is_timed}
+        idle |= {label: Trial(i, is_timed=False) for label, i in served.items()}
+        rest = [idle | {label: trials[k] for label, trials in left.items() if k < len(trials)} for k in range(max(map(len, left.values())))]
+        return [*batch[:n_first], *rest]
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def end_with(self, error: BaseException) -> None:
+        """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""
+        if isinstance(error, NoValidConfigError):
+            self.close(delete=True)
+            return
+        if not is_fatal(error):  # that of a lost device comes late: any candidate under way may be the cause
+            self._append("stop")
+        self.close()
+
+    def close(self, *, delete: bool = False) -> None:
+        """Leave it as after a death of the process, or ``delete`` it, because nobody is to go on from it."""
+        if self._file is not None:
+            self._file.close(delete=delete)
+
+    def _take(self, label: str, candidate: int, is_final: bool, samples: Samples) -> bool:
+        """Use up one sample that all ranks have; where this rank has met the site it is added to its samples."""
+        counts = self._agreed.get(label, {}).get(candidate, [0, 0])
+        if counts[is_final] == 0:
+            return False
+        counts[is_final] -= 1
+        self._has_run.add((label, candidate))
+        if lines := self._past.samples.get((label, candidate, is_final)):
+            line = lines.pop(0)
+            schedule = {site: Trial(i, is_timed=site == label) for site, i in line.on.items()}
+            samples.add_earlier(label, candidate, line.ms or 0.0, line.launches_ms.get(label, []), schedule)
+        return True
+
+    def _append(self, event: str, **values: Any) -> None:
+        if self._file is not None and self._file.is_open:
+            self._file.append({"t": event, **values})
+
+
+def _past_of(lines: Sequence[JournalLine]) -> _Past:
+    past = _Past()
+    under_way: dict[int, dict[str, int]] = {}
+    attempt: list[JournalLine] = []
+    for line in [*lines, JournalLine(t="open")]:
+        if line.t == "begun":
+            under_way[line.n[0]] = line.on
+        elif line.t in ("ran", "measured"):
+            under_way.pop(line.n[0], None)
+            attempt += [line] if line.t == "measured" else []
+        elif line.t == "struck":
+            attempt = [each for each in attempt if each.n[0] not in line.n]
+        elif line.t == "site":
+            past.keys[line.label] = line.key
+        elif line.t == "dropped" and line.kind in _KEPT_KINDS:
+            past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)
+        elif line.t == "quarantined":
+            del past.strikes[line.label, line.n[0]]
+        elif line.t in ("open", "stop"):
+            _strike(past.strikes, {pair for each in under_way.values() for pair in each.items()} if line.t == "open" else set())
+            for each in attempt:
+                for label in each.timed:
+                    past.samples[label, each.on[label], each.is_final].append(each)
+            under_way, attempt = {}, []
+    return past
+
+
+def _strike(strikes: Counter[tuple[str, int]], under_way: set[tuple[str, int]]) -> None:
+    """Count a death. One of several is the cause and the others are not: at most one that was there before gets a second strike."""
+    repeated = [pair for pair in under_way if strikes[pair]]
+    strikes.update(under_way if len(under_way) == 1 else [pair for pair in under_way if not strikes[pair] or len(repeated) == 1])

@@ -1,0 +1,146 @@
+"""Tunings that are cut off: what all ranks have measured counts, and what ended a process runs last and alone, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_tune.testing import on_ranks, values
+from tests.ranks.journaled import BLOCKS, launches, tune, tune_function
+
+pytestmark = pytest.mark.once
+N = len(BLOCKS)
+
+
+def attempt(folder: Path, *args: Any, function: Any = tune, **env: str) -> Any:
+    """One start of the job, on two ranks with one cache."""
+    return on_ranks(2, function, folder, *args, env={"DIST_TUNE_CACHE_DIR": str(folder / "cache"), **env})
+
+
+def journals(folder: Path) -> list[Path]:
+    """The journals that lie in the cache folder."""
+    return sorted((folder / "cache" / "journals").glob("*.jsonl"))
+
+
+def events(path: Path, kind: str) -> list[Any]:
+    """The lines of one kind in a journal."""
+    lines = [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["t"] == kind]
+
+
+@pytest.mark.parametrize("n_kernels", [1, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path, rank: int, n_kernels: int):
+    """A rank is killed in the fifth replay: the four before it count, and the job needs a first run, two replays and a last run."""
+    ends = (0, rank, 5, "once")
+    assert attempt(tmp_path, ends, n_kernels)[rank].error == "Died"
+    assert [len(events(path, "measured")) for path in journals(tmp_path)] == [4, 4]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in journals(tmp_path))
+    assert (tmp_path / "cache" / "journals").stat().st_mode & 0o777 == 0o700
+    got = values(attempt(tmp_path, ends, n_kernels))
+    # Where there are two kernels, the config under way is timed alone, and so is the other kernel's that was under way with it.
+    assert [each["runs"] for each in got] == [N - 4 + 2 + (n_kernels == 2)] * 2
+    assert got[0]["best"] == got[1]["best"]
+    assert [each[3] for each in got[0]["records"]] == [[None] * N] * n_kernels
+    assert journals(tmp_path) == []
+    assert all(each[4] for each in values(attempt(tmp_path, ends, n_kernels))[0]["records"])
+
+
+@pytest.mark.parametrize("block", [8, 32])
+def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_path: Path, block: int):
+    """Also the config that the first run would take. The second time it runs after all others; then the tuning ends without it."""
+    ends = (block, 1, 0, "exit")
+    assert attempt(tmp_path, ends)[1].error == "Died"
+    before = launches(tmp_path)
+    assert attempt(tmp_path, ends)[1].error == "Died"
+    assert all(launches(tmp_path)[each, 1] for each in BLOCKS), before
+    got = values(attempt(tmp_path, ends))
+    assert launches(tmp_path)[block, 1] == 2
+    assert got[0]["runs"] == 2
+    assert got[0]["best"] != [[block]]
+    (record,) = got[0]["records"]
+    assert "rank 1: quarantined" in record[3][BLOCKS.index(block)]
+    assert [i for i, each in enumerate(record[3]) if each] == [BLOCKS.index(block)]
+    assert launches(tmp_path)[block, 1] == 2
+    assert journals(tmp_path) == []
+    assert len(list((tmp_path / "cache" / "quarantine").glob("*.jsonl"))) == 1
+
+
+def test_a_function_s_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_path: Path):
+    """It dies in its untimed run, before anything is timed."""
+    ends = (32, 1, 0, "exit")
+    for _ in range(2):
+        assert attempt(tmp_path, ends, function=tune_function)[1].error == "Died"
+    got = values(attempt(tmp_path, ends, function=tune_function))
+    assert launches(tmp_path)[32, 1] == 2
+    assert "rank 1: quarantined" in got[0]["records"][0][1][BLOCKS.index(32)]
+
+
+def test_an_exception_of_the_user_casts_no_suspicion_and_costs_no_replay(tmp_path: Path):
+    """Raised on one rank in the middle, twice with the same config under way."""
+    for _ in range(2):
+        outcomes = attempt(tmp_path, None, 1, (5, 1))
+        assert outcomes[1].error == "ValueError", outcomes[1]
+    assert not (tmp_path / "cache" / "quarantine").exists()
+    got = values(attempt(tmp_path))
+    assert got[0]["runs"] <= N - 3 - 3 + 2
+    assert got[0]["records"][0][3] == [None] * N
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path):
+    """On one rank; the other hears of it."""
+    outcomes = attempt(tmp_path, None, 1, (5, 1), (("budget_s", 1000.0),))
+    assert outcomes[1].error == "KeyboardInterrupt", outcomes[1]
+    assert values(attempt(tmp_path))[0]["runs"] == N - 3 + 2
+
+
+def test_an_exception_in_the_last_run_loses_no_finished_tuning(tmp_path: Path):
+    """The next process finds the record."""
+    outcomes = attempt(tmp_path, None, 1, (N + 2, 1))
+    assert outcomes[1].error == "ValueError", outcomes[1]
+    got = values(attempt(tmp_path))
+    assert [each[4] for each in got[0]["records"]] == [True]
+    assert got[0]["runs"] == 1
+
+
+def test_a_rank_without_its_journal_lets_all_begin_anew(tmp_path: Path):
+    """On all ranks or on none."""
+    ends = (0, 1, 5, "once")
+    attempt(tmp_path, ends)
+    journals(tmp_path)[0].unlink()
+    got = values(attempt(tmp_path, ends))
+    assert [each["runs"] for each in got] == [N + 2] * 2
+    assert got[0]["best"] == got[1]["best"]
+
+
+@pytest.mark.parametrize("damage", ["torn", "noise", "types", "fifo", "folder"])
+def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
+    """What cannot be read is measured again; a fifo is not waited for."""
+    import os
+    import zlib
+
+    ends = (0, 1, 5, "once")
+    attempt(tmp_path, ends)
+    for path in journals(tmp_path):
+        if damage == "torn":
+            path.write_bytes(path.read_bytes()[:-20])
+        elif damage == "noise":
+            path.write_bytes(os.urandom(5000))
+        elif damage == "types":
+            lines = [b'{"t":"measured","n":[1],"on":{"x":-1},"ms":NaN}', b'{"t":"begun"}', b'{"t":"measured","n":[]}', b"[]", b'{"t":7}']
+            path.write_bytes(b"".join(b"%08x %s\n" % (zlib.crc32(each), each) for each in lines) + path.read_bytes())
+        else:
+            path.unlink()
+            os.mkfifo(path) if damage == "fifo" else path.mkdir()
+    got = values(attempt(tmp_path, ends))
+    assert got[0]["best"] == got[1]["best"]
+    assert got[0]["runs"] == (N + 2 if damage in ("noise", "fifo", "folder") else N - 4 + 2)
+
+
+def test_without_a_cache_there_is_no_journal(tmp_path: Path):
+    """And nothing is gone on from."""
+    assert attempt(tmp_path, (0, 1, 5, "once"), 1, (), (("cache", False),))[1].error == "Died"
+    assert not (tmp_path / "cache").exists()
