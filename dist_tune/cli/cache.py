@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.text import Text
 
-from dist_tune.cache import BROKEN_SUFFIX, LOCK_NAME, LOCKS, TEMPORARY_SUFFIX, Cache
-from dist_tune.cli import transfer
+from dist_tune.cache import BROKEN_SUFFIX, JOURNALS, LINES_SUFFIX, LOCK_NAME, LOCKS, QUARANTINE, TEMPORARY_SUFFIX, Cache
+from dist_tune.cli import quarantine, transfer
 from dist_tune.cli.record_page import dropped, record_list, record_page
 from dist_tune.cli.selection import Listed, choose
 from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size
@@ -35,7 +35,9 @@ def path(cache: Cache, asked: Namespace) -> Answer:
 
 
 def ls(cache: Cache, asked: Namespace) -> Answer:
-    """All records, one table for each environment."""
+    """All records, one table for each environment; with ``--quarantine`` the configs that do not run any more."""
+    if asked.quarantine:
+        return quarantine.ls(cache)
     records = choose(cache, None)
     aside = [str(each) for each in set_aside(cache)]
     total = f"{amount(len(records), 'record')}, {size(_size(each.path for each in records))}" if records else "no records"
@@ -90,7 +92,12 @@ def merge(cache: Cache, asked: Namespace) -> Answer:
 
 
 def clear(cache: Cache, asked: Namespace) -> Answer:
-    """Delete the records of a KEY, or all that the cache has put into its folder; asks first without ``--yes``."""
+    """Delete the records of a KEY, or all that the cache has put into its folder; asks first without ``--yes``.
+
+    With ``--quarantine`` the configs that do not run any more, which may run again then.
+    """
+    if asked.quarantine:
+        return quarantine.clear(cache, asked)
     chosen = choose(cache, asked.key)
     if asked.key is None:
         doomed = _own_files(cache)
@@ -139,8 +146,9 @@ def _own_files(cache: Cache) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    is_lock = path.name == LOCK_NAME or (path.parent.name == LOCKS and path.suffix == LOCK_NAME)
-    return is_lock or _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (BROKEN_SUFFIX, TEMPORARY_SUFFIX)
+    is_own = path.name == LOCK_NAME or (path.parent.name == LOCKS and path.suffix == LOCK_NAME)
+    is_own |= path.parent.name in (JOURNALS, QUARANTINE) and path.suffix == LINES_SUFFIX
+    return is_own or _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (BROKEN_SUFFIX, TEMPORARY_SUFFIX)
 
 
 def _size(paths: Iterable[Path]) -> int:

@@ -108,7 +108,8 @@ def _add_cache_commands(commands: Any) -> None:
 
     key = "a record's id or the name of its file, or a kernel's name for all its records"
     add(cache.path, "where the records are")
-    add(cache.ls, "all records: what won, where and when")
+    listed = add(cache.ls, "all records: what won, where and when")
+    listed.add_argument("--quarantine", action="store_true", help="the configs that ended their process twice, and do not run any more")
     add(cache.show, "one record with all its candidates").add_argument("key", metavar="KEY", help=key)
     explained = add(explain.explain, "whether records would be used here, and if not, why")
     explained.add_argument("key", metavar="KEY", nargs="?", help=f"{key}; all records if left out")
@@ -119,6 +120,7 @@ def _add_cache_commands(commands: Any) -> None:
     merge.add_argument("files", metavar="FILE", type=Path, nargs="+", help="an exported file, a record's file, or a folder of such files")
     clear = add(cache.clear, "delete records")
     clear.add_argument("key", metavar="KEY", nargs="?", help=f"{key}; all records if left out")
+    clear.add_argument("--quarantine", action="store_true", help="let configs in quarantine run again: all, or those of a kernel KEY")
     clear.add_argument("--yes", action="store_true", help="do not ask")
 
 

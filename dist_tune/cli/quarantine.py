@@ -1,0 +1,55 @@
+"""``dist-tune cache ls --quarantine`` and ``clear --quarantine``: configs that ended their process twice, and that do not run any more."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.text import Text
+
+from dist_tune.cache import LINES_SUFFIX, QUARANTINE, Cache, QuarantinedConfig, read_quarantine
+from dist_tune.cli.tables import Answer, RefusedError, ago, amount, grid, plain
+
+Found = list[tuple[Path, QuarantinedConfig]]
+
+
+def in_quarantine(cache: Cache, key: str | None = None) -> Found:
+    """The configs in quarantine, with their files; ``key``: of this kernel, by its name with or without the module, or of this file.
+
+    Raises:
+        RefusedError: there are none of ``key``.
+    """
+    paths = sorted((cache.folder / QUARANTINE).glob(f"*{LINES_SUFFIX}"))
+    found = [(path, each) for path in paths for each in read_quarantine(path)]
+    if key is None:
+        return found
+    chosen = [(path, each) for path, each in found if key in (each.kernel, each.kernel.rpartition(".")[2], path.stem)]
+    if not chosen:
+        raise RefusedError(f"no config of {plain(key)} is in quarantine: dist-tune cache ls --quarantine lists all")
+    return chosen
+
+
+def ls(cache: Cache) -> Answer:
+    """All configs in quarantine."""
+    found = in_quarantine(cache)
+    table = grid("kernel", "key", "config", "rank", "since", "id")
+    for path, each in found:
+        since = ago(datetime.fromtimestamp(min(each.since, 1e11), UTC))
+        table.add_row(*(plain(text) for text in (each.kernel, each.key, each.config, each.rank, since, path.stem)))
+    total = f"{amount(len(found), 'config')} in quarantine: the process ended twice while it ran" if found else "no config is in quarantine"
+    values = [{"id": path.stem, **each.model_dump()} for path, each in found]
+    return Answer({"path": str(cache.folder.absolute()), "quarantine": values}, [*([table] if found else []), Text(total, style="dim")])
+
+
+def clear(cache: Cache, asked: Namespace) -> Answer:
+    """Let configs run again: those of a KEY, or all."""
+    found = in_quarantine(cache, asked.key)
+    problems = []
+    for path in sorted({path for path, _ in found}):
+        try:
+            cache.remove(path)
+        except (OSError, ValueError) as error:
+            problems.append(f"{path} is not deleted: {getattr(error, 'strerror', None) or error}")
+    told = f"{amount(len(found), 'config')} may run again" if found else "no config is in quarantine"
+    return Answer({"cleared": [each.model_dump() for _, each in found]}, [Text(told)], 1 if problems else 0, problems)
