@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # torchrun with sane defaults: one rank per GPU of this machine, or two CPU ranks under the Triton interpreter.
 #
-#   launch/launch.sh [torchrun options] script.py [script arguments]
+#   launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]
+#
+# --supervise: when a rank dies (a kill, an illegal access, a config that ends its process, a config that never returns), all ranks are
+# started again after 1, 2 and 4 s, and tunings go on from their journals. --max-restarts=N: so often (3); each restart waits twice as
+# long as the one before, 30 s at most. The script must start by itself: it is run from its beginning.
 #
 # Several machines: the same command on each, with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT set, or as options of those
 # names (NODE_RANK says who hosts the rendezvous). Under SLURM none is needed: srun --ntasks-per-node=1 launch/launch.sh ...
@@ -15,7 +19,7 @@ n_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') || die "
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
-passed=() own_rendezvous=no
+passed=() own_rendezvous=no supervises=no
 while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python ]]; do
     option=${1%%=*} option=${option//_/-}
     case $option in
@@ -23,14 +27,23 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
             variable=${option#--}
             if [[ $1 != *=* ]]; then set -- "$1=${2?"launch.sh: $1 needs a value"}" "${@:3}"; fi
             printf -v "${variable//-/_}" %s "${1#*=}" ;;
+        --supervise) supervises=yes ;;
         --rdzv-* | --standalone) own_rendezvous=yes passed+=("$1") ;;
         *) passed+=("$1") ;;
     esac
     shift
 done
-(($#)) || die "no script: launch/launch.sh [torchrun options] script.py [script arguments]"
+(($#)) || die "no script: launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]"
+if [[ $supervises == yes ]]; then
+    passed=(--max-restarts=3 "${passed[@]}")
+    if [[ $1 == --no?python ]]; then shift; else set -- "$python" -u "$@"; fi
+    # Each rank waits by itself, because torchrun starts dead ranks again at once: ports, devices and file servers need a moment.
+    delayed='n=${TORCHELASTIC_RESTART_COUNT:-0}; if ((n > 0)); then sleep "$((n < 6 ? 1 << (n - 1) : 30))"; fi; exec "$@"'
+    set -- --no-python -- bash -c "$delayed" launch.sh "$@"
 # Or torchrun takes --m of a script's own options for an abbreviation of its --max-restarts.
-if [[ $1 == *.py ]]; then set -- -- "$@"; fi
+elif [[ $1 == *.py ]]; then
+    set -- -- "$@"
+fi
 
 if [[ $own_rendezvous == yes ]]; then
     rendezvous=(--rdzv-backend=c10d --node-rank="${node_rank:-0}")
@@ -48,6 +61,7 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS="${OMP_NUM_
 if ((n_gpus == 0)); then export TRITON_INTERPRET="${TRITON_INTERPRET-1}"; fi
 # A restarted attempt must not meet the addresses of dead ranks in the agent's store (pytorch issue 135712).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
+if [[ $supervises == yes ]]; then export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; fi
 # NVLink multicast stays off unless asked for: nothing here uses it, and a crash in the middle of it can cost the host its GPUs.
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
 exec "$python" -m torch.distributed.run --nnodes="$nnodes" --nproc-per-node="$nproc_per_node" "${rendezvous[@]}" "${passed[@]}" "$@"

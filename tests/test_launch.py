@@ -164,6 +164,33 @@ def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], 
     assert message in done.stderr
 
 
+def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):
+    """Three times, by c10d, without the agent's store; each rank waits before it starts again."""
+    started = start(checkout, "--supervise", "--nnodes=1", "job.py", "--supervise", "-x", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="0")
+    words = started.arguments
+    assert words[2 : words.index("bash")] == [
+        "--nnodes=1", "--nproc-per-node=2", "--standalone", "--max-restarts=3", "--no-python", "--",
+    ]  # fmt: skip
+    assert words[words.index("job.py") - 1 :] == ["-u", "job.py", "--supervise", "-x"]
+    assert started.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    for n, expected_s in ((0, 0), (1, 1), (2, 2), (3, 4), (9, 30)):
+        script = words[words.index("-c") + 1].replace("sleep", "echo")
+        shown = subprocess.run(
+            ["bash", "-c", script, "launch.sh", "true"],
+            env={**os.environ, "TORCHELASTIC_RESTART_COUNT": str(n)}, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert int(shown or 0) == expected_s
+
+
+def test_a_supervised_job_takes_the_number_of_restarts_and_modules_and_programs(checkout: Path):
+    """The last --max-restarts counts."""
+    started = start(checkout, "--max-restarts=7", "--supervise", "-m", "job.py")
+    options = [each for each in started.arguments if each.startswith("--max-restarts")]
+    assert options == ["--max-restarts=3", "--max-restarts=7"]
+    assert started.arguments[-3:] == ["-u", "-m", "job.py"]
+    assert start(checkout, "--supervise", "--no-python", "program", "job.py").arguments[-3:] == ["launch.sh", "program", "job.py"]
+
+
 def test_two_real_cpu_ranks(tmp_path: Path):
     """Started by torchrun, two ranks talk and see the script's arguments, also one that torchrun could take for its own."""
     job = tmp_path / "job.py"

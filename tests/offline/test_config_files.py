@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune import safe_files
 from dist_tune.offline import config_files
 from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
 
@@ -195,7 +196,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     """A new file of the same length is read anew."""
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
     reads: list[str] = []
-    read_regular = config_files.read_regular
+    read_regular = safe_files.read_regular
 
     def read(path: str) -> bytes:
         reads.append(path)
