@@ -173,8 +173,9 @@ class JournalFile:
 
     def _fail(self, error: OSError) -> None:
         self.close()
-        reason = error.strerror or str(error)
-        warn_once(f"tuning goes on without a journal, because {self._path} cannot be written: {reason}", f"journal {reason}")
+        is_held = error.errno in (errno.EACCES, errno.EAGAIN) and self._path.exists() and os.access(self._path, os.W_OK)
+        reason = "another process is tuning the same" if is_held else f"it cannot be written: {error.strerror or error}"
+        warn_once(f"tuning goes on without its journal {self._path}: {reason}", f"journal {reason}")
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:

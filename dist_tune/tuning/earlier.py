@@ -1,15 +1,34 @@
-"""What ranks bring of earlier attempts at a tuning, reduced to what all of them go on from. Pure, and the same on all ranks."""
+"""Earlier attempts at a tuning: what a rank's journal says of them, and what all ranks go on from. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from dist_tune.errors import Failures
+from dist_tune.cache import JournalLine
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search import PriorTimes
 
 Offer = dict[str, dict[int, list[int]]]
 """Site -> candidate -> samples of the race, and of the finals, in a rank's journal."""
+_KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK)
+"""The compiler finds the others again without running anything."""
+
+
+@dataclass
+class Past:
+    """What earlier attempts have left."""
+
+    keys: dict[str, str] = field(default_factory=dict)
+    """Site -> digest of its cache key."""
+    samples: dict[tuple[str, int, bool], list[JournalLine]] = field(default_factory=lambda: defaultdict(list))
+    """(Site, candidate, whether in the finals) -> replays."""
+    failures: Failures = field(default_factory=dict)
+    strikes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(Site, candidate) -> deaths of the process while it was under way."""
+    suspects: set[tuple[str, int]] = field(default_factory=set)
+    """Those that were not timed since their last death."""
 
 
 def all_suspects(by_rank: Iterable[Mapping[str, Iterable[int]]]) -> dict[str, set[int]]:
@@ -49,3 +68,47 @@ def first_reasons(by_rank: Mapping[int, Failures]) -> dict[str, dict[int, str]]:
             for i, (_, reason) in each.items():
                 found.setdefault(label, {}).setdefault(i, f"rank {rank}: {reason}")
     return found
+
+
+def past_of(lines: Sequence[JournalLine]) -> Past:
+    """Read a journal. A candidate that was begun in an attempt and did not end has died with the process, unless that was stopped."""
+    past = Past()
+    under_way: dict[int, dict[str, int]] = {}
+    attempt: list[JournalLine] = []
+    for line in [*lines, JournalLine(t="open")]:
+        if line.t == "begun":
+            under_way[line.n[0]] = line.on
+        elif line.t in ("ran", "measured"):
+            under_way.pop(line.n[0], None)
+            attempt += [line] if line.t == "measured" else []
+        elif line.t == "struck":
+            attempt = [each for each in attempt if each.n[0] not in line.n]
+        elif line.t == "site":
+            past.keys[line.label] = line.key
+        elif line.t == "dropped" and line.kind in _KEPT_KINDS:
+            past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)
+        elif line.t == "quarantined":
+            del past.strikes[line.label, line.n[0]]
+        elif line.t in ("open", "stop"):
+            for each in attempt:
+                for label in each.timed:
+                    past.samples[label, each.on[label], each.is_final].append(each)
+                    past.suspects.discard((label, each.on[label]))
+            if line.t == "open":
+                _strike(past, {pair for each in under_way.values() for pair in each.items()})
+            under_way, attempt = {}, []
+    return past
+
+
+def _strike(past: Past, under_way: set[tuple[str, int]]) -> None:
+    """Count a death. One of several is the cause and the others are not: at most one that was there before gets a second strike.
+
+    What suspects have measured is forgotten, because they are to run alone before anything else is done with them.
+    """
+    strikes = past.strikes
+    repeated = [pair for pair in under_way if strikes[pair]]
+    strikes.update(under_way if len(under_way) == 1 else [pair for pair in under_way if not strikes[pair] or len(repeated) == 1])
+    past.suspects |= under_way
+    for label, i in under_way:
+        for is_final in (False, True):
+            past.samples.pop((label, i, is_final), None)

@@ -6,10 +6,9 @@ candidates that were under way when the process died (suspects), and those in qu
 
 from __future__ import annotations
 
+import os
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from dist_tune.cache import (
@@ -18,46 +17,30 @@ from dist_tune.cache import (
     QUARANTINE,
     CacheLookup,
     JournalFile,
-    JournalLine,
     QuarantinedConfig,
     quarantine,
     read_quarantine,
 )
 from dist_tune.configs import digest
-from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckDeviceError
 from dist_tune.search import ReducedTimes, Replay, Samples, Trial
-from dist_tune.tuning.earlier import Offer
+from dist_tune.tuning.earlier import Offer, Past, past_of
 from dist_tune.tuning.site import Site, is_fatal
 
 MAX_STRIKES = 2
 """Deaths of the process with a candidate under way that put it into quarantine."""
 _FIRST_RUN = -1
 """In place of a replay's number, for a launch in a run without a schedule."""
-_KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK)
-"""The compiler finds the others again without running anything."""
-
-
-@dataclass
-class _Past:
-    """What earlier attempts have left."""
-
-    keys: dict[str, str] = field(default_factory=dict)
-    """Site -> digest of its cache key."""
-    samples: dict[tuple[str, int, bool], list[JournalLine]] = field(default_factory=lambda: defaultdict(list))
-    """(Site, candidate, whether in the finals) -> replays."""
-    failures: Failures = field(default_factory=dict)
-    strikes: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """(Site, candidate) -> deaths of the process while it was under way."""
 
 
 class TuningJournal:
     """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
 
     def __init__(self, closure: str, rank: int, n_ranks: int, lookup: CacheLookup) -> None:
-        self._identity, self._rank = [closure, str(rank), str(n_ranks)], rank
+        self._identity, self._rank = [closure, str(rank), str(n_ranks), str(os.getuid())], rank
         self._lookup = lookup
         self._file: JournalFile | None = None
-        self._past = _Past()
+        self._past = Past()
         self._is_launching = False
         self._barred: Failures = {}
         self._agreed: Offer = {}
@@ -69,19 +52,19 @@ class TuningJournal:
     def enter(self, site: Site) -> None:
         """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last."""
         place = self._lookup.place_of(site.label)
-        if place is None:
+        if place is None or self._lookup.is_required:
             return
         folder, key = place
         if self._file is None:
             self._file = JournalFile(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
-            self._past = _past_of(self._file.lines)
+            self._past = past_of(self._file.lines)
             self._append("open")
         self._append("site", label=site.label, key=key)
         path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         barred = self._barred[site.label] = {}
         if self._past.keys.get(site.label) == key:
             barred |= {i: each for i, each in self._past.failures.get(site.label, {}).items() if i < len(site.configs)}
-            site.suspects = {i for label, i in self._past.strikes if label == site.label and i < len(site.configs)}
+            site.suspects = {i for label, i in self._past.suspects if label == site.label and i < len(site.configs)}
             for i in sorted(i for i in site.suspects if self._past.strikes[site.label, i] >= MAX_STRIKES):
                 quarantine(
                     path, QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
@@ -158,7 +141,7 @@ class TuningJournal:
         wanted = {label for label in labels if (place := self._lookup.place_of(label)) and self._past.keys.get(label) == place[1]}
         found: Offer = {}
         for (label, i, is_final), lines in self._past.samples.items():
-            if label in wanted and (label, i) not in self._past.strikes and i not in self._past.failures.get(label, {}):
+            if label in wanted and (label, i) not in self._past.suspects and i not in self._past.failures.get(label, {}):
                 found.setdefault(label, {}).setdefault(i, [0, 0])[is_final] = len(lines)
         return found
 
@@ -201,7 +184,7 @@ class TuningJournal:
         if isinstance(error, NoValidConfigError):
             self.close(delete=True)
             return
-        if not is_fatal(error):  # that of a lost device comes late: any candidate under way may be the cause
+        if not is_fatal(error) and not isinstance(error, StuckDeviceError):  # those come late: what is under way may be the cause
             self._append("stop")
         self.close()
 
@@ -226,36 +209,3 @@ class TuningJournal:
     def _append(self, event: str, **values: Any) -> None:
         if self._file is not None and self._file.is_open:
             self._file.append({"t": event, **values})
-
-
-def _past_of(lines: Sequence[JournalLine]) -> _Past:
-    past = _Past()
-    under_way: dict[int, dict[str, int]] = {}
-    attempt: list[JournalLine] = []
-    for line in [*lines, JournalLine(t="open")]:
-        if line.t == "begun":
-            under_way[line.n[0]] = line.on
-        elif line.t in ("ran", "measured"):
-            under_way.pop(line.n[0], None)
-            attempt += [line] if line.t == "measured" else []
-        elif line.t == "struck":
-            attempt = [each for each in attempt if each.n[0] not in line.n]
-        elif line.t == "site":
-            past.keys[line.label] = line.key
-        elif line.t == "dropped" and line.kind in _KEPT_KINDS:
-            past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)
-        elif line.t == "quarantined":
-            del past.strikes[line.label, line.n[0]]
-        elif line.t in ("open", "stop"):
-            _strike(past.strikes, {pair for each in under_way.values() for pair in each.items()} if line.t == "open" else set())
-            for each in attempt:
-                for label in each.timed:
-                    past.samples[label, each.on[label], each.is_final].append(each)
-            under_way, attempt = {}, []
-    return past
-
-
-def _strike(strikes: Counter[tuple[str, int]], under_way: set[tuple[str, int]]) -> None:
-    """Count a death. One of several is the cause and the others are not: at most one that was there before gets a second strike."""
-    repeated = [pair for pair in under_way if strikes[pair]]
-    strikes.update(under_way if len(under_way) == 1 else [pair for pair in under_way if not strikes[pair] or len(repeated) == 1])

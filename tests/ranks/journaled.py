@@ -18,9 +18,9 @@ from tests.ranks.kernels import add_kernel, autotuned, best, launch
 BLOCKS = (8, 16, 32, 64, 128, 256)
 
 
-def kill() -> None:
-    """End this process as the kernel's out-of-memory killer does."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def kill(number: int = signal.SIGKILL) -> None:
+    """End this process as the kernel's out-of-memory killer does, or another signal."""
+    os.kill(os.getpid(), number)
     time.sleep(60)
 
 
@@ -37,16 +37,24 @@ def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config
             time.sleep(0.002 if block in (32, 64) else 0.02 + BLOCKS.index(block) / 1e3)
             n_launches = sum(n for (b, r), n in launches(folder, name).items() if r == rank and ends is not None and ends[0] in (0, b))
             if ends is not None and rank == ends[1] and ends[0] in (0, block) and n_launches > ends[2]:
-                if ends[3] == "once":
+                if ends[3] == "finals" and shared_journal().count('"is_final":true') < 3:
+                    return
+                if ends[3] in ("once", "term", "finals"):
                     if (folder / "died").exists():
                         return
                     (folder / "died").write_text("")
-                    kill()
+                    kill(signal.SIGTERM if ends[3] == "term" else signal.SIGKILL)
                 os._exit(7) if ends[3] == "exit" else kill()
 
         return note
 
     return [triton.Config({"BLOCK": block}, pre_hook=hook(block)) for block in BLOCKS]
+
+
+def shared_journal() -> str:
+    """The shorter journal: all ranks have what it has."""
+    found = [path.read_text() for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl")]
+    return min(found, key=lambda text: text.count('"is_final":true'), default="")
 
 
 def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
@@ -76,7 +84,10 @@ def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: A
         return x
 
     y = step(torch.zeros(64))
-    records = [(r.kernel, r.key, r.best.config, [c.failure for c in r.candidates], r.is_recalled) for r in step.records]
+    records = [
+        (r.kernel, r.key, r.best.config, [c.failure for c in r.candidates], r.is_recalled, [c.left for c in r.candidates])
+        for r in step.records
+    ]
     return {"runs": len(runs), "best": [best(k) for k in kernels], "y": y[0].item(), "records": records}
 
 

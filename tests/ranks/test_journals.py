@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +121,6 @@ def test_a_rank_without_its_journal_lets_all_begin_anew(tmp_path: Path):
 @pytest.mark.parametrize("damage", ["torn", "noise", "types", "fifo", "folder"])
 def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
     """What cannot be read is measured again; a fifo is not waited for."""
-    import os
-    import zlib
-
     ends = (0, 1, 5, "once")
     attempt(tmp_path, ends)
     for path in journals(tmp_path):
@@ -144,3 +143,38 @@ def test_without_a_cache_there_is_no_journal(tmp_path: Path):
     """And nothing is gone on from."""
     assert attempt(tmp_path, (0, 1, 5, "once"), 1, (), (("cache", False),))[1].error == "Died"
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_the_journal_only(tmp_path: Path):
+    """A file lies where the folder should be: all is tuned, and the record kept."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "journals").write_text("mine")
+    got = values(attempt(tmp_path))
+    assert got[0]["runs"] == N + 2
+    assert all(each[4] for each in values(attempt(tmp_path))[0]["records"])
+
+
+def test_sigterm_keeps_what_was_measured(tmp_path: Path):
+    """As a scheduler or torchrun ends a rank."""
+    ends = (0, 1, 5, "term")
+    assert attempt(tmp_path, ends)[1].error == "Died"
+    got = values(attempt(tmp_path, ends))
+    assert got[0]["runs"] == N - 4 + 2
+
+
+def test_the_finals_go_on_where_they_were(tmp_path: Path):
+    """Killed in the finals of a race: what had left the race does not run again."""
+    options = (("search", "racing"), ("n_repeat", 4))
+    ends = (0, 1, 5, "finals")
+    assert attempt(tmp_path, ends, 1, (), options)[1].error == "Died"
+    before = launches(tmp_path)
+    assert all(sum(each["is_final"] for each in events(path, "measured")) >= 3 for path in journals(tmp_path))
+    (suspect,) = events(journals(tmp_path)[0], "begun")[-1]["on"].values()
+    got = values(attempt(tmp_path, ends, 1, (), options))
+    assert got[0]["best"] == got[1]["best"]
+    (record,) = got[0]["records"]
+    left = [i for i, each in enumerate(record[5]) if each and each.startswith("left the race") and i != suspect]
+    assert left
+    after = launches(tmp_path)
+    first = {BLOCKS[0], *got[0]["best"][0]}
+    assert [BLOCKS[i] for i in left if BLOCKS[i] not in first and after[BLOCKS[i], 0] > before[BLOCKS[i], 0]] == []
