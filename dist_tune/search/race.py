@@ -41,6 +41,8 @@ class Race:
         self._pace_s: float | None = None
         """Seconds of a replay in the batch before."""
         self._first_s = 0.0
+        self._replays_s = 0.0
+        """Seconds of all replays."""
 
     def add(
         self,
@@ -78,6 +80,11 @@ class Race:
         if self._plan.max_replays is not None:
             return self._plan.max_replays
         return max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
+        return self._options.spare_s if self._plan.max_replays is None and self._plan.n_repeat > 1 else 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -194,9 +201,9 @@ class Race:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         self._spend(n_replays, report)
-        is_bound = self._plan.max_replays is not None or self._plan.n_repeat == 1
+        self._replays_s += report.batch_s
         for name, site in self._sites.items():
-            site.n_spare = 0 if is_bound or self._pace_s is None else int(self._options.spare_s / self._pace_s)
+            site.repeats.n_spare = int(self.spare_s * self.n_replays / self._replays_s) if self._replays_s > 0 else 0
             site.tell(n_replays, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
@@ -222,8 +229,10 @@ class Race:
 
     @property
     def _n_left(self) -> int:
-        allowed = self._plan.max_replays
-        return allowed - self.n_replays if allowed is not None else MAX_OVERTIME * sum(s.n_nominal for s in self._sites.values())
+        if self._plan.max_replays is not None:
+            return self._plan.max_replays - self.n_replays
+        n_spare = max((site.repeats.n_spare for site in self._sites.values()), default=0)
+        return MAX_OVERTIME * sum(site.n_nominal for site in self._sites.values()) + n_spare
 
     @property
     def _why_spent(self) -> str:
@@ -254,7 +263,7 @@ class Race:
         waiting = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
         n_left = self._n_left
         if waiting and self._plan.max_replays is None:  # a site whose race was short has no longer finals for it
-            n_extra = max(site.n_extra for site in waiting)
+            n_extra = max(site.repeats.n_extra for site in waiting)
             n_nominal, n_since = max(site.n_nominal for site in waiting), max(site.n_since for site in waiting)
             n_left = min(n_left, max(n_nominal + n_extra - n_since, n_extra // 2))
         finals = [(site, site.round_length(n_left)) for site in waiting]

@@ -43,10 +43,14 @@ class RacingOptions:
     """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
     clock_ms: float = 0.0005
     """Error of one reading of a device's clock, until repeats have shown it: CUDA events have half a microsecond."""
-    spare_s: float = 0.25
-    """Seconds that a race may last longer than its number of replays says, because its candidates are as near as the clock's error."""
+    spare_s: float = 0.75
+    """Seconds of replays beyond those of a plain race, half of them in the finals, where candidates are as near as the clock's error."""
     enough_ms: float = 1000.0
     """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
+
+    def tie_of(self, launches_ms: float) -> float:
+        """The tie of a kernel of this length; none where it is less than the clock's error: the ties of many short ones would add up."""
+        return self.tie if self.tie * launches_ms > self.clock_ms else 0.0
 
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
@@ -188,8 +192,8 @@ def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, 
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in times.items()}
     middle_ms = statistics.median(rest_ms.values())
-    launch_error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]) or 0.0
-    rest_error_ms = _error_ms([(each.rest_spread_ms, each.n_replays) for each in times.values()])
+    launch_error_ms = error_of_median_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]) or 0.0
+    rest_error_ms = error_of_median_ms([(each.rest_spread_ms, each.n_replays) for each in times.values()])
     weight = 0.0
     if objective == "closure" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
@@ -212,23 +216,7 @@ def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, 
     return Selection(winner, worse - {winner}, is_clear, weight)
 
 
-def share_ms(times: Mapping[int, ReducedTimes], n_sites: int) -> float:
-    """A site's part of the step, if all of ``n_sites`` had the same one: errors of a share of it add up to that share of the step."""
-    if not times:
-        return 0.0
-    return max(min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values()) / n_sites)
-
-
-def clock_error_ms(times: Mapping[int, ReducedTimes], options: RacingOptions) -> float:
-    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some."""
-    n_timed = statistics.median([each.n_timed for each in times.values()] or [1])
-    n_launches = statistics.median([each.n_launches for each in times.values()] or [1])
-    most_ms = options.clock_ms * n_launches / sqrt(n_timed)
-    error_ms = _error_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()])
-    return most_ms if error_ms is None else min(error_ms, most_ms)
-
-
-def _error_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
+def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
     """Standard error of a median from (MAD, samples) of each, pooled because a MAD of few samples is rough; None without repeats."""
     repeated = [(ms, n) for ms, n in spreads_ms if n > 1]
     if not repeated:

@@ -9,7 +9,8 @@ from typing import Literal
 
 from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
-from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, clock_error_ms, hopeless, kept, select, share_ms
+from dist_tune.search.repeats import Repeats
+from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
@@ -35,8 +36,7 @@ class SiteRace:
         self.n_nominal = 0
         self.n_since = 0
         """Replays since the site was entered, those in which it waited for others included."""
-        self.n_spare = 0
-        """Replays beyond the nominal number that a race may have where the clock cannot tell the candidates apart."""
+        self.repeats = Repeats()
         self._n_run = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
         self._label = label
@@ -44,7 +44,6 @@ class SiteRace:
         self._options = options
         self._rung = 0
         self._n_rounds = 0
-        self._is_noisy = False
         self._wanted: dict[int, int] = {}
         """Candidate -> timed replays that it needs by the end of the queue."""
         self._timed_in_finals: set[int] = set()
@@ -64,11 +63,6 @@ class SiteRace:
             return self.queue[k]
         incumbent = self.incumbent()
         return None if incumbent is None else Trial(incumbent, is_timed=False)
-
-    @property
-    def n_extra(self) -> int:
-        """Replays beyond the nominal number that this race may have now."""
-        return self.n_spare if self._is_noisy else 0
 
     @property
     def is_barren(self) -> bool:
@@ -241,15 +235,22 @@ class SiteRace:
         # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
         n_least = 1 if is_long else n_finalists
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
-        error_ms = clock_error_ms(measured, options)
-        is_noisy = self._is_noisy = self.n_spare > 0 and error_ms > options.tie / 2 * share_ms(measured, self.n_open)
-        best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=error_ms)
+        plain = best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
+        repeats = self.repeats
+        repeats.judge(measured, self.n_open, options)
+        if repeats.is_noisy:
+            near = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=repeats.error_ms)
+            best = near if len(near) - len(plain) <= repeats.n_left else plain
         staying = self._leave(alive, [*prior, *best] or alive[:1])
-        n_rungs, n_each = self._rung + 1, (self._n_allowed(n_left) - self.n_extra // 2) // max(1, len(staying))
-        is_few = len(staying) <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
-        if len(staying) > 1 and n_each > 0 and (is_noisy or (not is_few and n_rungs < self._plan.n_repeat)):
-            # Where repeats are all that is left to do: half as many again.
-            n_more = 1 if n_rungs < self._plan.n_repeat else min(n_rungs // 2, n_each)
+        n_rungs, n_plain = self._rung + 1, len({*prior, *plain})
+        is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
+        goes_on = not is_few and n_rungs < self._plan.n_repeat  # the plain race
+        # Where repeats are all that is left to do: half as many again.
+        n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2
+        n_replays = self._n_allowed(n_left) if goes_on else min(repeats.n_left, self._n_allowed(n_left))
+        n_more = min(n_more, n_replays // max(1, len(staying)))
+        if len(staying) > 1 and n_more > 0:
+            repeats.use(n_more * len(staying) - n_plain * goes_on)
             self._rung += n_more
             self._wanted = dict.fromkeys(staying, self._rung + 1)
             self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
@@ -283,14 +284,15 @@ class SiteRace:
             # Closures of the race and of the finals are timed under different conditions and cannot be compared.
             is_mixed = bool(self._timed_in_finals) and not self._timed_in_finals >= set(near)
             times = {i: contenders[i] for i in near}
-            self.selection = select(times, "kernel" if is_mixed else objective, self._options.tie, is_alone=self.n_open < 2)
+            tie = self._options.tie_of(min(each.launches_ms for each in times.values()))
+            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=self.n_open < 2)
         else:  # never met: the first that runs
             best = self.standings.fastest()
             self.selection = Selection(0 if best is None else best, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection
 
     def _n_allowed(self, n_left: int) -> int:
-        return max(0, n_left if self._plan.max_replays is not None else min(n_left, self.n_nominal + self.n_extra - self._n_run))
+        return max(0, n_left if self._plan.max_replays is not None else min(n_left, self.n_nominal + self.repeats.n_extra - self._n_run))
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""

@@ -69,7 +69,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         assert inner is not None  # None only where nothing is under way
         manifest = inner
         context.records.extend(take_cached(context, manifest))
-    context.log.info(f"closure={context.name} searches in at most {race.bound} replays")
+    repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
+    context.log.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
     tell_of_work(context)
     context.expenses.end_phase("compile")
 

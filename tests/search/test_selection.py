@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, clock_error_ms, kept, select, share_ms
+from dist_tune.search.repeats import clock_error_ms, share_ms
+from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, kept, select
 
 pytestmark = pytest.mark.once
 
@@ -65,6 +66,8 @@ def test_the_clocks_error_is_half_a_microsecond_until_repeats_have_shown_it():
     assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), n=1), options) == 0.0005
     assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), spread_ms=0.3, n=4), options) == 0.00025
     assert clock_error_ms(of((1.0, 1.0), (2.0, 2.0), spread_ms=0.0001, n=16), options) == pytest.approx(0.0001 * 1.858 / 4, rel=1e-3)
+    often = {i: each._replace(n_launches=16) for i, each in of((0.01, 1.0), (0.02, 1.0), n=1).items()}
+    assert clock_error_ms(often, options) == 0.0005 * 4  # of the sum of sixteen readings
 
 
 def test_a_kernels_share_is_its_own_time_or_an_equal_part_of_the_step():
