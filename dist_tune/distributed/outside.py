@@ -48,11 +48,14 @@ class WatchedStore:
         return call
 
 
-def post_end(store: dist.Store, epoch: int, verdict: Verdict) -> None:
-    """End the first epoch from this one on that has no verdict."""
+def post_end(store: dist.Store, epoch: int, verdict: Verdict) -> str:
+    """End the first epoch from this one on that has no verdict; returns the message of a peer that has ended one, or nothing."""
+    before = ""
     while store.check([f"{epoch}/verdict"]):
+        before = before or json.loads(store.get(f"{epoch}/verdict")).get("message", "")
         epoch += 1
     store.compare_set(f"{epoch}/verdict", "", json.dumps(verdict))
+    return before
 
 
 def last_signs(store: dist.Store, members: Sequence[int]) -> dict[int, str]:

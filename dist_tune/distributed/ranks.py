@@ -92,8 +92,9 @@ class Solo:
         """Without peers there is nothing to hear."""
         return {}
 
-    def end_from_outside(self, error: StuckConfigError) -> None:
+    def end_from_outside(self, error: StuckConfigError) -> str:
         """Without peers there is nothing to end."""
+        return ""
 
     def abort(self, error: BaseException) -> None:
         """Without peers there is nothing to end."""
@@ -150,10 +151,10 @@ class Group(Meetings):
         """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
         return last_signs(self._store.clone(), self.members)
 
-    def end_from_outside(self, error: StuckConfigError) -> None:
-        """End the tuning on all ranks from another thread, because the tuning's thread hangs."""
+    def end_from_outside(self, error: StuckConfigError) -> str:
+        """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
         mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
-        post_end(self._store.clone(), self._epoch, {**mine, "call": self._first_run or self._place.text})
+        return post_end(self._store.clone(), self._epoch, {**mine, "call": self._first_run or self._place.text})
 
     def beating(self, tell: Callable[[str], object]) -> AbstractContextManager[None]:
         """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late."""

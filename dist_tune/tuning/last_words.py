@@ -79,8 +79,9 @@ class LastWords:
             f"of its threads are in {self._path}. Leave that config out, or name what it waits for in release=. DIST_TUNE_DEADLINE_S sets "
             f"the deadline"
         )
-        self._say(told)
-        self._within(lambda: self._ranks.end_from_outside(StuckConfigError(told, self._ranks.rank, what)))
+        causes: list[str] = []
+        self._within(lambda: causes.append(self._ranks.end_from_outside(StuckConfigError(told, self._ranks.rank, what))))
+        self._say(f"{told}. The tuning had been ended before: {causes[0]}" if causes and causes[0] else told)
         self._within(_flush)
         os._exit(EXIT_CODE)
 

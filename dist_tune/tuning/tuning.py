@@ -7,6 +7,7 @@ alone is reported at the next meeting, or posted as the end of the tuning.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -65,6 +66,7 @@ class Tuning:
         sites = Sites(log, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
+        weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         ranks.watch_troubles(trials.suspects)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)

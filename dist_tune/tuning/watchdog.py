@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import Enum
 from math import inf
 from threading import Event, Thread, get_ident
@@ -74,6 +73,23 @@ class Launch(NamedTuple):
     since: float
 
 
+class Launching:
+    """A launch is under way within this block. A class, because a generator would cost three times as much in each launch."""
+
+    __slots__ = ("_before", "_own", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, own: Launch) -> None:
+        self._watchdog = watchdog
+        self._own = own
+
+    def __enter__(self) -> None:
+        self._before, self._watchdog.launch = self._watchdog.launch, self._own
+
+    def __exit__(self, *error: object) -> None:
+        self._watchdog.launch = self._before
+        self._watchdog.take_released()
+
+
 class Watchdog:
     """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
 
@@ -88,7 +104,8 @@ class Watchdog:
         self._release = release
         self._words = LastWords(ranks, settings, log)
         self._step = Step("the first run", Kind.UNLIMITED, time.monotonic(), {})
-        self._launch: Launch | None = None
+        self.launch: Launch | None = None
+        """The innermost launch of a candidate that is under way."""
         self._shortest_s = 0.0
         """Of the replays so far."""
         self._returned: set[tuple[str, int]] = set()
@@ -97,6 +114,7 @@ class Watchdog:
         """Candidates under way when the flags were released, what they did, and for how many seconds."""
         self._exit = ExitStack()
         self._over = Event()
+        self._is_armed = False
         self._thread: Thread | None = None
         self._watched = 0
 
@@ -112,9 +130,11 @@ class Watchdog:
     def stop(self) -> None:
         """Watch no more. Neither the thread nor faulthandler's timer is left."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-            faulthandler.cancel_dump_traceback_later()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(1.0)
+            if self._is_armed:
+                faulthandler.cancel_dump_traceback_later()
             self._exit.close()
 
     # -- told by the tuning's thread -----------------------------------------------------------------------------
@@ -123,16 +143,12 @@ class Watchdog:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), schedule or {})
 
-    @contextmanager
-    def launching(self, label: str, candidate: int) -> Iterator[None]:
+    def launching(self, label: str, candidate: int) -> Launching:
         """The launch of a candidate; a function's may hold others."""
-        self.start()
-        before, self._launch = self._launch, Launch(label, candidate, time.monotonic())
-        try:
-            yield
-        finally:
-            self._launch = before
-            self.take_released()
+        if not self._is_armed:
+            self.start()
+            self._arm()
+        return Launching(self, Launch(label, candidate, time.monotonic()))
 
     def describe(self, doing: str, schedule: Replay) -> tuple[str, bool]:
         """A replay, for peers; and true if it is the first of some candidate on this rank."""
@@ -144,7 +160,7 @@ class Watchdog:
         """The closure has returned; true if it had to be released."""
         took_s = time.monotonic() - self._step.since
         self._shortest_s = min(took_s, self._shortest_s or took_s)
-        self.note("work between replays")
+        self.note("work between replays", Kind.WORK, self._step.schedule)  # which may wait for the device
         return self.take_released()
 
     def end_batch(self, batch: list[Replay]) -> bool:
@@ -156,12 +172,14 @@ class Watchdog:
 
     def take_released(self) -> bool:
         """Drop the candidates that went on only when flags were released; true if there were some."""
+        if not self._released:
+            return False
         stuck, self._released = self._released, []
         for label, i, what, after_s in stuck:
             if (site := self._sites.met.get(label)) is not None and i not in site.failures:
                 reason = f"{what} until release= was called, after {after_s:.1f} s ({self.phase})"
                 self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))
-        return bool(stuck)
+        return True
 
     # -- the watching thread -------------------------------------------------------------------------------------
 
@@ -170,9 +188,8 @@ class Watchdog:
         seen: object = None
         is_told, excused_s, before = False, 0.0, time.monotonic()
         while not self._over.is_set():
-            # Armed anew each time, also because tunings in other threads of this process share the timer.
-            faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
             self._over.wait(tick_s)
+            self._arm()
             now = time.monotonic()
             subject, since, limit_s = self._subject()
             if subject is not seen:
@@ -189,9 +206,15 @@ class Watchdog:
             elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
                 self._words.leave(self._text(subject, late_s))
 
+    def _arm(self) -> None:
+        """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
+        if not self._over.is_set():
+            self._is_armed = True
+            faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
+
     def _subject(self) -> tuple[object, float, float]:
         """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""
-        step, launch, asked, deadline_s = self._step, self._launch, self._ranks.asked, self._deadline_s
+        step, launch, asked, deadline_s = self._step, self.launch, self._ranks.asked, self._deadline_s
         if asked is not None:
             return asked, asked.since, deadline_s
         if launch is not None or step.kind is Kind.REPLAY:

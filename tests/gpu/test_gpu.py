@@ -172,6 +172,23 @@ def test_a_kernel_that_spins_for_ever_is_an_error_after_the_deadline():
     assert all("rank 1" in o.message and o.seconds < 6 * DEADLINE_S for o in outcomes)
 
 
+def _released(rank: int) -> Any:
+    kernel = autotuned(_spin_kernel, configs=configs(16, 32), key=())
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=lambda: None, release=[flag])(lambda: kernel[(1,)](flag, rank))
+    step()
+    return best(kernel), [each.failure for each in step.records[0].candidates]
+
+
+def test_a_kernel_that_spins_is_ended_by_release():
+    """Rank 1 waits for a signal that nobody sends: the watchdog writes it, and both ranks drop that config and go on."""
+    got = values(on_ranks(2, _released, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "10"}))
+    assert got[0] == got[1]
+    winner, failures = got[0]
+    assert winner == [16]
+    assert "release=" in str(failures[1])
+
+
 def _capture(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32))
     x, y = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, on_ranks, values
+from dist_tune.tuning import Tuning
 from dist_tune.tuning.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.stuck import free, stuck_kernel, stuck_step, threads_left
+from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
 from tests.ranks.world import DEADLINE_S, ROOT
 
 pytestmark = pytest.mark.once
@@ -83,53 +85,6 @@ def first_run_hangs(rank: int) -> Any:
 
     kernel = stuck_kernel("sleep", 0, 1 if rank == 1 else 0)
     return tuned(kernel, lambda x: launch(kernel, x))(torch.zeros(64)).sum().item()
-
-
-def test_a_released_config_is_dropped_on_all_ranks():
-    """Config 2 waits for an event on rank 1: the watchdog calls release=, and the tuning goes on without that config."""
-    outcomes = on_ranks(2, released, timeout_s=40)
-    got = values(outcomes)
-    assert got[0] == got[1]
-    winner, y, failures, left = got[0]
-    assert winner != [64]
-    assert y == 2.0
-    assert left == []
-    assert [each is None for each in failures] == [True, True, False, True]
-    assert "until release= was called, after 1." in failures[2]  # rank 1 did not return, and rank 0 waited in its all-reduce
-    assert "it did not return until release= was called" in outcomes[1].log
-    assert "in hang" in outcomes[1].log
-
-
-def released(rank: int) -> Any:
-    return stuck_step(rank, "event", [1], 1, True, {"release": [free.set]})
-
-
-def test_a_spinning_flag_is_released_by_a_tensor():
-    """A tensor in release= is filled with ones from another thread; the function that waits for it goes on, and is dropped."""
-    (got,) = values(on_ranks(1, waits_for_flag, timeout_s=40, is_dist=False))
-    assert got == ([1.0, 1.0], "1", True)
-
-
-def waits_for_flag(rank: int) -> Any:
-    flag = torch.zeros(2)
-
-    @autotune([{"block": block} for block in (1, 2, 4)], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1, release=[flag])
-    def function(x: torch.Tensor, block: int) -> torch.Tensor:
-        while block == 2 and flag[0].item() == 0:
-            time.sleep(0.01)
-        time.sleep(0.001 * block)
-        return x + 1
-
-    function(torch.zeros(4))
-    record = function.records[0]
-    return flag.tolist(), record.best.config[-1], "release=" in str(record.candidates[1].failure)
-
-
-@pytest.mark.parametrize("given", [1, "flag", [1], None])
-def test_release_takes_tensors_and_functions_only(given: Any):
-    """All else is refused where the function is decorated."""
-    with pytest.raises(TypeError, match="release must"):
-        contextual_autotune(release=given)(print)
 
 
 def test_what_takes_long_for_good_reason_is_not_ended():
@@ -274,3 +229,47 @@ is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 stuck_step(dist.get_rank(), "sleep", [1] if is_first else [], 1, True, {})
 print("tuned", flush=True)
 """
+
+
+def test_a_rank_that_waits_for_one_that_hangs_names_it():
+    """Rank 0 waits for rank 1 where no timeout frees it, so it leaves, too: later, and with rank 1's message."""
+    first, second = on_ranks(2, waits_for_ever, timeout_s=25)
+    left_with(first, 86)
+    left_with(second, 86)
+    assert "The tuning had been ended before: rank 1: candidate 2" in first.log
+    assert "ended before" not in second.log
+
+
+def waits_for_ever(rank: int) -> Any:
+    kernel, launched = stuck_kernel("sleep", 2, 1 if rank == 1 else 0), [0]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        launched[0] += 1
+        store = dist.distributed_c10d._get_default_store()
+        while store.add(f"launched {launched[0]} {1 - rank}", 0) == 0:  # a peer's signal
+            store.add(f"launched {launched[0]} {rank}", 1)
+            time.sleep(0.01)
+        store.add(f"launched {launched[0]} {rank}", 1)
+        return y
+
+    return tuned(kernel, step, search="exhaustive")(torch.zeros(64)).sum().item()
+
+
+def test_a_tuning_that_is_given_up_unmade_is_watched_no_more():
+    """An error between the first run and the first meeting leaves neither thread nor timer."""
+    assert values(on_ranks(1, given_up, is_dist=False)) == [[]]
+
+
+def given_up(rank: int) -> Any:
+    kernel = autotuned()
+
+    class Unmade(Tuning):
+        def tune_after(self, *args: Any, **options: Any) -> Any:
+            raise ValueError("not made")
+
+    pytest.MonkeyPatch().setattr("dist_tune.contextual.Tuning", Unmade)
+    with pytest.raises(ValueError, match="not made"):
+        contextual_autotune()(lambda: launch(kernel, torch.zeros(64)))()
+    gc.collect()
+    return threads_left()
