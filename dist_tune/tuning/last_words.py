@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_CODE = 86
 """Of a process that ends because a config does not return."""
-_PATIENCE_S = 1.0
+_PATIENCE_S = 2.0
 """Seconds for a store, or a function of the user's."""
 
 
@@ -37,7 +37,7 @@ class LastWords:
         self._ranks = ranks
         self._log = log
         self._path = settings.log_dir / f"rank-{ranks.rank}.log"
-        self._patience_s = min(_PATIENCE_S, settings.deadline_s / 10)
+        self._patience_s = min(_PATIENCE_S, settings.deadline_s / 4)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -72,12 +72,11 @@ class LastWords:
         if error := self._within(release):
             self._say(f"rank {self._ranks.rank}: release= failed: {type(error).__name__}: {error}")
 
-    def leave(self, what: str) -> None:
+    def leave(self, what: str, advice: str) -> None:
         """End the process, after word to the peers. Does not return."""
         told = (
             f"rank {self._ranks.rank}: {what}; nothing in the process can end that, and it has left with exit code {EXIT_CODE}. The stacks "
-            f"of its threads are in {self._path}. Leave that config out, or name what it waits for in release=. DIST_TUNE_DEADLINE_S sets "
-            f"the deadline"
+            f"of its threads are in {self._path}. {advice}. DIST_TUNE_DEADLINE_S sets the deadline"
         )
         causes: list[str] = []
         self._within(lambda: causes.append(self._ranks.end_from_outside(StuckConfigError(told, self._ranks.rank, what))))
@@ -100,7 +99,10 @@ class LastWords:
                 errors.append(error)
 
         thread = Thread(target=run, name="dist_tune watchdog's", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            return error
         thread.join(self._patience_s)
         return errors[0] if errors else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 from math import inf
 from threading import Event, Thread, get_ident
@@ -22,6 +22,7 @@ from dist_tune.settings import Settings
 from dist_tune.tuning.last_words import LastWords
 from dist_tune.tuning.release import Release
 from dist_tune.tuning.sites import Sites
+from dist_tune.warn_once import warn_once
 
 if TYPE_CHECKING:
     import loguru
@@ -39,6 +40,8 @@ _HELD = 1.75
 """Time without a sign of the watching thread after which faulthandler ends the process."""
 _EXCUSED = 10.0
 """Limit of compilations inside a launch, which do not count as its time."""
+_OF_CONFIGS = "Leave the config that hangs out, or name what it waits for in release="
+_OF_STORES = "Look at the network to the host of the store, which is rank 0's or torchrun's"
 
 
 class Kind(Enum):
@@ -124,8 +127,14 @@ class Watchdog:
             self._watched = get_ident()
             self._exit.enter_context(noted(lambda kernel: None))
             self._exit.enter_context(self._words.opened())
-            self._thread = Thread(target=self._watch, name="dist_tune watchdog", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._watch, name="dist_tune watchdog", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as error:  # no more threads: not the doing of the config whose launch this is
+                self._over.set()
+                self._exit.close()
+                warn_once(f"dist_tune does not watch for configs that never return: {error}")
 
     def stop(self) -> None:
         """Watch no more. Neither the thread nor faulthandler's timer is left."""
@@ -204,13 +213,14 @@ class Watchdog:
                 is_told = True
                 self._tell(subject, late_s)
             elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
-                self._words.leave(self._text(subject, late_s))
+                self._words.leave(self._text(subject, late_s), _OF_STORES if isinstance(subject, Asked) else _OF_CONFIGS)
 
     def _arm(self) -> None:
         """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
         if not self._over.is_set():
             self._is_armed = True
-            faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
+            with suppress(RuntimeError):  # no more threads
+                faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
 
     def _subject(self) -> tuple[object, float, float]:
         """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""

@@ -7,7 +7,9 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str
     first, second = on_ranks(2, stuck_step, how, [1], 1, talks, {}, timeout_s=25)
     left_with(second, 86)
     assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
-    assert first.seconds < 2 * DEADLINE_S + 1
+    assert first.seconds < 2 * DEADLINE_S + 3  # on a busy machine
     for word in ("rank 1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
         assert word in first.message, first.message
 
@@ -66,7 +68,7 @@ def test_a_config_that_holds_the_interpreter_lock_is_left():
     left_with(second, 1)
     assert "in hang" in second.log
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
-    assert first.seconds < 2.5 * DEADLINE_S + 1
+    assert first.seconds < 2.5 * DEADLINE_S + 3
     for word in ("1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
         assert word in first.message, first.message
 
@@ -77,7 +79,7 @@ def test_a_config_that_hangs_in_the_first_run_is_named():
     left_with(outcomes[1], 86)
     assert outcomes[0].error == "StuckConfigError", f"{outcomes[0].error}: {outcomes[0].message}"
     assert "discovery" in outcomes[0].message
-    assert outcomes[0].seconds < 2 * DEADLINE_S + 1
+    assert outcomes[0].seconds < 2 * DEADLINE_S + 3  # on a busy machine
 
 
 def first_run_hangs(rank: int) -> Any:
@@ -273,3 +275,25 @@ def given_up(rank: int) -> Any:
         contextual_autotune()(lambda: launch(kernel, torch.zeros(64)))()
     gc.collect()
     return threads_left()
+
+
+def test_without_threads_a_tuning_goes_on_unwatched():
+    """A process that can start no more threads is warned once, and no config is blamed."""
+    assert values(on_ranks(1, has_no_threads, is_dist=False)) == [([None] * 3, ["dist_tune does not watch for configs that never return"])]
+
+
+def has_no_threads(rank: int) -> Any:
+    own = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if "watchdog" in thread.name:
+            raise RuntimeError("can't start new thread")
+        own(thread)
+
+    pytest.MonkeyPatch().setattr(threading.Thread, "start", start)
+    kernel = autotuned()
+    step = contextual_autotune(n_repeat=1, n_warmup=0)(lambda: launch(kernel, torch.zeros(64)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step()
+    return [each.failure for each in step.records[0].candidates], [str(each.message).partition(":")[0] for each in told]
