@@ -71,21 +71,24 @@ class WorkQueue:
         while time.monotonic() < end and not all(self._store.check([f"gone/{rank}"]) for rank in others):
             time.sleep(_POLL_S)
 
-    def merge(self, save: Callable[[], None]) -> None:
+    def merge(self, save: Callable[[], str]) -> str:
         """Let one rank do what is to be done once with all results, and wait until it has: the first, or the next that is alive.
+
+        Returns that rank's text.
 
         The rank that hosts the store leaves last.
         """
         with self._alive():
             while not self._store.check(["saved"]):
                 if self.rank == next(rank for rank in self._members if rank == self.rank or not self._is_dead(rank)):
-                    save()
-                    self._store.set("saved", "1")
+                    self._store.compare_set("saved", "", f"1{save()}")
                 time.sleep(_POLL_S)
+            text = self._store.get("saved").decode()[1:]
             self._store.set(f"left/{self.rank}", "1")
             if self.rank == self._members[0]:
                 while not all(self._store.check([f"left/{rank}"]) or self._is_dead(rank) for rank in self._members):
                     time.sleep(_POLL_S)
+            return text
 
     def _check_tasks(self) -> None:
         mine = json.dumps(list(self._tasks))

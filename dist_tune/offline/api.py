@@ -5,8 +5,10 @@ Knows files, sizes and classes; jobs.py shares problems out over ranks, tuner.py
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,9 @@ from dist_tune.validation import check_space
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a quota, a limit on the size of files."""
 
 
 def tune_kernel(
@@ -85,7 +90,7 @@ def tune_problems(
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
     ended = job.tune(problems, options)
-    job.finish(lambda: None)
+    job.finish(lambda: "")
     return ended
 
 
@@ -110,13 +115,16 @@ def tune_and_save_configs(
         config_callback: as of ``tune_kernel``; a config out of the file goes through it once more.
         how: ``min_gain``, and the options of ``tune_problems``.
 
+    A full disk costs a warning, and the configs are returned all the same.
+
     Raises:
         DistTuneError: no config runs at some size, or at all sizes of a class; the other classes are written before.
+        OSError: the file cannot be written for another reason.
         ValueError: no sizes, or one twice, or as of ``tune_problems``.
     """
     named = classes or small_medium_large()
     file = ConfigFile(json_file_name, sizes, make_for_size, search_space, classes=named, config_callback=config_callback)
-    return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved}
+    return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved or each.error}
 
 
 def tune_files(
@@ -147,13 +155,27 @@ def tune_files(
     choices = [one.settle({size: each for other, size, each in measured if other is one}, min_gain) for one in classes]
     settled = [each for each in choices if isinstance(each, Settled)]
 
-    def save() -> None:
+    def save() -> str:
+        full: dict[str, str] = {}
         for file in files:
             configs = {each.size_class: each.config for each in settled if each.json_file_name == file.json_file_name and each.is_saved}
-            if configs:
-                save_configs_to_json(file.json_file_name, save_path, configs)
+            try:
+                if configs:
+                    save_configs_to_json(file.json_file_name, save_path, configs)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                full[file.json_file_name] = str(error.strerror)
+                warnings.warn(
+                    f"{Path(save_path) / file.json_file_name} is not written: {error.strerror}. Its configs are returned all the same: "
+                    f"{json.dumps(configs)[:2000]}. Started again when there is room, the script goes on from its journals.",
+                    stacklevel=5,
+                )
+        return json.dumps(full) if full else ""
 
-    job.finish(save)
+    full = json.loads(job.finish(save) or "{}")
+    settled = [replace(each, is_saved=False, error=full[each.json_file_name]) if each.is_saved and each.json_file_name in full else each
+               for each in settled]  # fmt: skip
     raise_failures([*first, *second, *(each for each in choices if isinstance(each, Failed))])
     return settled
 

@@ -83,7 +83,9 @@ class Settled:
     gain: float | None = None
     """Share by which the new config is faster than the old one: 0.03 is 3 %. None where they were not compared."""
     is_saved: bool = True
-    """The new config is in the file now; False where the old one is as good."""
+    """The new config is in the file now; False where the old one is as good, or the disk is full."""
+    error: str = ""
+    """Why the new config is not in the file, where the disk is full. The journals stay: started again, the script measures nothing anew."""
 
 
 @dataclass(frozen=True)

@@ -95,21 +95,27 @@ class Job:
         self._ranks.enter("files", self._ranks.next_call("jobs"))
         return self._ranks.reduce("files", text, _first)
 
-    def finish(self, save: Callable[[], None]) -> None:
-        """Save the results on one rank and delete the journals. Every rank returns after the save."""
+    def finish(self, save: Callable[[], str]) -> str:
+        """Save the results on one rank, and delete the journals. Every rank returns after the save, what ``save`` returned.
+
+        ``save``: returns why some results could not be saved, as text. The journals stay then; an empty text is success.
+        """
         if self._is_split:
-            self._queue([]).merge(save)
+            why = self._queue([]).merge(save)
         else:
             self._ranks.enter("saving", self._ranks.next_call("jobs"))
+            why = ""
             try:
                 if self._ranks.is_first:
-                    save()
+                    why = save()
             except BaseException as error:  # ends the call on all ranks, which wait for the file
                 self._ranks.abort(error)
                 raise
-            self._ranks.reduce("saved", "", _first)
-        for path in self._journals:
-            forget(path)
+            why = self._ranks.reduce("saved", why, _first)
+        if not why:
+            for path in self._journals:
+                forget(path)
+        return why
 
     def _log(self) -> AbstractContextManager[loguru.Logger]:
         return tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress)
