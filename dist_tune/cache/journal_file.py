@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener
 from dist_tune.warn_once import warn_once
 
 JOURNALS = "journals"
@@ -97,10 +98,11 @@ class QuarantinedConfig(BaseModel):
 class JournalFile:
     """A file of lines, held by this process until it is closed or the process ends. Children that it forks do not hold it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
         self.lines: list[JournalLine] = []
         """What the file held when it was opened."""
         self._path = path
+        self._rights = rights
         self._descriptor: int | None = None
         self._n_bytes = 0
         with _guard:
@@ -146,14 +148,12 @@ class JournalFile:
 
     def _open(self) -> None:
         folder = self._path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, self._rights)
         _sweep(folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = opener(self._rights, follows_links=False)(str(self._path), flags)
         try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("not a regular file")
             # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             content = b"" if status.st_size > MAX_BYTES else os.pread(descriptor, MAX_BYTES, 0)
@@ -188,11 +188,11 @@ def read_quarantine(path: Path) -> list[QuarantinedConfig]:
     return [*{each.config: each for each in _valid(content, QuarantinedConfig)}.values()]
 
 
-def quarantine(path: Path, config: QuarantinedConfig) -> None:
+def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) -> None:
     """Add a config to a file; without effect but a warning if it cannot be written."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        make_folder(path.parent, rights)
+        descriptor = opener(rights, follows_links=False)(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
             os.write(descriptor, _sealed(config.model_dump()))
         finally:

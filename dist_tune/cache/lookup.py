@@ -15,6 +15,7 @@ from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
 from dist_tune.configs import digest
+from dist_tune.safe_files import PRIVATE, Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 
@@ -112,6 +113,11 @@ class CacheLookup:
         if record is not None:
             return LookupResult(name, record.best.config, is_open=runs)
         return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
+
+    @property
+    def rights(self) -> Rights:
+        """Permissions of files in the cache folder."""
+        return self._cache.rights if self._cache is not None else PRIVATE
 
     def place_of(self, label: str) -> tuple[Path, str] | None:
         """The cache folder, and the digest of a site's key; None without a cache."""

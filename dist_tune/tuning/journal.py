@@ -56,7 +56,7 @@ class TuningJournal:
             return
         folder, key = place
         if self._file is None:
-            self._file = JournalFile(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
+            self._file = JournalFile(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", self._lookup.rights)
             self._past = past_of(self._file.lines)
             self._append("open")
         self._append("site", label=site.label, key=key)
@@ -66,9 +66,8 @@ class TuningJournal:
             barred |= {i: each for i, each in self._past.failures.get(site.label, {}).items() if i < len(site.configs)}
             site.suspects = {i for label, i in self._past.suspects if label == site.label and i < len(site.configs)}
             for i in sorted(i for i in site.suspects if self._past.strikes[site.label, i] >= MAX_STRIKES):
-                quarantine(
-                    path, QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
-                )
+                config = QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
+                quarantine(path, config, self._lookup.rights)
                 self._append("quarantined", label=site.label, n=[i])
         known = {each.config: each for each in read_quarantine(path)}
         for i, text in enumerate(site.texts):

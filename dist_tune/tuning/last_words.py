@@ -43,7 +43,7 @@ class LastWords:
     def opened(self) -> Iterator[None]:
         """The log is open for stacks, if there is one."""
         try:
-            self.file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+            self.file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:  # the log has told of that
             yield
             return

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dist_tune import autotune
 from dist_tune.cache import seal
 from dist_tune.cache.folder import Cache
+from dist_tune.cache.journal_file import QuarantinedConfig, quarantine
 from dist_tune.cli.main import main
+from dist_tune.safe_files import PRIVATE, SHARED
 from tests.cache_folders import warned
 from tests.cached_records import record
+from tests.function_options import BLOCKS, QUICK, quiet
 
 pytestmark = pytest.mark.once
 
@@ -131,3 +135,25 @@ def test_a_link_in_the_cache_leads_nowhere_else(tmp_path: Path):
     path.symlink_to("inside")
     with warned():
         assert cache.find(record().cache_key) == record()
+
+
+@pytest.mark.parametrize(("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")])
+def test_a_tuning_makes_private_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, folders: str, files: str):
+    """Also its journal, which is written before the first record; the log is its owner's in any case."""
+    quiet(monkeypatch, tmp_path / "made")
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "made" / "cache"))
+    monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)
+    seen: list[dict[str, set[str]]] = []
+
+    def step(x: int, block: int) -> int:
+        seen.append(modes(tmp_path / "made" / "cache"))
+        return x
+
+    options = {**QUICK, "cache": True}
+    with umask(0o022):
+        autotune(BLOCKS, lambda x: x, **options)(step)(1)
+    path = tmp_path / "made" / "cache" / "quarantine" / "x.jsonl"
+    quarantine(path, QuarantinedConfig(kernel="f", key="k", config="c", rank=0, since=1.0), SHARED if shared else PRIVATE)
+    assert all(each["folders"] == {folders} and each["files"] <= {files} for each in seen if each["files"])
+    assert modes(tmp_path / "made" / "cache") == {"folders": {folders}, "files": {files}}
+    assert modes(tmp_path / "made" / "logs") == {"folders": {"0700"}, "files": {"0600"}}
