@@ -130,7 +130,7 @@ class StuckConfigError(PeerFailedError):
 
 
 class StoreGoneError(PeerFailedError):
-    """The c10d store cannot be reached: the process that hosts it has exited."""
+    """The c10d store cannot be reached: the process that hosts it has exited, or the link to it was cut."""
 
 
 class AbsentRanksError(DistTuneError):

@@ -16,6 +16,7 @@ from typing import Any
 
 from triton.runtime.cache import FileCacheManager
 
+from dist_tune.compiler.leftovers import prefix, suffix
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.warn_once import warn_once
 
@@ -38,7 +39,7 @@ class _Spare:
         full = os.path.dirname(manager.cache_dir)
         try:
             if not self._folder:
-                self._folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix=f"dist_tune-{os.getpid()}-triton-"))
+                self._folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix("triton"), suffix=suffix()))
             path = Path(self._folder, manager.key, name)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else str(content).encode())

@@ -21,6 +21,7 @@ from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.launchers import build_ahead
+from dist_tune.compiler.leftovers import prefix, suffix
 from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.processes import hand_over
 
@@ -81,7 +82,7 @@ class FrontEndLock:
             return None
         try:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="dist_tune-")
+                self._folder = tempfile.TemporaryDirectory(prefix=prefix("ttir"), suffix=suffix())
             path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
             path.write_text(text)
         except OSError:  # no room: later candidates make it anew

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from dist_tune.compiler.leftovers import prefix, suffix, sweep
 from dist_tune.compiler.patches import SharedContext, replaced
 
 MAX_CHARS = 200_000
@@ -130,11 +131,13 @@ class QuietTerminal:
     @contextmanager
     def _redirected(self) -> Iterator[None]:
         _flush()
+        sweep()
         with ExitStack() as stack:
+            stack.callback(sweep)  # a rank of this host may have been killed meanwhile
             with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
                 terminal = os.dup(2)
                 stack.callback(os.close, terminal)
-                file = tempfile.NamedTemporaryFile(prefix=f"dist_tune-{os.getpid()}-stderr-")  # noqa: SIM115  # closed in _restore
+                file = tempfile.NamedTemporaryFile(prefix=prefix("stderr"), suffix=suffix())  # noqa: SIM115  # closed in _restore
                 os.dup2(file.fileno(), 2)
                 self._terminal, self._file = terminal, file
                 stack.callback(self._restore)

@@ -277,8 +277,8 @@ class Meetings:
             yield
         except dist.DistNetworkError as error:
             raise StoreGoneError(
-                f"rank {self.rank}: the c10d store is gone at {topic!r} of {self._closure}; the process that hosts it (rank 0, or "
-                f"torchrun's agent) has exited. The first error in its log is the cause."
+                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self._closure}: its host (rank 0, or "
+                f"torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
             ) from error
 
     def _decide(self, verdict: Verdict) -> None:

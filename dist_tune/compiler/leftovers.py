@@ -1,0 +1,47 @@
+"""Temporary files of tunings, named after their process, so that those of a process that was killed are found and deleted.
+
+Knows names and /proc, and nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_NAME = re.compile(r"dist_tune-(\d+)-.+-ns(\d+)")
+_DAY_S = 86_400.0
+
+
+def prefix(what: str) -> str:
+    """The beginning of the name of a temporary file or folder of this process."""
+    return f"dist_tune-{os.getpid()}-{what}-"
+
+
+def suffix() -> str:
+    """The end of such a name: numbers of processes hold in one namespace only, and several may share a temporary folder."""
+    with suppress(OSError):
+        return f"-ns{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""
+
+
+def sweep() -> None:
+    """Delete what killed processes of this user have left. A file with what a compiler wrote before it crashed stays for a day."""
+    mine = suffix()
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob("dist_tune-*-*"):
+            found = _NAME.fullmatch(path.name)
+            if found is None or f"-ns{found[2]}" != mine or Path(f"/proc/{found[1]}").exists():
+                continue
+            with suppress(OSError):  # another process sweeps, too
+                status = path.lstat()
+                if status.st_uid != os.getuid():
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif status.st_size == 0 or time.time() - status.st_mtime > _DAY_S:
+                    path.unlink()
