@@ -174,12 +174,14 @@ class Heartbeat:
             self._told.clear()
             self._moved = mine, now
         waited_s = now - self._moved[1]
+        if waited_s < _LATE_S / 2:
+            return
         lives = lives_of(store, self._others)
         for rank in self._others:
             life = lives.get(rank, _NO_LIFE)  # stopped before its first beat, or in an ordinary call
             silent_s = self._silent_s(rank, life, now)
             is_elsewhere = life.n_issued < mine[2] or ("meeting" in mine[0] and (life.doing, life.call) != (mine[0], self._call))
-            is_silent = silent_s >= _LATE_S and waited_s >= _LATE_S / 2
+            is_silent = silent_s >= _LATE_S
             if rank not in self._told and (is_silent or (waited_s >= _SLOW_S and is_elsewhere)):
                 self._told[rank] = self._moved[1]
                 tell(
@@ -209,11 +211,13 @@ class Heartbeat:
 
 def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:
     """The latest beat of each of these ranks that has beaten; one that cannot be read is left out."""
-    known = [rank for rank in ranks if store.check([f"alive/{rank}"])]
+    keys = [f"alive/{rank}" for rank in ranks]
+    # One question for all where all have beaten, so that a large group does not keep the store busy.
+    known = list(ranks) if keys and store.check(keys) else [rank for rank, key in zip(ranks, keys, strict=True) if store.check([key])]
     lives = {}
-    for rank in known:
+    for rank, text in zip(known, store.multi_get([f"alive/{rank}" for rank in known]) if known else [], strict=True):
         with suppress(ValidationError):
-            lives[rank] = _LIFE.validate_json(store.get(f"alive/{rank}"))
+            lives[rank] = _LIFE.validate_json(text)
     return lives
 
 

@@ -24,6 +24,8 @@ from dist_tune.tuning.trials import Trials
 from dist_tune.tuning.watchdog import Kind, Watchdog
 
 _POLL_S = 1e-4
+_MAX_JUMPS = 4
+"""Replays of a tuning that are run again because their time is negative, or longer than the batch: more is no clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Replayer:
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
+        self._n_jumps = 0
 
     def undo(self) -> None:
         """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
@@ -215,7 +218,14 @@ class Replayer:
         self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
+        jumped = []
+        for number, _, span in wholes:
+            if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
+                jumped.append(number)
+                self._n_jumps += 1
+                self.trials.samples.lose(number)  # to be run again: a clock that was set counts against no config
         self.trials.read_spans()
+        self.trials.samples.strike(jumped)
 
     def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
         """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""

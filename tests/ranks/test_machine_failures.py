@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,26 @@ def test_threads_that_have_run_out_are_told_as_that():
     assert other.error == "PeerFailedError"
     assert "rank 1 raised RuntimeError: can't start new thread" in other.message
     assert "BLOCK" not in other.message
+
+
+def _clock_jumps(rank: int, by_s: float) -> Any:
+    clock, at, runs = time.perf_counter, [0.0], []
+
+    @autotune([{"block": block} for block in BLOCKS], None, n_warmup=0, n_repeat=2)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        runs.append(block)
+        if rank == 1 and runs.count(32) == 2 and block == 32:
+            at[0] = by_s
+        time.sleep(0.002 if block == 32 else 0.01)
+        return x + 1
+
+    time.perf_counter = lambda: clock() + at[0]
+    step(torch.zeros(4))
+    record = step.records[0]
+    return record.best.config, [each.failure for each in record.candidates], (record.best.latency_ms or 0.0) < 1000
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_counts_against_no_config(by_s: float):
+    """By an hour while the best config is timed: that replay is run again."""
+    assert values(on_ranks(2, _clock_jumps, by_s)) == [("block=32", [None] * 4, True)] * 2
