@@ -63,7 +63,7 @@ class JournalLine(BaseModel):
     """The whole replay."""
     launches_ms: dict[str, list[_Milliseconds]] = {}
     """Of the timed sites."""
-    agreed_ms: dict[str, dict[_Index, _Milliseconds]] = {}
+    agreed_ms: dict[str, dict[_Index, float]] = {}
     """Site -> candidate -> reduced time."""
     kind: str = ""
     reason: str = ""

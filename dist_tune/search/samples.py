@@ -56,9 +56,9 @@ class Samples:
         """Add one timed launch; a site may be launched several times in a replay."""
         self._launches[site][candidate][replay].append(ms)
 
-    def launches_of(self, replay: int) -> dict[str, list[float]]:
-        """Site -> timed launches of a replay."""
-        found = {site: [ms for each in candidates.values() for ms in each.get(replay, ())] for site, candidates in self._launches.items()}
+    def launches_of(self, replay: int, schedule: Replay) -> dict[str, list[float]]:
+        """Site -> timed launches of the scheduled candidates in a replay."""
+        found = {site: self._launches.get(site, {}).get(trial.candidate, {}).get(replay) for site, trial in schedule.items()}
         return {site: launches_ms for site, launches_ms in found.items() if launches_ms}
 
     def is_disturbed(self, replay: int) -> bool:

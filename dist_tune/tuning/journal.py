@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from math import isfinite
 from typing import Any
 
 from dist_tune.cache import (
@@ -96,6 +98,8 @@ class TuningJournal:
 
     def begin(self, replay: int, schedule: Replay) -> None:
         """Before a replay."""
+        if not self._is_open:
+            return
         pairs = {label: trial.candidate for label, trial in schedule.items()}
         doubtful = {label: i for label, i in pairs.items() if schedule[label].is_timed or (label, i) not in self._has_run}
         if doubtful:
@@ -103,13 +107,16 @@ class TuningJournal:
 
     def end(self, replay: int, schedule: Replay, ms: float, samples: Samples, *, is_final: bool) -> None:
         """When the device is through with a replay whose launches are among the samples."""
-        self._has_run |= {(label, trial.candidate) for label, trial in schedule.items()}
-        launches_ms = samples.launches_of(replay)
-        timed = [label for label, trial in schedule.items() if trial.is_timed and (is_final or launches_ms.get(label))]
-        if not timed or samples.is_disturbed(replay) or not ms > 0:
-            self._append("ran", n=[replay])
+        if not self._is_open:
             return
         on = {label: trial.candidate for label, trial in schedule.items()}
+        self._has_run |= on.items()
+        launches_ms = samples.launches_of(replay, schedule)
+        timed = [label for label, trial in schedule.items() if trial.is_timed and (is_final or label in launches_ms)]
+        is_sound = all(isfinite(each) and each > 0 for each in (ms, *chain.from_iterable(launches_ms.values())))
+        if not timed or samples.is_disturbed(replay) or not is_sound:
+            self._append("ran", n=[replay])
+            return
         self._append("measured", n=[replay], on=on, timed=timed, ms=ms, launches_ms=launches_ms, is_final=is_final)
 
     def struck(self, replays: Iterable[int]) -> None:
@@ -205,6 +212,10 @@ class TuningJournal:
             samples.add_earlier(label, candidate, line.ms or 0.0, line.launches_ms.get(label, []), schedule)
         return True
 
+    @property
+    def _is_open(self) -> bool:
+        return self._file is not None and self._file.is_open
+
     def _append(self, event: str, **values: Any) -> None:
-        if self._file is not None and self._file.is_open:
+        if self._file is not None:
             self._file.append({"t": event, **values})
