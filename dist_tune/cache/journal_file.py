@@ -101,7 +101,7 @@ class JournalFile:
     def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
         self.lines: list[JournalLine] = []
         """What the file held when it was opened."""
-        self._path = path
+        self.path = path
         self._rights = rights
         self._descriptor: int | None = None
         self._n_bytes = 0
@@ -118,6 +118,13 @@ class JournalFile:
     def is_open(self) -> bool:
         """True if the file is this process's, and can be written."""
         return self._descriptor is not None
+
+    def begin_anew(self) -> None:
+        """Forget what the file held."""
+        self.lines = []
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; a ``JournalLine`` as JSON has it."""
@@ -139,19 +146,19 @@ class JournalFile:
             return
         with suppress(OSError):
             if delete:
-                self._path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
         with suppress(OSError):
             os.close(self._descriptor)
         self._descriptor = None
         with _guard:
-            _open.discard(self._path)
+            _open.discard(self.path)
 
     def _open(self) -> None:
-        folder = self._path.parent
+        folder = self.path.parent
         make_folder(folder, self._rights)
         _sweep(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = opener(self._rights, follows_links=False)(str(self._path), flags)
+        descriptor = opener(self._rights, follows_links=False)(str(self.path), flags)
         try:
             status = os.fstat(descriptor)
             # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
@@ -160,7 +167,7 @@ class JournalFile:
             found = list(_lines(content))
             self.lines = [each for each in found if each is not None]
             if len(self.lines) < len(found) or status.st_size > MAX_BYTES:
-                warn_once(f"journal {self._path}: damaged lines are passed over, and what they told of is measured again")
+                warn_once(f"journal {self.path}: damaged lines are passed over, and what they told of is measured again")
             if not self.lines:
                 os.ftruncate(descriptor, 0)
                 content = b""
@@ -173,9 +180,9 @@ class JournalFile:
 
     def _fail(self, error: OSError) -> None:
         self.close()
-        is_held = error.errno in (errno.EACCES, errno.EAGAIN) and self._path.exists() and os.access(self._path, os.W_OK)
+        is_held = error.errno in (errno.EACCES, errno.EAGAIN) and self.path.exists() and os.access(self.path, os.W_OK)
         reason = "another process is tuning the same" if is_held else f"it cannot be written: {error.strerror or error}"
-        warn_once(f"tuning goes on without its journal {self._path}: {reason}", f"journal {reason}")
+        warn_once(f"tuning goes on without its journal {self.path}: {reason}", f"journal {reason}")
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:

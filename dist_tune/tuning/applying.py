@@ -14,7 +14,6 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.site import is_fatal
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
@@ -27,18 +26,14 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     context.sites.journal.begin_phase("settle")
-    try:
-        value = context.replays.last_run(closure, before)
-        if context.replays.first_run_counts:
-            context.sites.restore_launched()
-        # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
-        context.sites.tell(winners, is_hit=False)
-        with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
-            context.reduce("done", None, _all_done)
-    except BaseException as error:
-        if not is_fatal(error):  # all ranks chose before this run: what ends it is no reason to measure again
-            _keep_records(context, winners)
-        raise
+    value = context.replays.last_run(closure, before)
+    if context.replays.first_run_counts:
+        context.sites.restore_launched()
+    # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
+    context.sites.tell(winners, is_hit=False)
+    with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+        context.reduce("done", None, _all_done)
+    context.expenses.end_phase("settle")
     _keep_records(context, winners)
     return value
 
@@ -49,7 +44,6 @@ def _all_done(parts: Mapping[int, None]) -> None:
 
 
 def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
-    context.expenses.end_phase("settle")
     seconds = context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
     for label in winners:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from dist_tune.cache import (
@@ -33,6 +34,8 @@ MAX_STRIKES = 2
 """Deaths of the process with a candidate under way that put it into quarantine."""
 _FIRST_RUN = -1
 """In place of a replay's number, for a launch in a run without a schedule."""
+_owners: dict[Path, object] = {}
+"""Journals that this process has left -> kernel or function of the first site."""
 
 
 class TuningJournal:
@@ -51,14 +54,21 @@ class TuningJournal:
 
     # -- at the entry of a site ----------------------------------------------------------------------------------
 
-    def enter(self, site: Site) -> None:
-        """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last."""
+    def enter(self, site: Site, owner: object = None) -> None:
+        """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last.
+
+        ``owner``: the kernel or function. A journal that this process has left for another one is of another step of the same name.
+        """
         place = self._lookup.place_of(site.label)
         if place is None or self._lookup.is_required:
             return
         folder, key = place
         if self._file is None:
-            self._file = JournalFile(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", self._lookup.rights)
+            journal = folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}"
+            self._file = JournalFile(journal, self._lookup.rights)
+            if _owners.setdefault(journal, owner) is not owner:
+                self._file.begin_anew()
+                _owners[journal] = owner
             self._past = past_of(self._file.lines)
             self._append("open")
         self._append("site", label=site.label, key=key)
@@ -198,6 +208,8 @@ class TuningJournal:
         """Leave it as after a death of the process, or ``delete`` it, because nobody is to go on from it."""
         if self._file is not None:
             self._file.close(delete=delete)
+            if delete:
+                _owners.pop(self._file.path, None)
 
     def _take(self, label: str, candidate: int, is_final: bool, samples: Samples) -> bool:
         """Use up one sample that all ranks have; where this rank has met the site it is added to its samples."""

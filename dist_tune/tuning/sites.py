@@ -234,7 +234,7 @@ class Sites:
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return site
-        self.journal.enter(site)
+        self.journal.enter(site, launch.owner)
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
