@@ -109,7 +109,7 @@ def test_a_second_run_takes_the_functions_winner_from_the_cache_and_says_so(tmp_
     assert "from the cache, tuned 20" not in first.stdout
     assert "from the cache, tuned 20" in second.stdout
     assert "DIST_TUNE_ALWAYS_TUNE=1 tunes anew" in second.stdout
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kernels.ag_gemm.ag_gemm"]
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"journals", "kernels.ag_gemm.ag_gemm"}
 
 
 @pytest.mark.once
