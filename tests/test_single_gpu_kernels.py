@@ -47,7 +47,9 @@ def test_results_are_right_with_every_config_and_tuned(tmp_path: Path, kernel: s
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("check ")]
     assert len(verdicts) == N_RESULTS[kernel]
     assert all(" ok " in line for line in verdicts)
-    assert {path.name.rpartition(".")[0] for path in (tmp_path / "cache").iterdir()} - {""} == {f"kernels.{kernel}"}  # and the folder of journals
+    assert {path.name.rpartition(".")[0] for path in (tmp_path / "cache").iterdir()} - {""} == {
+        f"kernels.{kernel}"
+    }  # and the folder of journals
 
 
 @pytest.mark.once

@@ -8,7 +8,6 @@ from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.outside import Asked
 from dist_tune.distributed.ranks import (
     Ranks,
-    Solo,
     check_group,
     device_identity,
     group_of,
@@ -19,6 +18,7 @@ from dist_tune.distributed.ranks import (
     shared_store,
 )
 from dist_tune.distributed.reduction import Part, Reduction, Result
+from dist_tune.distributed.solo import Solo
 from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 

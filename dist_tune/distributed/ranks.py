@@ -20,92 +20,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.calls import Calls, calls_of
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.outside import Asked, last_signs, post_end
-from dist_tune.distributed.reduction import Part, Reduction, Result
+from dist_tune.distributed.solo import Solo
 from dist_tune.distributed.verdicts import text_of
 from dist_tune.errors import DistTuneError, StuckConfigError
 from dist_tune.validation import spelled
-
-
-class Solo:
-    """One process that decides alone."""
-
-    is_alone = True
-    is_first = True
-
-    def __init__(self) -> None:
-        # Its rank names its log, also where other processes tune beside it.
-        self.rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-        self.members: tuple[int, ...] = (self.rank,)
-        self.neighbours = (0, 1)
-
-    @property
-    def writes_progress(self) -> bool:
-        """True on one of the processes that tune each alone beside one another."""
-        return self.rank == 0
-
-    def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` that this process makes alone."""
-        return calls_of((), closure)
-
-    def next_call(self, closure: str) -> int:
-        """Without peers calls need no number."""
-        return 0
-
-    def begin_first_run(self, closure: str, number: int) -> None:
-        """Without peers there is nothing to say."""
-
-    def enter(self, closure: str, number: int = 0, options: str = "") -> None:
-        """Without peers there is nothing to say."""
-
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
-        """``fn`` of this rank's part alone."""
-        return fn({self.rank: part})
-
-    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
-        """``fn`` of this rank's part alone."""
-        return fn({self.rank: part})
-
-    @contextmanager
-    def beating(self, tell: Callable[[str], object]) -> Iterator[None]:
-        """Without peers no rank is late."""
-        yield
-
-    @contextmanager
-    def running(self, number: int, doing: str) -> Iterator[None]:
-        """Without peers there is nothing to say."""
-        yield
-
-    def watch_troubles(self, troubles: list[str]) -> None:
-        """Without peers there is nothing to say."""
-
-    def beat(self, doing: str, *, is_new: bool = False) -> None:
-        """Without peers there is nothing to hear."""
-
-    asked: Asked | None = None
-    """Without peers there is no store."""
-
-    def last_signs(self) -> dict[int, str]:
-        """Without peers there is nothing to hear."""
-        return {}
-
-    def end_from_outside(self, error: StuckConfigError) -> str:
-        """Without peers there is nothing to end."""
-        return ""
-
-    def abort(self, error: BaseException) -> None:
-        """Without peers there is nothing to end."""
-
-    def align(self) -> None:
-        """Without peers there is nothing to wait for."""
-
-    @contextmanager
-    def short_timeouts(self) -> Iterator[None]:
-        """Collectives that the closure may hold are left as they are."""
-        yield
 
 
 class Group(Meetings):
