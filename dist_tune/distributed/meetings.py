@@ -25,7 +25,7 @@ from dist_tune.distributed.messages import count_up, read_part, read_verdict
 from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
-from dist_tune.distributed.verdicts import FAILED, Verdict, error_of, is_secondary, mismatch_of, text_of
+from dist_tune.distributed.verdicts import FAILED, Verdict, end_by, error_of, is_secondary, mismatch_of, text_of
 from dist_tune.distributed.waiting import Wait, beat_of, forget_epochs
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
@@ -48,8 +48,7 @@ class Meetings:
         self._issued_before = 0
         self._first_run = ""
         self._patience_s: float | None = None
-        self._epoch = 0
-        self._agreed = 0
+        self._epoch = self._agreed = 0
         self._last_check = 0.0
         self._is_over = False
         self._root = store
@@ -217,13 +216,7 @@ class Meetings:
         return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
 
     def _post_abort(self, error: BaseException) -> None:
-        mine = {
-            "state": "aborted",
-            "rank": self.rank,
-            "kind": type(error).__name__,
-            "error": text_of(error),
-            "message": str(error)[:100_000],
-        }
+        mine = end_by(self.rank, error)
         self._decide(mine)
         while (verdict := self._read_verdict())["state"] not in ("aborted", "timed out"):
             self._decide(mine)  # the interrupt came between a verdict and the reading of it: peers are on their way to the next meeting
@@ -251,8 +244,7 @@ class Meetings:
                 wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
             else:
                 wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s)
-        verdict = self._read_verdict()
-        if "result" in verdict and self.rank == self.members[0]:
+        if "result" in (verdict := self._read_verdict()) and self.rank == self.members[0]:
             # All ranks have read the verdicts before this one, since all have come to this one.
             forget_epochs(self._store, range(self._agreed, self._epoch - 1), self.members)
             self._agreed = self._epoch - 1

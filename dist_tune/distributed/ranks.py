@@ -24,7 +24,7 @@ from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.outside import Asked, last_signs, post_end
 from dist_tune.distributed.solo import Solo
-from dist_tune.distributed.verdicts import text_of
+from dist_tune.distributed.verdicts import end_by
 from dist_tune.errors import DistTuneError, StuckConfigError
 from dist_tune.validation import spelled
 
@@ -74,8 +74,7 @@ class Group(Meetings):
 
     def end_from_outside(self, error: StuckConfigError) -> str:
         """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
-        mine = {"state": "aborted", "rank": self.rank, "kind": type(error).__name__, "error": text_of(error), "message": str(error)}
-        return post_end(self._store.clone(), self._epoch, {**mine, "call": self._first_run or self._place.text})
+        return post_end(self._store.clone(), self._epoch, {**end_by(self.rank, error), "call": self._first_run or self._place.text})
 
     def beating(self, tell: Callable[[str], object]) -> AbstractContextManager[None]:
         """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late."""

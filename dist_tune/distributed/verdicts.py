@@ -14,6 +14,9 @@ import torch.distributed as dist
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StuckConfigError
 from dist_tune.printable import printable
 
+_MAX_MESSAGE = 100_000
+"""Characters of an error's message that peers are told: a message on the store has a size limit."""
+
 Verdict = dict[str, Any]
 """JSON; ``state`` says which: "agreed", "aborted", "timed out" or "apart"."""
 
@@ -63,6 +66,12 @@ def mismatch_of(
     first, *rest = (f"rank {rank} is in {closure}, step {topic!r}" for rank, (closure, topic) in by_rank.items())
     other = next(text for text in rest if text.partition(" is in ")[2] != first.partition(" is in ")[2])
     return RankMismatchError(f"{first}, {other}. Call tuned closures in the same order on all ranks of their group.")
+
+
+def end_by(rank: int, error: BaseException) -> Verdict:
+    """The verdict by which a rank ends the tuning because of its error."""
+    message = str(error)[:_MAX_MESSAGE]
+    return {"state": "aborted", "rank": rank, "kind": type(error).__name__, "error": text_of(error), "message": message}
 
 
 def error_of(verdict: Verdict, rank: int, closure: str) -> DistTuneError:

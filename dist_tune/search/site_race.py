@@ -236,8 +236,7 @@ class SiteRace:
         n_least = 1 if is_long else n_finalists
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
         plain = best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
-        repeats = self.repeats
-        repeats.judge(measured, self.n_open, options)
+        (repeats := self.repeats).judge(measured, self.n_open, options)
         if repeats.is_noisy:
             near = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=repeats.error_ms)
             best = near if len(near) - len(plain) <= repeats.n_left else plain
@@ -245,8 +244,7 @@ class SiteRace:
         n_rungs, n_plain = self._rung + 1, len({*prior, *plain})
         is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
         goes_on = not is_few and n_rungs < self._plan.n_repeat  # the plain race
-        # Where repeats are all that is left to do: half as many again.
-        n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2
+        n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
         n_replays = self._n_allowed(n_left) if goes_on else min(repeats.n_left, self._n_allowed(n_left))
         n_more = min(n_more, n_replays // max(1, len(staying)))
         if len(staying) > 1 and n_more > 0:

@@ -70,8 +70,7 @@ class Trials:
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
-        self._times_launches = self._is_timed = False
-        self._replay = self._n_compiled = 0
+        self._times_launches, self._is_timed, self._replay, self._n_compiled = False, False, 0, 0
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
