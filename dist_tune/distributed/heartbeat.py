@@ -97,9 +97,14 @@ class Heartbeat:
         self.troubles = []
         self.at("its first run", may_last=True)
 
-    def at(self, doing: str, *, may_last: bool = False) -> None:
-        """Note what this rank does from now on. Costs no talk."""
+    def at(self, doing: str, *, may_last: bool = False, introduced_on: dist.Store | None = None) -> None:
+        """Note what this rank does from now on. Costs no talk, but for the first beat on a store that is given.
+
+        By that beat peers know the process, also of a rank that ends before its beating thread ran.
+        """
         self._doing, self._may_last, self._since = doing, may_last, time.monotonic()
+        if introduced_on is not None and self._n_beats == 0:
+            self.post(introduced_on)
 
     @contextmanager
     def run(self, number: int, doing: str) -> Iterator[None]:

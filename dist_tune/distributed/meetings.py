@@ -231,7 +231,7 @@ class Meetings:
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
         mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
-        self.life.at(f"the meeting for {topic!r}")
+        self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
         self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps(mine))
         if count_up(self._store, f"{self._epoch}/count") == len(self.members):
             self._agree(reduce)
