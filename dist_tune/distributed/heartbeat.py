@@ -211,7 +211,15 @@ class Heartbeat:
         """
         own = {self._rank: Life(0, self._call, self._doing, time.monotonic() - self._since)} if self._call else {}
         tales = {rank: self._tale(rank, life) for rank, life in {**lives_of(store, self._others), **own}.items()}
-        return {rank: tales.pop(rank, "") or beat.partition(" ")[2] or beat for rank, beat in beats.items()}, tales
+        return {rank: _place_of(tales.pop(rank, ""), beat) for rank, beat in beats.items()}, tales
+
+
+def _place_of(tale: str, beat: str) -> str:
+    """Where a rank is, by its latest beat and by its last sign of progress, which may be newer: beats stop with the interpreter's lock."""
+    at, _, doing = beat.partition(" ")
+    if not tale:
+        return doing or beat
+    return tale if at == "-" or not doing else f"{tale}; its last sign of progress: {doing}"
 
 
 def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 QUICK = cases(quick=True)
 LATE = {"sleep_3_s", "stop_3_s", "no_memory"}
 """Faults that cost waiting, or one more try, and nothing else."""
-NAMED = {"raise_error": "the user's own mistake", "never_return": "config", "hold_the_lock": "config", "skip_collective": "collective"}
+NAMED = {"raise_error": "the user's own mistake", "never_return": "config", "hold_the_lock": "candidate", "skip_collective": "collective"}
 """Fault -> a word of the message on the ranks that did not meet it."""
 
 
