@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.meeting_costs import Cost, latency_ms, tuning
-from benchmarks.simulator import Kernel, Played, World, kernel_of, many, play, small, step_of_148
+from benchmarks.simulator import Kernel, Played, World, play
 from benchmarks.timing_tables import load_tables, read_log
+from benchmarks.worlds import kernel_of, many, small, step_of_148
 from dist_tune.search import Plan, ReducedTimes
 from dist_tune.search.selection import RacingOptions
 
