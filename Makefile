@@ -27,7 +27,7 @@ test-fast: .venv/test.stamp  ## the tests of pure modules, which start no proces
 	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py
 
 test-faults: .venv/test.stamp  ## all faults in all phases, and the table of docs/reliability.md: a quarter of an hour
-	$(python) -m pytest tests/faults -m "not gpu"
+	$(python) -m pytest tests/faults tests/ranks -m "not gpu"
 	$(python) -m tests.faults.matrix --write docs/reliability.md
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other

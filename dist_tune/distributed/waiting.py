@@ -82,7 +82,7 @@ class Wait:
         ``is_optional``: "apart" takes the place of "timed out".
         """
         call, least_s = place.text, len(self.members) / _ANSWERS_PER_S
-        since = time.monotonic()
+        since = began = time.monotonic()
         asked, asked_at = 0, 0.0
         for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
             missing = self._missing()
@@ -110,7 +110,8 @@ class Wait:
                     self.decide({"state": "apart", "passed": {self.rank: {place.closure: [place.number]}}})
                 else:
                     beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
-                    self.time_out({rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}, patience_s)
+                    waited_s = round(now - began, 1) if has_died else patience_s
+                    self.time_out({rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}, waited_s)
             elif is_answered or asked == 0:
                 n_asked = presence.n_asked()
                 asked, asked_at = n_asked if n_asked > asked else presence.ask(), now

@@ -13,6 +13,8 @@ from dist_tune.runtime import interception
 from dist_tune.testing import on_ranks
 from tests.ranks.kernels import autotuned, is_unpatched, launch
 
+pytestmark = pytest.mark.once
+
 
 def _interrupted(rank: int, n_verdicts: int) -> Any:
     read, count = Meetings._read_verdict, [0]
@@ -28,7 +30,7 @@ def _interrupted(rank: int, n_verdicts: int) -> Any:
     contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.ones(64))
 
 
-@pytest.mark.parametrize("n_verdicts", [1, 2, 4])
+@pytest.mark.parametrize("n_verdicts", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupt_between_a_verdict_and_its_reading_is_told_to_peers(n_verdicts: int):
     """The rank raises KeyboardInterrupt, and the other names it at its next meeting."""
     peer, interrupted = on_ranks(2, _interrupted, n_verdicts)

@@ -33,7 +33,7 @@ def events(path: Path, kind: str) -> list[Any]:
     return [line for line in lines if line["t"] == kind]
 
 
-@pytest.mark.parametrize("n_kernels", [1, 2])
+@pytest.mark.parametrize("n_kernels", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path, rank: int, n_kernels: int):
     """A rank is killed in the fifth replay: the four before it count, and the job needs a first run, two replays and a last run."""
@@ -51,7 +51,9 @@ def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path, rank: int, n_kerne
     assert all(each[4] for each in values(attempt(tmp_path, ends, n_kernels))[0]["records"])
 
 
-@pytest.mark.parametrize(("block", "n_kernels"), [(8, 1), (32, 1), (32, 2)])
+@pytest.mark.parametrize(
+    ("block", "n_kernels"), [pytest.param(8, 1, marks=pytest.mark.slow), pytest.param(32, 1, marks=pytest.mark.slow), (32, 2)]
+)
 def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_path: Path, block: int, n_kernels: int):
     """Also the config that the first run would take. The second time it runs after all others; then the tuning ends without it."""
     ends = (block, 1, 0, "exit")

@@ -16,6 +16,8 @@ from dist_tune.tuning.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
 
+pytestmark = pytest.mark.once
+
 ENV = {"DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}"}
 
 
@@ -30,7 +32,7 @@ def _stopped(rank: int, phase: str, who: int) -> Any:
     return winners(), y[0].item(), [each.name for each in threading.enumerate() if "heartbeat" in each.name]
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_rank_that_is_stopped_for_less_than_the_deadline_costs_waiting(phase: str, who: int):
     """SIGSTOP for 3 s: the same winners on both, the right value, and the log of the other rank names the one that was stopped."""
@@ -58,7 +60,7 @@ def _alone(rank: int, wait: str, seconds: float) -> Any:
     return best(kernel), step.records[0].winner
 
 
-@pytest.mark.parametrize(("wait", "seconds"), [("sleep", 4.0), ("stop", 3.0), ("stop", 8.0)])
+@pytest.mark.parametrize(("wait", "seconds"), [("sleep", 4.0), ("stop", 3.0), pytest.param("stop", 8.0, marks=pytest.mark.slow)])
 def test_a_rank_that_is_late_in_its_first_run_is_waited_for(wait: str, seconds: float):
     """Without a collective; also one that is stopped for longer than the deadline, and less than the group's timeout."""
     outcomes = on_ranks(2, _alone, wait, seconds, env=ENV)

@@ -20,6 +20,8 @@ from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import FakeH200, on_ranks, values
 from tests.ranks.kernels import autotuned, best, launch
 
+pytestmark = pytest.mark.once
+
 BLOCKS = (16, 32, 64, 128)
 
 
@@ -183,7 +185,7 @@ def _clock_jumps(rank: int, by_s: float) -> Any:
     return record.best.config, [each.failure for each in record.candidates], (record.best.latency_ms or 0.0) < 1000
 
 
-@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+@pytest.mark.parametrize("by_s", [3600.0, pytest.param(-3600.0, marks=pytest.mark.slow)])
 def test_a_clock_that_is_set_counts_against_no_config(by_s: float):
     """By an hour while the best config is timed: that replay is run again."""
     assert values(on_ranks(2, _clock_jumps, by_s)) == [("block=32", [None] * 4, True)] * 2

@@ -276,7 +276,7 @@ def test_a_dead_store_ends_all_ranks():
     assert host.error == "Died"
     for outcome, topic in zip(others, ("report", "replay 3"), strict=True):
         assert (outcome.error, outcome.seconds < 5.0) == ("StoreGoneError", True)
-        assert f"the c10d store is gone at '{topic}' of f" in outcome.message
+        assert f"the c10d store cannot be reached at '{topic}' of f" in outcome.message
 
 
 def _dies_on_arrival(rank: int) -> Any:

@@ -10,6 +10,8 @@ from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import on_ranks
 from tests.ranks.kernels import autotuned, launch
 
+pytestmark = pytest.mark.once
+
 BLOCKS = (16, 32, 64, 128)
 
 

@@ -35,7 +35,7 @@ def left_with(outcome: Outcome, code: int) -> None:
 
 
 @pytest.mark.parametrize("talks", [False, True])
-@pytest.mark.parametrize("how", ["loop", "sleep"])
+@pytest.mark.parametrize("how", ["loop", pytest.param("sleep", marks=pytest.mark.slow)])
 def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str, talks: bool):
     """Rank 1 leaves with exit code 86 within twice the deadline; rank 0 raises an error that names rank, candidate and phase."""
     first, second = on_ranks(2, stuck_step, how, [1], 1, talks, {}, timeout_s=25)
@@ -46,7 +46,7 @@ def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str
         assert word in first.message, first.message
 
 
-@pytest.mark.parametrize("how", ["loop", "sleep"])
+@pytest.mark.parametrize("how", ["loop", pytest.param("sleep", marks=pytest.mark.slow)])
 def test_a_config_that_never_returns_on_all_ranks_ends_all_of_them(how: str):
     """Nothing waits for ever: each rank leaves with exit code 86, and its log has candidate, phase and stacks."""
     for outcome in on_ranks(2, stuck_step, how, [0, 1], 1, False, {}, timeout_s=25):
@@ -142,7 +142,7 @@ def steady(rank: int) -> Any:
     return seen, after | during, time.monotonic() > end - 1.0
 
 
-@pytest.mark.parametrize("phase", ["finals", "last run"])
+@pytest.mark.parametrize("phase", ["finals", pytest.param("last run", marks=pytest.mark.slow)])
 def test_the_phase_of_a_late_hang_is_named(phase: str):
     """A step that hangs in the finals, or in the last run."""
     first, second = on_ranks(2, hangs_late, phase, timeout_s=25)
