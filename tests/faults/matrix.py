@@ -70,7 +70,8 @@ class Result:
         where = f"{case.fault.replace('_', ' ')}{' (all ranks)' if case.on_all else ''}"
         again = "-" if self.n_again is None else f"{self.n_again} of {self.n_clean}"
         left = ", ".join(self.left) or "nothing"
-        return f"| {where} | {case.phase} | {case.n_ranks} | {', '.join([*told, *gone])} | {self.told_s:.1f} | {again} | {left} |"
+        told_s = f"{self.told_s:.1f}" if self.survivors else "-"
+        return f"| {where} | {case.phase} | {case.n_ranks} | {', '.join([*told, *gone])} | {told_s} | {again} | {left} |"
 
 
 def clean_run(n_ranks: int = 2) -> int:
