@@ -70,6 +70,8 @@ class Heartbeat:
     def __init__(self, rank: int, members: Sequence[int], n_collectives: Callable[[], int]) -> None:
         self.troubles: list[str] = []
         """Shared with the tuning that adds to it."""
+        self.absent: list[int] = []
+        """Ranks that have not come to this rank's call, as far as beats say; looked at while this rank waits."""
         self._rank = rank
         self._others = [each for each in members if each != rank]
         self._every_s = max(_EVERY_S, len(members) / _RANKS_PER_S)
@@ -95,6 +97,7 @@ class Heartbeat:
         self._runs.clear()
         self._odd.clear()
         self.troubles = []
+        self.absent = []
         self.at("its first run", may_last=True)
 
     def at(self, doing: str, *, may_last: bool = False, introduced_on: dist.Store | None = None) -> None:
@@ -180,8 +183,10 @@ class Heartbeat:
             self._moved = mine, now
         waited_s = now - self._moved[1]
         if waited_s < _LATE_S / 2:
+            self.absent = []
             return
         lives = lives_of(store, self._others)
+        self.absent = [rank for rank in self._others if rank not in lives or lives[rank].call != self._call]
         for rank in self._others:
             life = lives.get(rank, _NO_LIFE)  # stopped before its first beat, or in an ordinary call
             silent_s = self._silent_s(rank, life, now)

@@ -11,7 +11,7 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -62,6 +62,11 @@ class Group(Meetings):
             return int(self._group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # missing in torch's stubs
         except RuntimeError:
             return 0
+
+    @property
+    def absent(self) -> Sequence[int]:
+        """Ranks that have not come to the call that this rank waits in, as far as it knows."""
+        return self.life.absent
 
     @property
     def asked(self) -> Asked | None:

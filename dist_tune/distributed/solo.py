@@ -69,6 +69,8 @@ class Solo:
     def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Without peers there is nothing to hear."""
 
+    absent: tuple[int, ...] = ()
+    gather_s = 0.0
     asked: Asked | None = None
     """Without peers there is no store."""
 

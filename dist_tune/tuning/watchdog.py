@@ -209,7 +209,10 @@ class Watchdog:
             if now - before > 5 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
                 excused_s += now - before
             before, late_s = now, now - since - excused_s
-            if not is_told and late_s >= limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0):
+            tell_at_s = limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0)
+            if late_s >= tell_at_s and self.phase == "discovery" and self._ranks.absent and now - since < self._ranks.gather_s:
+                excused_s, late_s = now - since, 0.0  # a collective in it may wait for a rank that has yet to come to this call
+            if not is_told and late_s >= tell_at_s:
                 is_told = True
                 self._tell(subject, late_s)
             elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
