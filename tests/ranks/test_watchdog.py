@@ -142,7 +142,7 @@ def steady(rank: int) -> Any:
     return seen, after | during, time.monotonic() > end - 1.0
 
 
-@pytest.mark.parametrize("phase", ["finals", pytest.param("last run", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("phase", [pytest.param("finals", marks=pytest.mark.slow), "last run"])
 def test_the_phase_of_a_late_hang_is_named(phase: str):
     """A step that hangs in the finals, or in the last run."""
     first, second = on_ranks(2, hangs_late, phase, timeout_s=25)
