@@ -18,10 +18,10 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-# Tests of ranks wait much and compute little, so they run beside the others, and the second triton after them. Their output comes last.
+# Tests of ranks wait much and compute little, so they run beside the others, and beside the second triton's. Their output comes last.
 test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
-	@log=$$(mktemp); { $(ranks); code=$$?; $(on_newer) || code=1; exit $$code; } >$$log 2>&1 & beside=$$!; \
-	$(others); code=$$?; wait $$beside || code=1; cat $$log; rm -f $$log; exit $$code
+	@log=$$(mktemp); $(ranks) >$$log 2>&1 & beside=$$!; \
+	$(others); code=$$?; $(on_newer) || code=1; wait $$beside || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py

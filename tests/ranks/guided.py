@@ -35,11 +35,11 @@ def cost(block: int, pad: int, *, flat: bool, warps: int) -> float:
 
 
 def launch_ms(src: Any, metadata: Any) -> float:
-    """Milliseconds of a launch on the fake device: 2 for the best config, 0.4 more for each step away from it; 1 of other kernels."""
+    """Milliseconds of a launch on the fake device: 4 for the best config, 0.8 more for each step away from it; 1 of other kernels."""
     constants = {src.fn.arg_names[place]: value for (place,), value in src.constants.items()}
     if "PAD" not in constants:
         return 1.0
-    return 2.0 + 0.4 * cost(constants["BLOCK"], constants["PAD"], flat=constants["FLAT"], warps=metadata.num_warps)
+    return 4.0 + 0.8 * cost(constants["BLOCK"], constants["PAD"], flat=constants["FLAT"], warps=metadata.num_warps)
 
 
 def padded(**options: Any) -> tuple[Any, Any]:

@@ -33,7 +33,7 @@ def _stopped(rank: int, phase: str, who: int) -> Any:
 
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [each if each in ("discover", "race") else pytest.param(each, marks=pytest.mark.slow) for each in PHASES])
 def test_a_rank_that_is_stopped_for_less_than_the_deadline_costs_waiting(phase: str, who: int):
     """SIGSTOP for 3 s: the same winners on both, the right value, and the log of the other rank names the one that was stopped."""
     outcomes = on_ranks(2, _stopped, phase, who, env=ENV)

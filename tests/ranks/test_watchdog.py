@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -215,7 +216,7 @@ def test_torchrun_ends_or_restarts_the_job(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "exitcode: 86" in done.stderr or "exitcode  : 86" in done.stderr or "(exitcode: 86)" in done.stderr, done.stderr
     assert done.stdout.count("tuned") == 2
-    pids = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("pid")]
+    pids = re.findall(r"pid (\d+)", done.stdout)
     assert len(pids) == 4
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -225,11 +226,11 @@ import os
 import torch, torch.distributed as dist
 from tests.ranks.stuck import stuck_step
 
-print("pid", os.getpid(), flush=True)
+print(f"pid {os.getpid()}\\n", end="", flush=True)  # in one piece, beside the other rank's
 dist.init_process_group("gloo")
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 stuck_step(dist.get_rank(), "sleep", [1] if is_first else [], 1, True, {})
-print("tuned", flush=True)
+print("tuned\\n", end="", flush=True)
 """
 
 
