@@ -130,7 +130,7 @@ def cases(*, quick: bool) -> list[Case]:
             ("raise_error", "discover"),
             ("no_memory", "discover"),
             ("sleep_3_s", "discover"),
-            ("kill", "finals"),
+            ("kill", "apply"),
             ("raise_error", "apply"),
         }
         return [
