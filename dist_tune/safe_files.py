@@ -119,7 +119,7 @@ def warn_of_folder(folder: Path, variable: str, *, is_shared: bool = False) -> N
     """
     try:
         status = os.stat(folder)
-    except (OSError, ValueError):  # absent or unreachable: whoever uses it says so
+    except (OSError, ValueError):  # absent or unreachable: the code that opens a file there says so
         return
     owner, others = status.st_uid, status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)
     mode = f"mode {stat.S_IMODE(status.st_mode):04o}"

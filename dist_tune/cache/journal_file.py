@@ -173,7 +173,7 @@ class JournalFile:
                 content = b""
             if content and not content.endswith(b"\n"):  # the process died in the middle of it
                 os.write(descriptor, b"\n")
-        except BaseException:
+        except BaseException:  # an interrupt, too, must not leave the file open and locked
             os.close(descriptor)
             raise
         self._descriptor, self._n_bytes = descriptor, len(content)

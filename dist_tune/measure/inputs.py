@@ -40,7 +40,7 @@ class _Kept:
 
     @property
     def kept(self) -> torch.Tensor:
-        """The copy, beside the tensor: comparing on the host takes a hundred times as long as bringing it back for a moment."""
+        """The copy, beside the tensor: the host compares far more slowly than a device."""
         return self.copy.to(self.memory.device)
 
     @property

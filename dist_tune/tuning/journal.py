@@ -205,7 +205,7 @@ class TuningJournal:
         self.close()
 
     def close(self, *, delete: bool = False) -> None:
-        """Leave it as after a death of the process, or ``delete`` it, because nobody is to go on from it."""
+        """Leave it as after a death of the process, or ``delete`` it, because no later attempt is to go on from it."""
         if self._file is not None:
             self._file.close(delete=delete)
             if delete:
