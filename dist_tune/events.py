@@ -1,0 +1,192 @@
+"""Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, beside the log that people read.
+
+What ``dist-tune report``, ``watch`` and ``trace`` read, and other people's tools; the fields are described in docs/events.md. Times of
+day are seconds since 1970 by the clock of the rank's host, durations are seconds, times of kernels and steps are milliseconds.
+A field that a later version adds is passed over by an earlier reader; a field that changes its meaning raises ``EVENTS_VERSION``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+EVENTS_VERSION = 1
+
+Phase = Literal["discover", "compile", "race", "finals", "settle"]
+"""As the fields of ``Seconds`` in a record."""
+
+
+class Event(BaseModel):
+    """Fields of every event."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    v: int = EVENTS_VERSION
+    at: float
+    """Seconds since 1970."""
+    rank: int
+    tuning: str = ""
+    """The tuning that it belongs to, the same text on all ranks; empty for the run's header."""
+
+
+class RunBegun(Event):
+    """Header: the first tuning of a process begins. More than one in a file: the job was started again."""
+
+    kind: Literal["run"] = "run"
+    date: str
+    """Local time with its offset, ISO 8601."""
+    host: str
+    pid: int
+    world_size: int
+    command: list[str]
+    device: str
+    versions: dict[str, str]
+    """dist_tune, python, torch, triton, cuda."""
+
+
+class TuningBegun(Event):
+    """A closure's or function's tuning begins on this rank."""
+
+    kind: Literal["tuning"] = "tuning"
+    closure: str
+    world_size: int
+    options: dict[str, str | int | float | bool | None] = {}
+
+
+class SiteMet(Event):
+    """A site is tuned. ``site`` is its short number, which other events and the lines of the log name."""
+
+    kind: Literal["site"] = "site"
+    site: int
+    label: str
+    """Kernel and key, as in the log."""
+    kernel: str
+    key: str
+    configs: list[str]
+    """The candidates' configs by index."""
+    n_pruned: int = 0
+    """Configs that prune rules took out before."""
+    miss: str = ""
+    """Reason why no record of the cache could be used."""
+
+
+class PhaseBegun(Event):
+    """A phase begins; the one before has ended."""
+
+    kind: Literal["phase"] = "phase"
+    phase: Phase
+    bound: int | None = None
+    """Most replays that it takes, where it is known."""
+
+
+class Started(Event):
+    """A candidate is about to be launched for the first time: a hang can be told from outside."""
+
+    kind: Literal["started"] = "started"
+    site: int
+    candidate: int
+    replay: int
+
+
+class Compiled(Event):
+    """A candidate was compiled, or loaded from Triton's cache, by this rank."""
+
+    kind: Literal["compiled"] = "compiled"
+    site: int
+    candidate: int
+    seconds: float
+    """``at`` is its end."""
+    worker: int = 0
+    """Thread or process that did it, counted from 0."""
+    is_cached: bool = False
+
+
+class Replayed(Event):
+    """A replay has ended."""
+
+    kind: Literal["replay"] = "replay"
+    replay: int
+    seconds: float
+    """On the host; ``at`` is its end."""
+    candidates: dict[int, int] = {}
+    """Site -> the candidate that it launched."""
+    discarded: str = ""
+    """Reason why it does not count."""
+
+
+class Ranked(Event):
+    """A rung of a site's race: who is left, and the best so far."""
+
+    kind: Literal["rung"] = "rung"
+    site: int
+    n_left: int
+    best: int
+    best_ms: float
+    left: dict[int, str] = {}
+    """Candidate -> reason, of those that this rung took out."""
+
+
+class Dropped(Event):
+    """A candidate cannot run here, or may not win."""
+
+    kind: Literal["dropped"] = "dropped"
+    site: int
+    candidate: int
+    failure: str
+    """Kind of the failure, as in ``FailureKind``."""
+    reason: str
+
+
+class Met(Event):
+    """A meeting of the ranks has ended."""
+
+    kind: Literal["meeting"] = "meeting"
+    topic: str
+    seconds: float
+    """With the wait for the last rank; ``at`` is its end."""
+
+
+class Won(Event):
+    """A site is settled."""
+
+    kind: Literal["winner"] = "winner"
+    site: int
+    winner: int
+    reason: str
+    """Reason of the choice in words: "fastest step", "tied within noise, faster kernel", "only one that runs"."""
+    record_id: str = ""
+    """As ``dist-tune show`` takes it."""
+    record: dict[str, Any]
+    """The ``TuningRecord`` as JSON: all candidates with their times."""
+
+
+class TuningEnded(Event):
+    """A tuning has ended on this rank."""
+
+    kind: Literal["done"] = "done"
+    seconds: dict[str, float] = {}
+    """By phase, as ``Seconds`` in a record."""
+    n_replays: int = 0
+    first_ms: float | None = None
+    """The step with the first configs; None where it was not timed."""
+    best_ms: float | None = None
+    """The step with the winners."""
+    error: str = ""
+    """What ended it early."""
+
+
+class Told(Event):
+    """A line of the log, of level WARNING and above."""
+
+    kind: Literal["message"] = "message"
+    level: str
+    text: str
+
+
+AnyEvent = Annotated[
+    RunBegun | TuningBegun | SiteMet | PhaseBegun | Started | Compiled | Replayed | Ranked | Dropped | Met | Won | TuningEnded | Told,
+    Field(discriminator="kind"),
+]
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+"""Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
