@@ -15,6 +15,8 @@ LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MAS
 def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
+    # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
+    os.environ["RES_OPTIONS"] = "attempts:0"
     # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
     os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
 

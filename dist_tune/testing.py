@@ -33,7 +33,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
-__all__ = ["FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values"]
+from dist_tune.measure.clocks import WallSpan
+
+__all__ = ["ExactTime", "FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values"]
 
 PRELOADED = (
     "dist_tune",
@@ -206,6 +208,24 @@ class _Utils:
         pass
 
 
+class ExactTime:
+    """Clock of this process's spans, on the CPU, that moves only where a test says: times do not depend on how busy the machine is."""
+
+    is_kept: ClassVar[bool] = False
+    seconds: ClassVar[float] = 0.0
+
+    @classmethod
+    def keep(cls) -> None:
+        """From here on, until the process ends. Launches of ``FakeH200`` take their ``launch_ms`` and nothing else takes any time."""
+        cls.is_kept = True
+        WallSpan.now = lambda: cls.seconds
+
+    @classmethod
+    def pass_ms(cls, ms: float) -> None:
+        """Let milliseconds pass, without waiting."""
+        cls.seconds += ms / 1e3
+
+
 class _Launcher:
     def __init__(self, src: Any, metadata: Any) -> None:
         self.src, self.metadata = src, metadata
@@ -213,7 +233,9 @@ class _Launcher:
     def __call__(self, *args: Any) -> None:
         FakeH200.launches.append(self.metadata.name)
         wait_s = FakeH200.launch_ms(self.src, self.metadata) / 1e3
-        if wait_s:
+        if ExactTime.is_kept:
+            ExactTime.pass_ms(wait_s * 1e3)
+        elif wait_s:
             end = time.perf_counter() + wait_s
             time.sleep(max(0.0, wait_s - 2e-4))
             while time.perf_counter() < end:

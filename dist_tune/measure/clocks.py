@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import ClassVar
 
 import torch
 import triton
@@ -22,17 +23,19 @@ class WallSpan:
     """Host time; right where a launch returns only when it is done, as under the interpreter."""
 
     __slots__ = ("_begin", "_end")
+    now: ClassVar[Callable[[], float]] = time.perf_counter
+    """Seconds of the clock that is read."""
 
     def __init__(self) -> None:
         self._begin = self._end = 0.0
 
     def begin(self) -> None:
         """Start the host's clock."""
-        self._begin = time.perf_counter()
+        self._begin = WallSpan.now()
 
     def end(self) -> None:
         """Stop the host's clock."""
-        self._end = time.perf_counter()
+        self._end = WallSpan.now()
 
     def has_begun(self) -> bool:
         """Host work has begun when it was called."""

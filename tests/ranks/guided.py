@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import FakeH200
+from dist_tune.testing import ExactTime, FakeH200
 
 SPACE = [
     triton.Config({"BLOCK": block, "PAD": pad, "FLAT": flat}, num_warps=warps)
@@ -43,7 +42,8 @@ def launch_ms(src: Any, metadata: Any) -> float:
 
 
 def padded(**options: Any) -> tuple[Any, Any]:
-    """A kernel of 200 configs, and a step that launches it."""
+    """A kernel of 200 configs, and a step that launches it; from here on, time is exact."""
+    ExactTime.keep()
     FakeH200.launch_ms = staticmethod(launch_ms)
     kernel = triton.autotune(configs=SPACE, key=["n"])(padded_kernel)
     x, y = torch.zeros(256), torch.zeros(256)
@@ -52,5 +52,5 @@ def padded(**options: Any) -> tuple[Any, Any]:
 
 
 def sleep_steps(n_steps: float) -> None:
-    """A function's run: 2 ms, and 1 ms more for each step."""
-    time.sleep((2.0 + n_steps) / 1e3)
+    """A function's run: 2 ms, and 1 ms more for each step, once time is exact."""
+    ExactTime.pass_ms(2.0 + n_steps)

@@ -70,7 +70,7 @@ def cut_off(rank: int, at_run: int) -> Any:
     return found.kind, found.message, seconds
 
 
-@pytest.mark.parametrize("at_run", [1, 10])
+@pytest.mark.parametrize("at_run", [pytest.param(1, marks=pytest.mark.slow), 10])
 def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
     """In the first run and in the race: the cut rank leaves with exit code 86, its log says why, and the other rank raises an error."""
     first, second = on_ranks(2, cut_off, at_run, timeout_s=30)

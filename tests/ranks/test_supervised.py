@@ -47,7 +47,7 @@ def supervised(folder: Path, ends: Any) -> list[Any]:
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_rank_costs_one_restart_and_no_measurement(tmp_path: Path, rank: int):
     """Killed in the fifth replay; the second attempt makes a first run, the two replays that lack, and a last run."""
     (first, n_restarts), (second, _) = supervised(tmp_path, (0, rank, 5, "once"))
@@ -59,6 +59,7 @@ def test_a_killed_rank_costs_one_restart_and_no_measurement(tmp_path: Path, rank
     assert not list((tmp_path / "cache" / "journals").iterdir())
 
 
+@pytest.mark.slow  # test_journals.py: the same without an agent
 def test_a_config_that_ends_its_process_is_out_after_two_restarts(tmp_path: Path):
     """Once among others, once alone."""
     (first, n_restarts), (second, _) = supervised(tmp_path, (32, 1, 0, "exit"))

@@ -35,7 +35,7 @@ def left_with(outcome: Outcome, code: int) -> None:
     assert f"exit code {code}" in outcome.message, outcome.message
 
 
-@pytest.mark.parametrize("talks", [False, True])
+@pytest.mark.parametrize("talks", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["loop", pytest.param("sleep", marks=pytest.mark.slow)])
 def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str, talks: bool):
     """Rank 1 leaves with exit code 86 within twice the deadline; rank 0 raises an error that names rank, candidate and phase."""
@@ -47,7 +47,8 @@ def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str
         assert word in first.message, first.message
 
 
-@pytest.mark.parametrize("how", ["loop", pytest.param("sleep", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/faults plays it in the race
+@pytest.mark.parametrize("how", ["loop", "sleep"])
 def test_a_config_that_never_returns_on_all_ranks_ends_all_of_them(how: str):
     """Nothing waits for ever: each rank leaves with exit code 86, and its log has candidate, phase and stacks."""
     for outcome in on_ranks(2, stuck_step, how, [0, 1], 1, False, {}, timeout_s=25):
@@ -63,6 +64,7 @@ def test_a_lone_process_leaves_a_config_that_never_returns():
     assert "candidate 2" in outcome.log
 
 
+@pytest.mark.slow  # tests/faults plays it in the race
 def test_a_config_that_holds_the_interpreter_lock_is_left():
     """No thread of Python runs then: a timer of faulthandler ends the process, and peers name the last config that it began."""
     first, second = on_ranks(2, stuck_step, "locked", [1], 1, False, {}, timeout_s=25)
@@ -205,6 +207,7 @@ def is_stopped(rank: int) -> Any:
     return step(torch.zeros(64))[0].item()
 
 
+@pytest.mark.slow  # test_supervised.py restarts a job that was killed
 def test_torchrun_ends_or_restarts_the_job(tmp_path: Path):
     """The first attempt ends by exit code 86, the second one tunes; nothing of the first is left."""
     script = tmp_path / "job.py"
