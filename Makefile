@@ -18,10 +18,10 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-# Tests of ranks wait much and compute little, so they run beside the others, and beside the second triton's. Their output comes last.
+# Three runs side by side: tests of ranks wait much and compute little. What they print comes one after the other.
 test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
-	@log=$$(mktemp); $(ranks) >$$log 2>&1 & beside=$$!; \
-	$(others); code=$$?; $(on_newer) || code=1; wait $$beside || code=1; cat $$log; rm -f $$log; exit $$code
+	@logs=$$(mktemp -d); $(ranks) >$$logs/ranks 2>&1 & first=$$!; $(on_newer) >$$logs/newer 2>&1 & second=$$!; \
+	$(others); code=$$?; wait $$second || code=1; cat $$logs/newer; wait $$first || code=1; cat $$logs/ranks; rm -rf $$logs; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py

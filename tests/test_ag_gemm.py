@@ -28,7 +28,9 @@ def on_two_ranks(cwd: Path, *command: str) -> Done:
     return run(cwd, *command, n_ranks=2)
 
 
-@pytest.mark.parametrize(("dtype", "shapes"), [pytest.param("bf16", (), marks=pytest.mark.once), ("fp16", ("--shape", "140,70,45"))])
+@pytest.mark.parametrize(
+    ("dtype", "shapes"), [pytest.param("bf16", (), marks=[pytest.mark.once, pytest.mark.slow]), ("fp16", ("--shape", "140,70,45"))]
+)
 def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str, shapes: tuple[str, ...]) -> None:
     """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN; fixed and tuned, step and function."""
     done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype, *shapes)

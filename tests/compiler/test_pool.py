@@ -249,7 +249,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic() - began
 
 
-@pytest.mark.parametrize("is_stuck", [False, True])
+@pytest.mark.parametrize("is_stuck", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.processes
 def test_a_process_can_end_while_threads_compile(is_stuck: bool):
     """Threads in the compiler's C++ when Python ends would abort the process; one that never ends must not keep it."""

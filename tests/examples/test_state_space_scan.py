@@ -30,7 +30,7 @@ def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Don
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 
-@pytest.mark.parametrize(("option", "dtype"), [((), "bfloat16"), (("--dtype", "fp32"), "float32")])
+@pytest.mark.parametrize(("option", "dtype"), [((), "bfloat16"), pytest.param(("--dtype", "fp32"), "float32", marks=pytest.mark.slow)])
 def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path, option: tuple[str, ...], dtype: str) -> None:
     """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the launched configs have made."""
     (tmp_path / "program.py").write_text(f"{QUICK}sys.exit(scan.main())\n")

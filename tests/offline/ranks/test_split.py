@@ -76,6 +76,7 @@ def test_what_a_dead_rank_was_at_is_done_by_another(tmp_path: Path):
     assert {rank for rank, _ in ran(tmp_path, f"p{by_two[0]}")} > {1}
 
 
+@pytest.mark.slow
 def test_the_first_rank_may_die_too(tmp_path: Path):
     """Nobody needs rank 0 itself, as long as the store is hosted elsewhere: here it is a file."""
     outcomes = on_ranks(2, _own_share, str(tmp_path), 0, env=SOON)
