@@ -3,7 +3,7 @@
 PYTHON ?= python3
 SHELL := bash
 .NOTPARALLEL:
-.PHONY: help tune test test-fast test-faults test-installed test-newer lint check clean
+.PHONY: help tune test test-fast test-faults test-installed test-newer lint docs check clean
 
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
@@ -42,7 +42,10 @@ lint: .venv/test.stamp  ## ruff format, ruff check, mypy --strict
 	$(python) -m ruff check .
 	$(python) -m mypy --strict
 
-check: lint test  ## all that CI runs
+docs: .venv/docs.stamp  ## the pages of docs/ as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict --quiet
+
+check: lint docs test  ## all that CI runs
 
 clean:  ## delete live logs, builds and tool caches; .venv stays
 	rm -rf .autotune_logs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -3,6 +3,7 @@
 #
 #   launch/setup.sh run     what running needs
 #   launch/setup.sh test    the tools of tests and checks as well
+#   launch/setup.sh docs    what builds the pages of docs/
 #
 # A torch >= 2.11 of the base python (PYTHON, default python3) is used as it is, with the triton beside it. Otherwise
 # launch/constraints.txt says which to install: a range would fetch gigabytes of CUDA packages for a CPU machine.
@@ -40,7 +41,7 @@ has_torch "$python" || { echo "installing torch"; "$python" -m pip install --qui
 sed -i "s/^torch==.*/torch==$(version torch)/" "$pins"
 if has_triton "$python"; then sed -i "s/^triton==.*/triton==$(version triton)/" "$pins"; fi
 echo "installing dist_tune and what it needs"
-[[ ${1:-run} == run ]] && what=. || what=".[test]"
+[[ ${1:-run} == run ]] && what=. || what=".[$1]"
 if "$python" -m pip install --quiet -c "$pins" -e "$what"; then exit; fi
 
 if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis"; then die "pip failed (see above)"; fi
