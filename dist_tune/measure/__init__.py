@@ -6,7 +6,17 @@ Knows devices and tensors; nothing of candidates, ranks or search.
 
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.checks import Checker
-from dist_tune.measure.clocks import MAX_LEAD_MS, Clock, Span, device_clock, frozen_heap, is_capturing, is_interpreted, wait_for_device
+from dist_tune.measure.clocks import (
+    MAX_LEAD_MS,
+    Clock,
+    Span,
+    WallSpan,
+    device_clock,
+    frozen_heap,
+    is_capturing,
+    is_interpreted,
+    wait_for_device,
+)
 from dist_tune.measure.inputs import Inputs
 from dist_tune.measure.lead import Lead
 from dist_tune.measure.memory import Region, has_same_bits, overwrite, tensors_in
@@ -19,8 +29,34 @@ from dist_tune.measure.statistics import median, spread, without_outliers
 from dist_tune.measure.tracing import is_traced
 
 __all__ = [
-    "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState",
-    "benchmark_config", "device_clock", "frozen_heap", "has_same_bits", "is_capturing", "is_interpreted", "is_traced", "matches",
-    "measure", "median", "named_roots", "overwrite", "peak_bytes", "spread", "tensors_in", "wait_for_device", "without_outliers",
+    "MAX_LEAD_MS",
+    "Checker",
+    "Clock",
+    "Inputs",
+    "Latency",
+    "Lead",
+    "Matches",
+    "Region",
+    "RngState",
+    "Span",
+    "StepState",
+    "WallSpan",
+    "benchmark_config",
+    "device_clock",
+    "frozen_heap",
+    "has_same_bits",
+    "is_capturing",
+    "is_interpreted",
+    "is_traced",
+    "matches",
+    "measure",
+    "median",
+    "named_roots",
+    "overwrite",
+    "peak_bytes",
+    "spread",
+    "tensors_in",
+    "wait_for_device",
+    "without_outliers",
     "wrong_output",
 ]  # fmt: skip
