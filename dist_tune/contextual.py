@@ -6,6 +6,7 @@ Decides when to tune, and does little where there is nothing to tune.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
@@ -14,14 +15,14 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, is_symmetric, member_ranks
-from dist_tune.errors import NestedTuningError
+from dist_tune.errors import NestedTuningError, StuckConfigError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Tuning, TuningOptions, Turn, Untuned, check_not_capturing, note_of_tracing
+from dist_tune.tuning import Anew, Make, Tuning, TuningOptions, Turn, Untuned, check_not_capturing, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def contextual_autotune(
     reset: Callable[[], object] | None = None,
     restore: Literal["args"] | None = "args",
     release: Sequence[Any] = (),
+    make: Make | None = None,
     search: SearchName | None = None,
     objective: Objective = "closure",
     max_replays: int | None = None,
@@ -66,6 +68,9 @@ def contextual_autotune(
             ``reset`` it is the caller's business.
         release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
             another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
+        make: ``make()`` makes process groups anew after a config that never returned, and returns the function with them, of the same
+            signature and kernels; or a tuple of the function and the group that decides from then on. All ranks call it, outside of the
+            function, after they were freed and NCCL's groups aborted. That config is dropped, and the call goes on.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others.
@@ -91,13 +96,15 @@ def contextual_autotune(
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
+    if make is not None and not is_dist:
+        raise ValueError("make= is given but is_dist is False: it makes process groups anew, and a process alone has none")
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
         raise ValueError(f'restore must be "args" or None, got {spelled(restore)}')
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache, release=release)).tuned()
+        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache, release=release, make=make)).tuned()
 
     return decorate
 
@@ -114,6 +121,7 @@ class _Tuner(Generic[P, R]):
         self.is_dist = is_dist
         self.group = group
         self.options = options
+        self.anew = Anew(options.make)
         self.records: list[TuningRecord] = []
         self.calls = Calls()
         """Calls so far, by which ranks tell one call from another."""
@@ -127,6 +135,8 @@ class _Tuner(Generic[P, R]):
         """Threads that come to a first call together wait for what one of them finds."""
         self.call: Callable[..., R] = function
         """The function in the closure's place."""
+        self.take: Callable[[Callable[P, R]], None]
+        """Puts another function into the closure's place."""
         self.is_waived = False
         """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
 
@@ -136,6 +146,12 @@ class _Tuner(Generic[P, R]):
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
 
         note_tracing = self.note_tracing
+
+        def take(made: Callable[P, R]) -> None:
+            nonlocal function
+            self.function = function = made
+
+        self.take = take
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
@@ -185,10 +201,12 @@ class _Tuner(Generic[P, R]):
             return self.function(*args, **kwargs)
         with self.turn.taken(read_settings().deadline_s):
             if signature not in self.seen:
-                return self.first_call(signature, args, kwargs)
+                value = self.first_call(args, kwargs)
+                self.seen.add(signature)
+                return value
         return self.call(*args, **kwargs)
 
-    def first_call(self, signature: object, args: Any, kwargs: Any) -> R:
+    def first_call(self, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
         state = self.state_of(args, kwargs)
         interception.push(self.open())
@@ -197,9 +215,7 @@ class _Tuner(Generic[P, R]):
         except BaseException as error:  # raised again: peers are told, and the listener is taken away
             self.leave(interception.pop(), error)
             raise
-        value = self.tune(interception.pop(), args, kwargs, held, state, is_watched=True)
-        self.seen.add(signature)
-        return value
+        return self.tune(interception.pop(), args, kwargs, held, state, is_watched=True)
 
     def tune(
         self, listener: object, args: Any, kwargs: Any, held: list[R], state: StepState | None = None, *, is_watched: bool = False
@@ -208,13 +224,25 @@ class _Tuner(Generic[P, R]):
         tuning = cast("Tuning", listener)
         if not is_watched:
             state = self.state_of(args, kwargs, known=self.in_place)
-        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
+        try:
+            value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
+        except StuckConfigError as error:
+            function, group, is_new = self.anew.begin(tuning, error)
+        else:
+            self.anew.end()
+            self.note(tuning, state)
+            return value
+        self.take(function)
+        self.group = group if is_new else self.group
+        return cast("R", tuning.value_of(self.first_call(args, kwargs)))
+
+    def note(self, tuning: Tuning, state: StepState | None) -> None:
+        """Note what a tuning has found."""
         if state is not None:
             self.in_place |= state.names
         self.records += tuning.records
         self.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
-        return value
 
     def state_of(self, args: Any, kwargs: Any, known: frozenset[str] | None = None) -> StepState | None:
         """The state that a call can change; None where ``reset`` puts it back."""
@@ -235,7 +263,7 @@ class _Tuner(Generic[P, R]):
         settings = read_settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
         self.calls = ranks.calls(self.name)
-        return Tuning(self.name, self.calls, ranks, self.options, settings)
+        return Tuning(self.name, self.calls, ranks, replace(self.options, barred=self.anew.barred), settings)
 
     @property
     def members(self) -> frozenset[int]:

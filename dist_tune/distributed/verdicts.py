@@ -23,7 +23,9 @@ Verdict = dict[str, Any]
 FAILED = "failed: "
 """Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
 # Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
-_SECONDARY = re.compile(r"/gloo/|NCCL error|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE)
+_SECONDARY = re.compile(
+    r"/gloo/|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE
+)
 
 
 def is_secondary(error: BaseException) -> bool:

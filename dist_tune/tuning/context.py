@@ -19,9 +19,11 @@ from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedR
 from dist_tune.settings import Settings
 from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.release import Releases, check_release
+from dist_tune.tuning.rescue import Make
 from dist_tune.tuning.site import check_alive, check_machine
 from dist_tune.tuning.sites import Sites
-from dist_tune.tuning.watchdog import Kind
+from dist_tune.tuning.steps import Kind
+from dist_tune.validation import check_function
 
 if TYPE_CHECKING:
     import loguru
@@ -52,9 +54,14 @@ class TuningOptions:
     """Told of the decorated object so far."""
     release: Releases = ()
     """Ends what waits for ever in a replay."""
+    make: Make | None = None
+    """Makes process groups and the closure anew after a config that never returned; called by the decorator."""
+    barred: Failures = field(default_factory=dict)
+    """Candidates that never returned on this rank in this call."""
 
     def __post_init__(self) -> None:
         check_release(self.release)
+        check_function("make", self.make, "make()")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dist_tune.search import PriorTimes
 
 Offer = dict[str, dict[int, list[int]]]
 """Site -> candidate -> samples of the race, and of the finals, in a rank's journal."""
-_KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK)
+_KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK, FailureKind.STUCK)
 """The compiler finds the others again without running anything."""
 
 

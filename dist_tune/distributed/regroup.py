@@ -1,0 +1,74 @@
+"""After a tuning in which ranks hung: process groups are aborted, and ranks agree over the store to go on with new ones.
+
+Knows the store of a group that may be dead, and torch's groups; nothing of tunings.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dist_tune.distributed.heartbeat import state_of_rank
+from dist_tune.distributed.host_processes import GONE
+from dist_tune.distributed.ranks import Group, Ranks
+from dist_tune.printable import printable
+
+_POLL_S = 0.01
+_MAX_REASON = 1000
+"""Characters of a reason that ranks read."""
+_YES = "yes"
+
+
+class Regroup:
+    """One decision of the ranks of a group: does each of them go on after this call, with new process groups?"""
+
+    def __init__(self, store: dist.Store, rank: int, members: tuple[int, ...], call: str) -> None:
+        self._store, self._members = store, members
+        self._space = f"regroup/{call}"
+        self._mine = f"{self._space}/{rank}"
+
+    def refuse(self, why: str) -> str:
+        """Decide that ranks do not go on, unless that is decided; what is decided: nothing, or the reason of some rank."""
+        told = self._store.compare_set(f"{self._space}/verdict", "", why[:_MAX_REASON]).decode(errors="replace")
+        return "" if told == _YES else printable(told[:_MAX_REASON])
+
+    def agree(self, patience_s: float) -> str:
+        """Wait for all ranks; nothing if all go on, or the reason why none does. Collective."""
+        self._store.set(self._mine, "")
+        until = time.monotonic() + patience_s
+        while not self._store.check([f"{self._space}/verdict"]):
+            missing = [rank for rank in self._members if not self._store.check([f"{self._space}/{rank}"])]
+            if not missing:
+                self._store.compare_set(f"{self._space}/verdict", "", _YES)
+            elif gone := [rank for rank in missing if state_of_rank(self._store, rank) == GONE]:
+                self.refuse(f"the processes of ranks {gone} have ended")
+            elif time.monotonic() > until:
+                self.refuse(f"ranks {missing} did not come within {patience_s:g} s to make new process groups")
+            else:
+                time.sleep(_POLL_S)
+        return self.refuse("")
+
+
+def regroup_of(ranks: Ranks) -> Regroup | None:
+    """The decision after the call that these ranks are in; for any thread. None for a process alone."""
+    return Regroup(ranks._store.clone(), ranks.rank, ranks.members, ranks._place.text) if isinstance(ranks, Group) else None
+
+
+def abort_groups() -> None:
+    """Abort all NCCL communicators of this process, which frees what waits in their collectives. For another thread than the waiting one.
+
+    gloo has no abort (torch 2.13: a call without effect): its collectives end by the timeouts that a tuning has lowered.
+    """
+    if not dist.is_nccl_available():
+        return
+    found = [group._get_backend(torch.device("cuda")) for group in c10d._world.pg_map if torch.device("cuda") in group._device_types]
+    nccl = {id(each): each for each in found if isinstance(each, dist.ProcessGroupNCCL)}
+    if nccl:
+        first = next(iter(nccl.values()))
+        first._group_start()  # as torch's own abort of all groups: one after the other, each may wait for another (pytorch issue 119797)
+        for each in nccl.values():
+            each.abort()
+        first._group_end()
