@@ -126,7 +126,7 @@ class PeerFailedError(DistTuneError):
 
 
 class StuckConfigError(PeerFailedError):
-    """A config did not return on some rank, which ends with exit code 86 unless ``make=`` goes on. The message names rank, config and phase."""
+    """A config did not return on some rank, which leaves with exit code 86 unless ``make=`` helps. Named are rank, config and phase."""
 
 
 class StoreGoneError(PeerFailedError):

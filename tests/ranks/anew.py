@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ launched: list[int] = []
 """Candidates in the order of their launches in this process."""
 
 
-def kernel_that_hangs(rank: int, how: str, at_launch: int) -> Any:
-    """Config 2 hangs on rank 1 at its n-th launch."""
+def kernel_that_hangs(rank: int, how: str, at_launch: int, is_best: bool) -> Any:
+    """Config 2 hangs on rank 1 at its n-th launch; ``is_best``: it is the fastest."""
 
     def hook_of(own: int) -> Any:
         def hook(full: dict[str, Any]) -> None:
             launched.append(own)
+            if is_best and own != 2:
+                time.sleep(0.02)
             if rank == 1 and own == 2 and launched.count(own) == at_launch:
                 hang(how)
 
@@ -33,9 +36,9 @@ def kernel_that_hangs(rank: int, how: str, at_launch: int) -> Any:
     return autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook_of(i)) for i, block in enumerate(BLOCKS)])
 
 
-def goes_on(rank: int, how: str, at_launch: int, in_place: bool, options: dict[str, Any]) -> Any:
+def goes_on(rank: int, how: str, at_launch: int, in_place: bool, options: dict[str, Any], is_best: bool = False) -> Any:
     """Tune a step that talks on a group of its own, made anew once the old one is dead."""
-    kernel, made = kernel_that_hangs(rank, how, at_launch), [0]
+    kernel, made = kernel_that_hangs(rank, how, at_launch, is_best), [0]
 
     def make() -> Any:
         made[0] += 1

@@ -45,6 +45,17 @@ def test_the_first_run_of_a_step_that_acts_in_place_counts_once(at_launch: int, 
         assert left == []
 
 
+@pytest.mark.slow
+def test_a_winner_that_hangs_in_the_last_run_is_dropped():
+    """It had its place on the kernel by then, which the next attempt takes back; samples of the others count."""
+    for n_made, y, _, again, best, failures, launches, _, _ in values(on_ranks(2, goes_on, "loop", 3, False, {}, True, timeout_s=60)):
+        assert (n_made, y, again) == (2, 2.0, 4.0)
+        assert [each is None for each in failures] == [True, True, False, True]
+        assert "(last run)" in failures[2]
+        assert best != [64]
+        assert len(launches) == 2 * len(BLOCKS) + 4
+
+
 def test_a_device_that_waits_in_a_collective_is_freed():
     """Not the host but the device waits, as with NCCL: groups are aborted, and the call goes on without the config."""
     ((state, n_made, y, x, again, best, failures, _, _, left),) = values(on_ranks(1, device_waits, env={"DIST_TUNE_DEADLINE_S": "1"}))
