@@ -71,6 +71,8 @@ class Settings(BaseSettings):
     """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
     require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
+    isolate: bool = Field(default=False, validation_alias="DIST_TUNE_ISOLATE")
+    """True: each new candidate runs once alone before it is timed, so that one death of the process shows which is the cause."""
 
 
 def read_settings() -> Settings:
@@ -99,7 +101,7 @@ def shared_settings(settings: Settings) -> dict[str, float | bool]:
     """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
     fields = {
         "deadline_s": settings.deadline_s,
-        **{name: getattr(settings, name) for name in ("always_tune", "version_check", "require_cache")},
+        **{name: getattr(settings, name) for name in ("always_tune", "version_check", "require_cache", "isolate")},
     }
     return {f"DIST_TUNE_{name.upper()}": value for name, value in fields.items()}
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 VALUES = {
     "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"), "PROGRESS": ("0", False),
     "CACHE_DIR": ("/x/cache", Path("/x/cache")), "ALWAYS_TUNE": ("1", True), "VERSION_CHECK": ("0", False), "REQUIRE_CACHE": ("1", True),
-    "CACHE_SHARED": ("1", True),
+    "CACHE_SHARED": ("1", True), "ISOLATE": ("1", True),
 }  # fmt: skip
 ALIASES = {"ALWAYS_TUNE": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "VERSION_CHECK": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}
 """Names that programs have from elsewhere."""
@@ -31,7 +31,7 @@ def test_defaults_need_no_environment():
     assert Settings().model_dump() == {
         "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True,
         "cache_dir": Path("~/.dist_tune/autotune"), "always_tune": False, "cache_shared": False,
-        "version_check": True, "require_cache": False,
+        "version_check": True, "require_cache": False, "isolate": False,
     }  # fmt: skip
 
 

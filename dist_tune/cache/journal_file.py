@@ -59,6 +59,8 @@ class JournalLine(BaseModel):
     timed: list[str] = []
     """Sites that were timed in the replay."""
     is_final: bool = False
+    is_alone: bool = False
+    """True of a candidate that begins alone: it is the cause if the process ends."""
     ms: _Milliseconds | None = None
     """The whole replay."""
     launches_ms: dict[str, list[_Milliseconds]] = {}
@@ -81,7 +83,7 @@ class JournalLine(BaseModel):
 
 
 class QuarantinedConfig(BaseModel):
-    """A config that was under way at two deaths of its process."""
+    """A config that was under way at two deaths of its process, or alone at one."""
 
     model_config = _STRICT
 

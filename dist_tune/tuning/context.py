@@ -76,6 +76,8 @@ class Entry:
     """Candidates that it has not come to."""
     n_warm_ups: int = 0
     """Untimed runs of each candidate before the race, of a function."""
+    is_isolated: bool = False
+    """True: each candidate runs alone first."""
     is_recorded: bool = False
     """True if launches in those runs are recorded, to compile those of other candidates."""
     compile_keys: list[CompileKeys] = field(default_factory=list)

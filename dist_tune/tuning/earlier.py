@@ -12,6 +12,8 @@ from dist_tune.search import PriorTimes
 
 Offer = dict[str, dict[int, list[int]]]
 """Site -> candidate -> samples of the race, and of the finals, in a rank's journal."""
+MAX_STRIKES = 2
+"""Deaths of the process with a candidate under way that put it into quarantine; one counts for all where it was isolated."""
 _KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK, FailureKind.STUCK)
 """The compiler finds the others again without running anything."""
 
@@ -74,10 +76,12 @@ def past_of(lines: Sequence[JournalLine]) -> Past:
     """Read a journal. A candidate that was begun in an attempt and did not end has died with the process, unless that was stopped."""
     past = Past()
     under_way: dict[int, dict[str, int]] = {}
+    alone: set[int] = set()
     attempt: list[JournalLine] = []
     for line in [*lines, JournalLine(t="open")]:
         if line.t == "begun":
             under_way[line.n[0]] = line.on
+            alone |= set(line.n) if line.is_alone else set()
         elif line.t in ("ran", "measured"):
             under_way.pop(line.n[0], None)
             attempt += [line] if line.t == "measured" else []
@@ -96,7 +100,8 @@ def past_of(lines: Sequence[JournalLine]) -> Past:
                     past.suspects.discard((label, each.on[label]))
             if line.t == "open":
                 _strike(past, {pair for each in under_way.values() for pair in each.items()})
-            under_way, attempt = {}, []
+                past.strikes |= Counter({pair: MAX_STRIKES for n in under_way.keys() & alone for pair in under_way[n].items()})
+            under_way, alone, attempt = {}, set(), []
     return past
 
 

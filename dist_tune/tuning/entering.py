@@ -9,6 +9,7 @@ from dist_tune.search import LateGuide, PriorTimes, guide_of
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
+from dist_tune.tuning.isolation import isolate
 from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.settling import compile_variants, probe
@@ -61,6 +62,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.check_alive()
         if manifest.variants:
             compile_variants(context)
+        if manifest.is_isolating:
+            isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in labels})
         if not manifest.warm_ups:
             break
         warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
@@ -75,6 +78,11 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.expenses.end_phase("compile")
 
 
+def _unmeasured(context: TuningContext, manifest: SiteManifest, label: str) -> list[int]:
+    """Candidates without a sample of an earlier attempt."""
+    return [i for i in context.race.alive(label) if i not in manifest.resumed.get(label, {})]
+
+
 def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     """A new site, with the candidates that are tried first."""
     texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
@@ -82,4 +90,4 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_warm_ups = manifest.warm_ups.get(label, 0)
     guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
     untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
-    return Entry(texts, guide, untried, n_warm_ups, manifest.has_recorded)
+    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)

@@ -27,11 +27,9 @@ from dist_tune.cache import (
 from dist_tune.configs import digest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckConfigError, StuckDeviceError
 from dist_tune.search import ReducedTimes, Replay, Samples, Trial
-from dist_tune.tuning.earlier import Offer, Past, past_of
+from dist_tune.tuning.earlier import MAX_STRIKES, Offer, Past, past_of
 from dist_tune.tuning.site import Site, is_fatal
 
-MAX_STRIKES = 2
-"""Deaths of the process with a candidate under way that put it into quarantine."""
 _FIRST_RUN = -1
 """In place of a replay's number, for a launch in a run without a schedule."""
 _owners: dict[Path, object] = {}
@@ -87,7 +85,7 @@ class TuningJournal:
         for i, text in enumerate(site.texts):
             if text in known:
                 reason = (
-                    f"quarantined, because the process of rank {known[text].rank} ended {MAX_STRIKES} times while it ran; "
+                    f"quarantined, because the process of rank {known[text].rank} ended while it ran alone, or twice; "
                     f"dist-tune cache clear --quarantine lets it run again"
                 )
                 barred[i] = CandidateFailure(FailureKind.QUARANTINED, reason)
@@ -108,14 +106,14 @@ class TuningJournal:
             self._is_launching = False
             self._append("ran", n=[_FIRST_RUN])
 
-    def begin(self, replay: int, schedule: Replay) -> None:
-        """Before a replay."""
+    def begin(self, replay: int, schedule: Replay, *, is_alone: bool = False) -> None:
+        """Before a replay. ``is_alone``: all but one of its candidates are known to run."""
         if not self._is_open:
             return
         pairs = {label: trial.candidate for label, trial in schedule.items()}
         doubtful = {label: i for label, i in pairs.items() if schedule[label].is_timed or (label, i) not in self._has_run}
         if doubtful:
-            self._append("begun", n=[replay], on=doubtful)
+            self._append("begun", n=[replay], on=doubtful, is_alone=is_alone and len(doubtful) == 1)
 
     def end(self, replay: int, schedule: Replay, ms: float, samples: Samples, *, is_final: bool) -> None:
         """When the device is through with a replay whose launches are among the samples."""

@@ -118,6 +118,8 @@ class SiteManifest:
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
     """Settings that differ between ranks, with the values; empty if there are none."""
+    is_isolating: bool = False
+    """True if each new candidate runs alone first, because some rank asks for that."""
     is_last: bool = False
     """True if all ranks would tune no further keys of the function."""
     variants: dict[str, int] = field(default_factory=dict)
@@ -181,6 +183,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
+        is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),
         is_last=all(mine.is_last for mine in everyone),
         variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
         in_full=sorted({label for mine in everyone for label in mine.in_full}),

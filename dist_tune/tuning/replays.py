@@ -47,9 +47,12 @@ class Conditions:
     replay be given even longer."""
     is_race: bool = True
     """False in the finals, whose samples are no samples of the race."""
+    is_alone: bool = False
+    """True: in each replay one candidate is new, and the process ends for no other."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, has_rests=False, is_timed=False)
+ISOLATION = Conditions("isolation", is_cold=False, times_launches=False, has_rests=False, is_timed=False, is_alone=True)
 RACE = Conditions("race", is_cold=True, times_launches=True, has_rests=False)
 
 
@@ -217,7 +220,7 @@ class Replayer:
                 ms = self._end_replay(*wholes[n_done], conditions)
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
-            self._journal.begin(self.n_replays, schedule)
+            self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
             self.trials.prepare(schedule)
             if conditions.is_timed:
                 self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)

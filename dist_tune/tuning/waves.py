@@ -5,6 +5,7 @@ from __future__ import annotations
 from dist_tune.errors import reasons
 from dist_tune.tuning.compilation import compile_waves
 from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.isolation import isolate
 from dist_tune.tuning.settling import compile_variants
 from dist_tune.tuning.warm_up import warm_up
 
@@ -28,6 +29,11 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only
             compile_variants(context)
         context.expenses.end_phase("compile")
+        isolate(
+            context,
+            closure,
+            {label: [i for i in race.alive(label) if i in wave] for label, wave in waves.items() if entries[label].is_isolated},
+        )
         if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
             context.replays.undo()
             warm_up(context, closure, n_runs, is_recorded=any(entries[label].is_recorded for label in n_runs), waves=waves)

@@ -85,3 +85,12 @@ def test_any_valid_lines_are_read(events: list[tuple[str, int, int, str]]):
     ]
     past = past_of(lines(*made))
     assert all(n >= 0 for n in past.strikes.values())
+
+
+def test_a_death_of_a_candidate_that_ran_alone_is_enough():
+    """One that was under way beside it, or before it in the same attempt, has no strike for that."""
+    alone = begun(2, s=1) | {"is_alone": True}
+    past = past_of(lines(OPEN, begun(1, s=0), {"t": "ran", "n": [1]}, alone))
+    assert past.strikes == {("s", 1): 2}
+    assert past_of(lines(OPEN, alone, {"t": "ran", "n": [2]}, begun(3, s=2))).strikes == {("s", 2): 1}
+    assert past_of(lines(OPEN, alone, {"t": "stop"})).strikes == {}
