@@ -21,7 +21,7 @@ from dist_tune.offline.runs import RunLaunch, Runs
 from dist_tune.runtime import RecordedLaunch, TalkedError, compile_ahead, dry_run
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, TuningOptions
+from dist_tune.tuning import Tuning, TuningOptions, limited
 
 if TYPE_CHECKING:
     import loguru
@@ -116,10 +116,15 @@ class Rounds:
 
     def _compile(self, indices: list[int]) -> dict[int, str]:
         """Compile what runs of these candidates will launch; returns those that cannot be launched, with the reason."""
+        context, texts = self._context, self._runs.candidates
         launches: list[RecordedLaunch] = []
         for i in indices:
             try:
-                found = dry_run(self._runs.get(i).run, i, is_watched=self._context.refuses_talk)
+                run = self._runs.get(i).run
+                with limited(
+                    context.ranks, context.settings, context.log, f'the dry run of candidate {i} "{texts[i].text}" of {self._name}'
+                ):
+                    found = dry_run(run, i, is_watched=context.refuses_talk)
             except TalkedError as error:
                 raise self._refusal(str(error)) from error
             except Exception as error:  # noqa: BLE001  # no vote: without results a run may fail; where it fails with them, that is one
