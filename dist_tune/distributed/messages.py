@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 import torch.distributed as dist
@@ -21,6 +22,7 @@ MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""
 _MAX_SPELLED = 200
 """Characters of a reason in an error."""
+_MAX_DIGITS = 9
 _COUNT = re.compile(rb"-?[0-9]{1,18}")
 _Message = TypeVar("_Message")
 
@@ -117,6 +119,32 @@ def read_message(kind: TypeAdapter[_Message], content: bytes, rank: int, what: s
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise _unreadable(rank, what, ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+
+
+def read_text(content: bytes, what: str) -> str:
+    """A text that any rank may have posted.
+
+    Raises:
+        PeerFailedError: it is too large, or no text.
+    """
+    if len(content) > MAX_BYTES:
+        raise _unreadable(-1, what, f"it takes {len(content)} bytes, more than {MAX_BYTES}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(-1, what, str(error)) from None
+
+
+def read_by(content: bytes, members: Sequence[int], what: str) -> tuple[int, str]:
+    """A rank, and the text that it posted after its number and a space.
+
+    Raises:
+        PeerFailedError: it is too large, no text, or of no rank among the members.
+    """
+    number, _, text = read_text(content, what).partition(" ")
+    if not number.isascii() or not number.isdecimal() or len(number) > _MAX_DIGITS or int(number) not in members:
+        raise _unreadable(-1, what, f"{number[:80]!r} is no rank")
+    return int(number), text
 
 
 def check_size(text: str, what: str) -> str:

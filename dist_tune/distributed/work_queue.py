@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 
+from pydantic import TypeAdapter
+
+from dist_tune.distributed.messages import check_size, count_up, read_by, read_message, read_text
 from dist_tune.distributed.ranks import StoreError, shared_store
 from dist_tune.errors import PeerFailedError, RankMismatchError, StoreGoneError
+from dist_tune.printable import printable
 
 _POLL_S = 0.05
 _NO_SIGN = "-"
+_TASKS = TypeAdapter(list[str])
 
 
 class WorkQueue:
@@ -56,12 +61,13 @@ class WorkQueue:
             self._check_tasks()
             for task in self._owned():
                 # The first result stands: others may have read it, if this rank only seemed dead.
-                self._store.compare_set(f"done/{task}", "", work(task))
-            return [self._store.get(f"done/{task}").decode() for task in range(self.n_tasks)]
+                self._store.compare_set(f"done/{task}", "", check_size(work(task), f"the result of task {task}"))
+            return [read_text(self._store.get(key), f"the result {key!r}") for key in map("done/{}".format, range(self.n_tasks))]
 
     def claim(self, thing: str) -> int:
         """The rank that has claimed a thing first."""
-        return int(self._store.compare_set(f"claimed/{thing}", "", str(self.rank)))
+        key = f"claimed/{thing}"
+        return read_by(self._store.compare_set(key, "", str(self.rank)), self._members, f"the claim {key!r}")[0]
 
     def stop(self, reason: str) -> None:
         """End it on all ranks; they raise with ``reason``. Waits until they have, for this rank may host the store."""
@@ -83,7 +89,7 @@ class WorkQueue:
                 if self.rank == next(rank for rank in self._members if rank == self.rank or not self._is_dead(rank)):
                     self._store.compare_set("saved", "", f"1{save()}")
                 time.sleep(_POLL_S)
-            text = self._store.get("saved").decode()[1:]
+            text = read_text(self._store.get("saved"), "the text 'saved'")[1:]
             self._store.set(f"left/{self.rank}", "1")
             if self.rank == self._members[0]:
                 while not all(self._store.check([f"left/{rank}"]) or self._is_dead(rank) for rank in self._members):
@@ -92,10 +98,11 @@ class WorkQueue:
 
     def _check_tasks(self) -> None:
         mine = json.dumps(list(self._tasks))
-        first = self._store.compare_set("tasks", "", f"{self.rank} {mine}").decode()
-        rank, _, theirs = first.partition(" ")
+        first = self._store.compare_set("tasks", "", f"{self.rank} {check_size(mine, 'the list of tasks')}")
+        rank, theirs = read_by(first, self._members, "the list 'tasks'")
         if theirs != mine:
-            pairs = zip_longest(self._tasks, json.loads(theirs), fillvalue="none")
+            listed = read_message(_TASKS, theirs.encode(), rank, "its list 'tasks'")
+            pairs = zip_longest(self._tasks, listed, fillvalue="none")
             number, (own, other) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
             reason = (
                 f"ranks {rank} and {self.rank} have other problems, first at index {number}: {other!r} and {own!r}. Build the list from "
@@ -106,7 +113,9 @@ class WorkQueue:
 
     def _owned(self) -> Iterator[int]:
         """Those that this rank is to do."""
-        while (task := self._store.add("next", 1) - 1) < self.n_tasks:
+        while (task := count_up(self._store, "next") - 1) < self.n_tasks:
+            if task < 0:
+                raise PeerFailedError(f"the count 'next' on the c10d store is not of this dist_tune's form ({task} tasks are taken)")
             self._check_stopped()
             if self._store.compare_set(f"owner/{task}", "", str(self.rank)) == str(self.rank).encode():
                 yield task
@@ -116,20 +125,21 @@ class WorkQueue:
             self._check_stopped()
             for task in left:
                 key = f"owner/{task}"
-                owner = self._store.get(key).decode() if self._store.check([key]) else ""
+                owner = self._store.get(key) if self._store.check([key]) else b""
                 if owner:
-                    is_lost = self._is_dead(int(owner))
+                    is_lost = self._is_dead(read_by(owner, self._members, f"the owner {key!r}")[0])
                 else:  # its taker died between counter and name, if it has not just come
                     is_lost = time.monotonic() - ownerless_since.setdefault(task, time.monotonic()) > self._deadline_s
-                if is_lost and self._store.compare_set(key, owner, str(self.rank)) == str(self.rank).encode():
+                if is_lost and self._store.compare_set(key, owner.decode(), str(self.rank)) == str(self.rank).encode():
                     yield task
                     break  # others may have done much meanwhile
             time.sleep(_POLL_S)
 
     def _check_stopped(self) -> None:
         if self._store.check(["stopped"]):
-            rank, _, reason = self._store.get("stopped").decode().partition(" ")
-            raise PeerFailedError(f"rank {rank} has ended the tuning: {reason}", int(rank), reason)
+            rank, reason = read_by(self._store.get("stopped"), self._members, "the end 'stopped'")
+            reason = "\n".join(map(printable, reason.split("\n")))
+            raise PeerFailedError(f"rank {rank} has ended the tuning: {reason}", rank, reason)
 
     def _is_dead(self, rank: int) -> bool:
         if rank == self.rank:
