@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,11 @@ def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config
             if ends is not None and rank == ends[1] and ends[0] in (0, block) and n_launches > ends[2]:
                 if ends[3] == "finals" and shared_journal().count('"is_final":true') < 3:
                     return
-                if ends[3] in ("once", "term", "finals"):
+                if ends[3] in ("once", "term", "int", "finals"):
                     if (folder / "died").exists():
                         return
                     (folder / "died").write_text("")
-                    kill(signal.SIGTERM if ends[3] == "term" else signal.SIGKILL)
+                    kill({"term": signal.SIGTERM, "int": signal.SIGINT}.get(ends[3], signal.SIGKILL))
                 os._exit(7) if ends[3] == "exit" else kill()
 
         return note
@@ -89,6 +90,12 @@ def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: A
         for r in step.records
     ]
     return {"runs": len(runs), "best": [best(k) for k in kernels], "y": y[0].item(), "records": records}
+
+
+def tune_in(rank: int, folder: Path, ends: Any) -> Any:
+    """The same with temporary files of its own."""
+    tempfile.tempdir = str(folder / "tmp")
+    return tune(rank, folder, ends)
 
 
 def tune_function(rank: int, folder: Path, ends: Any = None) -> Any:

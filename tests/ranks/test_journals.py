@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dist_tune.testing import on_ranks, values
-from tests.ranks.journaled import BLOCKS, launches, tune, tune_function
+from tests.ranks.journaled import BLOCKS, launches, tune, tune_function, tune_in
 
 pytestmark = pytest.mark.once
 N = len(BLOCKS)
@@ -158,12 +158,17 @@ def test_a_folder_that_cannot_be_written_costs_the_journal_only(tmp_path: Path):
     assert all(each[4] for each in values(attempt(tmp_path))[0]["records"])
 
 
-def test_sigterm_keeps_what_was_measured(tmp_path: Path):
-    """As a scheduler or torchrun ends a rank."""
-    ends = (0, 1, 5, "term")
-    assert attempt(tmp_path, ends)[1].error == "Died"
-    got = values(attempt(tmp_path, ends))
+@pytest.mark.parametrize("how", ["term", pytest.param("int", marks=pytest.mark.slow)])
+def test_a_signal_keeps_what_was_measured_and_leaves_nothing_behind(tmp_path: Path, how: str):
+    """As a scheduler, torchrun or Ctrl-C ends a rank: the next attempt goes on, and neither journals nor temporary files are left."""
+    ends, env = (0, 1, 5, how), {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
+    (tmp_path / "tmp").mkdir()
+    assert on_ranks(2, tune_in, tmp_path, ends, mode="fake", env=env)[1].error == {"term": "Died", "int": "KeyboardInterrupt"}[how]
+    assert [len(events(path, "measured")) for path in journals(tmp_path)] == [4, 4]
+    got = values(on_ranks(2, tune_in, tmp_path, ends, mode="fake", env=env))
     assert got[0]["runs"] == N - 4 + 2
+    assert journals(tmp_path) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.slow  # on a busy machine a race may end with one finalist
