@@ -75,3 +75,34 @@ def device_waits(rank: int) -> Any:
     patch.setattr(watchdog, "abort_groups", abort)
     patch.setattr(WallSpan, "is_done", lambda span: is_done(span) and (2 not in launched or state["n_aborted"] > 0))
     return state, *goes_on(rank, "never", 0, False, {})
+
+
+def hangs_between_launches(rank: int) -> Any:
+    """Two kernels of three configs; rank 1 hangs after both where the first one ran with 32."""
+    ran: dict[str, int] = {}
+
+    def kernel(name: str) -> Any:
+        def hook_of(block: int) -> Any:
+            return lambda full: ran.update({name: block})
+
+        return autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook_of(block)) for block in (16, 32, 64)])
+
+    first, second, made = kernel("first"), kernel("second"), [0]
+
+    def make() -> Any:
+        made[0] += 1
+        group = dist.new_group()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = launch(second, launch(first, x)[:48])
+            if rank == 1 and ran["first"] == 32:
+                hang("loop")
+            dist.all_reduce(y, group=group)
+            return y
+
+        return step, group
+
+    function, group = make()
+    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, search="exhaustive", group=group, make=make)(function)
+    y = step(torch.zeros(64))
+    return made[0], y[0].item(), [[each.failure is None for each in record.candidates] for record in step.records]

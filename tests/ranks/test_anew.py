@@ -8,7 +8,7 @@ import pytest
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import on_ranks, values
-from tests.ranks.anew import device_waits, goes_on
+from tests.ranks.anew import device_waits, goes_on, hangs_between_launches
 from tests.ranks.stuck import BLOCKS
 
 pytestmark = pytest.mark.once
@@ -65,6 +65,16 @@ def test_a_device_that_waits_in_a_collective_is_freed():
     assert "the device's replay" in failures[2]
     assert best != [64]
     assert left == []
+
+
+@pytest.mark.slow
+def test_of_several_configs_under_way_the_one_that_hangs_is_found():
+    """Neither is dropped at first: both are suspects, which run alone, and the one that hangs again is in quarantine."""
+    got: list[Any] = values(on_ranks(2, hangs_between_launches, env={"DIST_TUNE_DEADLINE_S": "2"}, timeout_s=60))
+    for n_made, y, runs in got:
+        assert n_made == 3
+        assert y == 4.0
+        assert sorted(runs) == [[True, False, True], [True, True, True]]
 
 
 @pytest.mark.slow
