@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import dist_tune
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
@@ -150,20 +152,55 @@ def test_a_foreign_import_is_seen(source: str):
 
 def test_no_module_has_a_public_name():
     """Importing `dist_tune.x` would put the module in the place of the function `x`."""
-    import dist_tune
-
     assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == set()
+
+
+def test_the_table_of_homes_is_complete():
+    """Each public name has one module; what a type checker reads as imported is what is found at run time."""
+    assert sorted(dist_tune._HOME_OF) == sorted(dist_tune.__all__)
+    assert len(set(dist_tune.__all__)) == len(dist_tune.__all__)
+    (checked,) = [node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If) and not node.orelse][
+        :1
+    ]
+    named = {f"dist_tune.{home}.{name}" for name, home in dist_tune._HOME_OF.items()}
+    assert set(imported(ast.Module([checked], []))) == named
+    for name, home in dist_tune._HOME_OF.items():
+        assert getattr(dist_tune, name) is getattr(importlib.import_module(f"dist_tune.{home}"), name)
+    assert set(dist_tune.__all__) < set(dir(dist_tune))
+
+
+def test_what_is_not_there_is_an_attribute_error():
+    """Modules of the package are found as well; a misspelled name is not looked for anywhere else."""
+    assert dist_tune.offline is importlib.import_module("dist_tune.offline")
+    assert dist_tune.errors.DistTuneError is dist_tune.DistTuneError
+    with pytest.raises(AttributeError, match="has no attribute 'contextual_autotun'"):
+        _ = dist_tune.contextual_autotun  # type: ignore[attr-defined]
+    assert not hasattr(dist_tune, "__wrapped__")
+
+
+@pytest.mark.processes
+def test_importing_is_cheap_until_something_is_used():
+    """``import dist_tune`` loads neither torch nor Triton, nor what reads settings or writes logs."""
+    program = """
+import sys
+import dist_tune
+print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "filelock"} & set(sys.modules)))
+dist_tune.contextual_autotune
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\nTrue\n"), done.stderr
 
 
 @pytest.mark.processes
 def test_importing_changes_nothing():
-    """Triton's Autotuner, the environment and torch.distributed are the same after `import dist_tune`."""
+    """Triton's Autotuner, the environment and torch.distributed are the same after all of dist_tune is imported."""
     program = """
 import os
 import torch.distributed
 from triton.runtime.autotuner import Autotuner
 before = dict(vars(Autotuner)), dict(os.environ)
-import dist_tune
+from dist_tune import *
 assert (dict(vars(Autotuner)), dict(os.environ)) == before
 assert not torch.distributed.is_initialized()
 """
@@ -179,7 +216,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
         command.insert(4, "--no-build-isolation")
     subprocess.run(command, check=True, timeout=100)
     (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name == "dist_tune-0.1.0-py3-none-any.whl"
+    assert wheel.name == f"dist_tune-{dist_tune.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if not name.startswith("dist_tune-0.1.0.dist-info/")]
+        names = [name for name in archive.namelist() if not name.startswith(f"dist_tune-{dist_tune.__version__}.dist-info/")]
     assert sorted(names) == sorted(str(path.relative_to(ROOT)) for path in [*MODULES, PACKAGE / "py.typed"])

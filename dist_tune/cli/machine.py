@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from dist_tune import __version__
+
 _SMI_FIELDS = ("index", "uuid", "driver_version", "memory.used", "utilization.gpu")
 _SMI_TIMEOUT_S = 20.0
 """A broken driver can make nvidia-smi hang."""
@@ -51,7 +53,7 @@ class Gpu:
 def versions(smi: list[SmiGpu]) -> dict[str, str | None]:
     """Version of each component, None if it is not installed."""
     return {
-        "dist_tune": package_version("dist-tune"),
+        "dist_tune": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": package_version("triton"),
