@@ -13,7 +13,6 @@ A name is imported when it is first used, because torch and Triton take seconds:
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,8 +69,11 @@ if not TYPE_CHECKING:  # with a __getattr__ to look at, a type checker takes eve
         if home := _HOME_OF.get(name):
             found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
             return found
-        if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-            return import_module(f"{__name__}.{name}")
+        if not name.startswith("_"):
+            from importlib.util import find_spec  # here, as all that is not always needed
+
+            if find_spec(f"{__name__}.{name}"):
+                return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # torchrun with sane defaults: one rank per GPU of this machine, or two CPU ranks under the Triton interpreter.
 #
-#   launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]
+#   launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]    from a checkout
+#   dist-tune launch [--supervise] [torchrun options] script.py [script arguments]    from an installed package
 #
 # --supervise: when a rank dies (a kill, an illegal access, a config that ends its process, a config that never returns), all ranks are
 # started again after 1, 2 and 4 s, and tunings go on from their journals. --max-restarts=N: so often (3); each restart waits twice as
@@ -10,12 +11,26 @@
 # Several machines: the same command on each, with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT set, or as options of those
 # names (NODE_RANK says who hosts the rendezvous). Under SLURM none is needed: srun --ntasks-per-node=1 launch/launch.sh ...
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-die() { echo "launch.sh: $*" >&2; exit 2; }
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+name=${0##*/}
+die() { echo "$name: $*" >&2; exit 2; }
 
-python=python3
-if [[ -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
-n_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') || die "$python has no usable torch; 'make tune' sets one up"
+# The help is the comment above. Only before the script: behind it --help is the script's.
+for word in "$@"; do
+    case $word in
+        -h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit ;;
+        *.py | -m | --module | --no?python) break ;;
+    esac
+done
+
+# In a wheel this file lies within the package, which needs no PYTHONPATH. `dist-tune launch` has set python to its own.
+root=
+if [[ ${here##*/} == launch ]]; then root=${here%/*}; fi
+if [[ $name != "dist-tune launch" ]]; then
+    python=python3
+    if [[ -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
+fi
+n_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') || die "$python has no usable torch; in a checkout 'make tune' sets one up"
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
@@ -25,7 +40,7 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
     case $option in
         --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port)
             variable=${option#--}
-            if [[ $1 != *=* ]]; then set -- "$1=${2?"launch.sh: $1 needs a value"}" "${@:3}"; fi
+            if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
             printf -v "${variable//-/_}" %s "${1#*=}" ;;
         --supervise) supervises=yes ;;
         --rdzv-* | --standalone) own_rendezvous=yes passed+=("$1") ;;
@@ -33,7 +48,7 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
     esac
     shift
 done
-(($#)) || die "no script: launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]"
+(($#)) || die "no script: $name [--supervise] [torchrun options] script.py [script arguments]"
 if [[ $supervises == yes ]]; then
     passed=(--max-restarts=3 "${passed[@]}")
     if [[ $1 == --no?python ]]; then shift; else set -- "$python" -u "$@"; fi
@@ -57,7 +72,8 @@ else
     if [[ -n $node_rank ]]; then rendezvous+=(--rdzv-conf="is_host=$((node_rank == 0))"); fi
 fi
 
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [[ -n $root ]]; then export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"; fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if ((n_gpus == 0)); then export TRITON_INTERPRET="${TRITON_INTERPRET-1}"; fi
 # A restarted attempt must not meet the addresses of dead ranks in the agent's store (pytorch issue 135712).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"

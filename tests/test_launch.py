@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from dist_tune.cli.main import main
+
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[1]
@@ -189,6 +191,57 @@ def test_a_supervised_job_takes_the_number_of_restarts_and_modules_and_programs(
     assert options == ["--max-restarts=3", "--max-restarts=7"]
     assert started.arguments[-3:] == ["-u", "-m", "job.py"]
     assert start(checkout, "--supervise", "--no-python", "program", "job.py").arguments[-3:] == ["launch.sh", "program", "job.py"]
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_before_the_script_is_its_own_and_behind_it_the_script_s(checkout: Path, word: str):
+    """No GPU is counted for it and no rank started; all of the comment at its head, without the marks."""
+    done = call(checkout, "--nnodes=2", word, "job.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dist-tune launch [--supervise] [torchrun options] script.py" in done.stdout
+    assert "MASTER_ADDR" in done.stdout
+    assert "#" not in done.stdout
+    assert start(checkout, "job.py", word).script == ["job.py", word]
+
+
+def installed(tmp_path: Path) -> Path:
+    """The package as a wheel lays it out: the launcher's module, with the script beside it and no checkout around it."""
+    for name, source in {"__init__.py": "", "launch.py": "dist_tune/launch.py", "launch.sh": "launch/launch.sh"}.items():
+        path = tmp_path / "site" / "dist_tune" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((ROOT / source).read_text() if source else "")
+    return tmp_path / "site"
+
+
+def test_it_starts_from_an_installed_package(tmp_path: Path):
+    """As ``python -m dist_tune.launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 3)\n")
+    (tmp_path / "torch" / "distributed").mkdir()
+    (tmp_path / "torch" / "distributed" / "__init__.py").write_text("")
+    shown = "import json, os, sys\nprint(json.dumps([[sys.executable, *sys.argv[1:]], dict(os.environ)]))\n"
+    (tmp_path / "torch" / "distributed" / "run.py").write_text(shown)
+    path = f"{installed(tmp_path)}:{tmp_path}"
+    command = [sys.executable, "-m", "dist_tune.launch"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "python": "/no/python"}
+    done = subprocess.run([*command, "job.py", "--", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    words, seen = json.loads(done.stdout)
+    assert words == [sys.executable, "--nnodes=1", "--nproc-per-node=3", "--standalone", "--", "job.py", "--", "--help"]
+    assert seen["PYTHONPATH"] == path
+    lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert lost.stderr == "dist-tune launch: no script: dist-tune launch [--supervise] [torchrun options] script.py [script arguments]\n"
+
+
+def test_the_command_hands_all_words_over(monkeypatch: pytest.MonkeyPatch):
+    """Also a double dash, ``-m`` and ``--help``, which a parser would keep."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvp", lambda _file, words: started.append(words))
+    words = ["--supervise", "-m", "job", "--", "--help", "--json", ""]
+    main(["launch", *words])
+    assert started[0][-len(words) :] == words
+    assert [started[0][0], *started[0][3:6]] == ["bash", "dist-tune launch", sys.executable, str(ROOT / "launch/launch.sh")]
 
 
 def test_two_real_cpu_ranks(tmp_path: Path):

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("tuned", "contextual", "function", "testing", "benchmark"),
     ("offline",),
-    ("cli", "__main__"),
+    ("cli", "launch", "__main__"),
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
@@ -171,7 +171,7 @@ def test_the_table_of_homes_is_complete():
 
 def test_what_is_not_there_is_an_attribute_error():
     """Modules of the package are found as well; a misspelled name is not looked for anywhere else."""
-    assert dist_tune.offline is importlib.import_module("dist_tune.offline")
+    assert dist_tune.offline is importlib.import_module("dist_tune.offline")  # type: ignore[attr-defined]
     assert dist_tune.errors.DistTuneError is dist_tune.DistTuneError
     with pytest.raises(AttributeError, match="has no attribute 'contextual_autotun'"):
         _ = dist_tune.contextual_autotun  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_importing_is_cheap_until_something_is_used():
     program = """
 import sys
 import dist_tune
-print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "filelock"} & set(sys.modules)))
+print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "filelock", "typer"} & set(sys.modules)))
 dist_tune.contextual_autotune
 print("torch" in sys.modules)
 """
@@ -210,7 +210,7 @@ assert not torch.distributed.is_initialized()
 
 @pytest.mark.processes
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
-    """Every module and py.typed are in the wheel; kernels, launch and tests are not."""
+    """Every module, py.typed and the launcher are in the wheel; kernels and tests are not."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     if importlib.util.find_spec("hatchling"):
         command.insert(4, "--no-build-isolation")
@@ -219,4 +219,4 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
     assert wheel.name == f"dist_tune-{dist_tune.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.startswith(f"dist_tune-{dist_tune.__version__}.dist-info/")]
-    assert sorted(names) == sorted(str(path.relative_to(ROOT)) for path in [*MODULES, PACKAGE / "py.typed"])
+    assert sorted(names) == sorted([*(str(path.relative_to(ROOT)) for path in [*MODULES, PACKAGE / "py.typed"]), "dist_tune/launch.sh"])

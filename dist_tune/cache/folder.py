@@ -57,7 +57,8 @@ class Cache:
         """Permissions of its files and folders."""
         self._is_shared = is_shared
         self._is_looked_at = False
-        self._warned: set[Path] = set()
+        self.unused: dict[Path, str] = {}
+        """Files that were to be records, and folders that cannot be read, with the reason; each has been warned of."""
 
     @property
     def identity(self) -> str:
@@ -212,8 +213,8 @@ class Cache:
         warnings.warn(f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again", stacklevel=2)
 
     def _warn(self, path: Path, reason: str) -> None:
-        if path not in self._warned:
-            self._warned.add(path)
+        if path not in self.unused:
+            self.unused[path] = reason
             warnings.warn(f"cache file {path} is not used: {reason}", stacklevel=2)
 
     def _listed(self, folder: Path) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""The commands of ``dist-tune cache``, except explain: each takes the cache and the parsed arguments, and returns an answer.
+"""The commands of ``dist-tune cache``, except explain: each takes the cache and what was asked, and returns an answer.
 
 Prints nothing but the question before deleting.
 """
@@ -8,76 +8,108 @@ from __future__ import annotations
 import os
 import re
 import sys
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from glob import iglob
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from dist_tune.cache import BROKEN_SUFFIX, JOURNALS, LINES_SUFFIX, LOCK_NAME, LOCKS, QUARANTINE, TEMPORARY_SUFFIX, Cache
 from dist_tune.cli import quarantine, transfer
 from dist_tune.cli.record_page import dropped, record_list, record_page
-from dist_tune.cli.selection import Listed, choose
+from dist_tune.cli.selection import Filter, Listed, choose, ordered
 from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size
+from dist_tune.settings import Settings
 
 _RECORD_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
 
 
-def path(cache: Cache, asked: Namespace) -> Answer:
-    """The cache folder."""
-    folder = cache.folder.absolute()
+def opened() -> Cache:
+    """The cache that DIST_TUNE_CACHE_DIR names; a folder that is not there yet is an empty one.
+
+    Raises:
+        RefusedError: it is no folder, or cannot be read.
+    """
+    cache = _configured()
+    try:
+        with os.scandir(cache.folder):
+            return cache
+    except FileNotFoundError:
+        return cache
+    except NotADirectoryError:
+        raise RefusedError(f"{cache.folder} is not a folder: set DIST_TUNE_CACHE_DIR to the folder of the records") from None
+    except OSError as error:
+        raise RefusedError(f"{cache.folder} cannot be read ({error.strerror}): set DIST_TUNE_CACHE_DIR to another folder") from None
+
+
+def _configured() -> Cache:
+    settings = Settings()
+    return Cache(settings.cache_dir, is_shared=settings.cache_shared)
+
+
+def path() -> Answer:
+    """The cache folder, whatever is there."""
+    folder = _configured().folder.absolute()
     return Answer({"path": str(folder), "exists": os.path.isdir(folder)}, [Text(str(folder))])
 
 
-def ls(cache: Cache, asked: Namespace) -> Answer:
-    """All records, one table for each environment; with ``--quarantine`` the configs that do not run any more."""
-    if asked.quarantine:
+def ls(cache: Cache, wanted: Filter, *, sort: str = "kernel", is_quarantine: bool = False) -> Answer:
+    """The wanted records, one table for each environment, and damaged files; or the configs that do not run any more."""
+    if is_quarantine:
         return quarantine.ls(cache)
-    records = choose(cache, None)
+    found = choose(cache, None)
+    records = ordered(filter(wanted.takes, found), sort)
     aside = [str(each) for each in set_aside(cache)]
-    total = f"{amount(len(records), 'record')}, {size(_size(each.path for each in records))}" if records else "no records"
+    of_all = f" of {len(found)}" if len(records) < len(found) else ""
+    total = f"{amount(len(records), 'record')}{of_all}, {size(_size(each.path for each in records))}" if records else f"no records{of_all}"
     return Answer(
-        {"path": str(cache.folder.absolute()), "records": [_summary(each) for each in records], "set_aside": aside},
-        [*record_list(records), Text(f"{total} in {cache.folder}", style="dim")],
+        {
+            "path": str(cache.folder.absolute()),
+            "records": [_summary(each) for each in records],
+            "damaged": damaged(cache),
+            "set_aside": aside,
+        },
+        [*record_list(records), *damage_list(cache), Text(f"{total} in {cache.folder}", style="dim")],
+        exit_code=1 if cache.unused else 0,
         problems=[f"{amount(len(aside), 'file')} set aside: dist-tune cache explain says why"] if aside else [],
     )
 
 
-def show(cache: Cache, asked: Namespace) -> Answer:
+def show(cache: Cache, key: str) -> Answer:
     """All of one record; of several, a list from which to choose one."""
-    chosen = choose(cache, asked.key)
+    chosen = choose(cache, key)
     values = {"records": [{**each.names, "record": each.record.model_dump(mode="json")} for each in chosen]}
     if len(chosen) == 1:
         return Answer(values, record_page(chosen[0]))
-    question = f"{amount(len(chosen), 'record')} of {plain(asked.key)}: name one by its id"
+    question = f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"
     return Answer(values, [*record_list(chosen), Text(question)])
 
 
-def export(cache: Cache, asked: Namespace) -> Answer:
+def export(cache: Cache, file: Path, name: str | None = None) -> Answer:
     """Write records into one file."""
-    records = [each.record for each in choose(cache, asked.name)]
+    records = [each.record for each in choose(cache, name)]
     if not records:
         raise RefusedError(f"nothing to export: there are no records in {cache.folder}")
     try:
-        is_inside = Path(os.path.realpath(cache.folder)) in Path(os.path.realpath(asked.file)).parents
-        n_bytes = transfer.write_export(asked.file, records, cache.rights if is_inside else None)
+        is_inside = Path(os.path.realpath(cache.folder)) in Path(os.path.realpath(file)).parents
+        n_bytes = transfer.write_export(file, records, cache.rights if is_inside else None)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None)
-        raise RefusedError(f"{asked.file} is not written: {reason}" if reason else str(error)) from error
-    values = {"path": str(asked.file.absolute()), "n_records": len(records), "bytes": n_bytes}
-    return Answer(values, [Text(f"{amount(len(records), 'record')}, {size(n_bytes)} in {asked.file}")])
+        raise RefusedError(f"{file} is not written: {reason}" if reason else str(error)) from error
+    values = {"path": str(file.absolute()), "n_records": len(records), "bytes": n_bytes}
+    return Answer(values, [Text(f"{amount(len(records), 'record')}, {size(n_bytes)} in {file}")], 1 if cache.unused and name is None else 0)
 
 
-def merge(cache: Cache, asked: Namespace) -> Answer:
+def merge(cache: Cache, files: Sequence[Path]) -> Answer:
     """Take in the records of files and folders, with the outcome of each."""
     styles: dict[transfer.Outcome, str] = {"kept": "dim", "added": "green", "replaced": "green", "refused": "bold red"}
     # Refusals last, next to the prompt.
-    arrivals = sorted(transfer.merge(cache, asked.files), key=lambda each: list(styles).index(each.outcome))
+    arrivals = sorted(transfer.merge(cache, files), key=lambda each: list(styles).index(each.outcome))
     table = grid("", "kernel", "key", "", "from")
     for each in arrivals:
         cells = (plain(each.kernel, 60), plain(each.key, 80), plain(each.reason), plain(each.source, 400))
@@ -91,15 +123,15 @@ def merge(cache: Cache, asked: Namespace) -> Answer:
     )
 
 
-def clear(cache: Cache, asked: Namespace) -> Answer:
-    """Delete the records of a KEY, or all that the cache has put into its folder; asks first without ``--yes``.
+def clear(cache: Cache, key: str | None, *, is_quarantine: bool = False, is_sure: bool = False) -> Answer:
+    """Delete the records of a KEY, or all that the cache has put into its folder; asks first unless ``is_sure``.
 
-    With ``--quarantine`` the configs that do not run any more, which may run again then.
+    With ``is_quarantine`` the configs that do not run any more, which may run again then.
     """
-    if asked.quarantine:
-        return quarantine.clear(cache, asked)
-    chosen = choose(cache, asked.key)
-    if asked.key is None:
+    if is_quarantine:
+        return quarantine.clear(cache, key)
+    chosen = choose(cache, key)
+    if key is None:
         doomed = _own_files(cache)
         n_others = len(doomed) - len(chosen)
         what = f"all {amount(len(chosen), 'record')}" + (f" and {amount(n_others, 'other file')}" if n_others > 0 else "")
@@ -108,7 +140,7 @@ def clear(cache: Cache, asked: Namespace) -> Answer:
         what = f"{amount(len(chosen), 'record')} of {', '.join(sorted({plain(each.record.kernel) for each in chosen}))}"
     if not doomed:
         return Answer({"deleted": []}, [Text(f"nothing to delete in {cache.folder}")])
-    if not asked.yes:
+    if not is_sure:
         _confirm(f"Delete {what} in {cache.folder} ({size(_size(doomed))})?")
     deleted, problems = [], []
     for each in doomed:
@@ -130,6 +162,19 @@ def _confirm(question: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RefusedError("nothing is deleted")
+
+
+def damaged(cache: Cache) -> list[dict[str, str]]:
+    """Path and reason of the files that were to be records of the cache and are not used; call it after they were read."""
+    return [{"path": str(each), "reason": reason} for each, reason in sorted(cache.unused.items())]
+
+
+def damage_list(cache: Cache) -> list[RenderableType]:
+    """A table of the damaged files; empty if there are none."""
+    table = grid("damaged", "why")
+    for each in damaged(cache):
+        table.add_row(plain(each["path"], 400), Text(plain(each["reason"]), style="bold red"))
+    return [table, ""] if table.row_count else []
 
 
 def set_aside(cache: Cache) -> list[Path]:

@@ -6,7 +6,6 @@ Measures nothing and tunes nothing. Every check stands for itself: an exception 
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -70,7 +69,7 @@ class Report:
         return "Kernels can be tuned here under Triton's interpreter only (TRITON_INTERPRET=1): good for tests, the times mean nothing."
 
 
-def run(asked: Namespace) -> Answer:
+def run() -> Answer:
     """Examine this machine. Exit code 1 if nothing can be tuned here."""
     report = examine()
     return Answer({"can_tune": report.can_tune, "verdict": report.verdict, **asdict(report)}, _page(report), 0 if report.can_tune else 1)

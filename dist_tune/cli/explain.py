@@ -5,7 +5,6 @@ Compares environments only: source, candidates, key and number of ranks are know
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, environment, read_record
-from dist_tune.cli.cache import set_aside
+from dist_tune.cli.cache import damage_list, damaged, set_aside
 from dist_tune.cli.record_page import not_followed
 from dist_tune.cli.selection import Listed, by_environment, choose
 from dist_tune.cli.tables import Answer, amount, grid, plain
@@ -29,9 +28,9 @@ _ASK_THE_PROGRAM = (
 )
 
 
-def explain(cache: Cache, asked: Namespace) -> Answer:
-    """Compare the environments of the chosen records with this machine; without a KEY also list the files set aside, with the reason."""
-    chosen = choose(cache, asked.key)
+def explain(cache: Cache, key: str | None) -> Answer:
+    """Compare the environments of the chosen records with this machine; without a KEY also list damaged files and those set aside."""
+    chosen = choose(cache, key)
     settings = Settings()
     page: list[RenderableType] = []
     records = []
@@ -47,13 +46,16 @@ def explain(cache: Cache, asked: Namespace) -> Answer:
         records += [_values(each, would_hit, reason, differing) for each in group]
     nothing = f"No records in {cache.folder}: no tuning has anything to start from."
     page.append(Text(_ASK_THE_PROGRAM, style="dim") if chosen else nothing)
-    aside = [{"path": str(each), "reason": _broken(each)} for each in set_aside(cache)] if asked.key is None else []
+    aside = [{"path": str(each), "reason": _broken(each)} for each in set_aside(cache)] if key is None else []
     if aside:
         table = grid("set aside", "why")
         for each in aside:
             table.add_row(*each.values())
         page += ["", table]
-    return Answer({"records": records, "set_aside": aside}, page)
+    if key is None and cache.unused:
+        page += ["", *damage_list(cache)]
+    values = {"records": records, "damaged": damaged(cache), "set_aside": aside}
+    return Answer(values, page, 1 if key is None and cache.unused else 0)
 
 
 def _verdict(differing: list[str], settings: Settings) -> tuple[bool, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,9 @@ Found = list[tuple[Path, QuarantinedConfig]]
 
 
 def in_quarantine(cache: Cache, key: str | None = None) -> Found:
-    """The configs in quarantine, with their files; ``key``: of this kernel, by its name with or without the module, or of this file.
+    """The configs in quarantine, with their files.
+
+    ``key``: of this kernel, by its name with or without the module, or of the only file whose name begins so.
 
     Raises:
         RefusedError: there are none of ``key``.
@@ -24,7 +25,9 @@ def in_quarantine(cache: Cache, key: str | None = None) -> Found:
     found = [(path, each) for path in paths for each in read_quarantine(path)]
     if key is None:
         return found
-    chosen = [(path, each) for path, each in found if key in (each.kernel, each.kernel.rpartition(".")[2], path.stem)]
+    begun = {path for path, _ in found if key and path.stem.startswith(key)}
+    ids = begun if len(begun) == 1 else set()
+    chosen = [(path, each) for path, each in found if path in ids or key in (each.kernel, each.kernel.rpartition(".")[2])]
     if not chosen:
         raise RefusedError(f"no config of {plain(key)} is in quarantine: dist-tune cache ls --quarantine lists all")
     return chosen
@@ -42,9 +45,9 @@ def ls(cache: Cache) -> Answer:
     return Answer({"path": str(cache.folder.absolute()), "quarantine": values}, [*([table] if found else []), Text(total, style="dim")])
 
 
-def clear(cache: Cache, asked: Namespace) -> Answer:
+def clear(cache: Cache, key: str | None) -> Answer:
     """Let configs run again: those of a KEY, or all."""
-    found = in_quarantine(cache, asked.key)
+    found = in_quarantine(cache, key)
     problems = []
     for path in sorted({path for path, _ in found}):
         try:

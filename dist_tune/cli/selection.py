@@ -1,10 +1,11 @@
-"""Records that a KEY on the command line stands for."""
+"""Records that a KEY on the command line stands for, and those that a list's options choose."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from dist_tune.cli.tables import RefusedError, plain
 
 _MIN_SHOWN = 8
 """Least characters of an id."""
-_MIN_TYPED = 4
-"""Least characters of a file's name that name a record, as in git."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,34 @@ class Listed:
         return {"id": self.id, "stem": self.path.stem, "path": str(self.path.absolute())}
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The records that a list is to show; an empty text takes all."""
+
+    kernel: str = ""
+    """Part of the kernel's name, in any case."""
+    device: str = ""
+    since: datetime | None = None
+
+    def takes(self, each: Listed) -> bool:
+        """True for a record to show."""
+        record = each.record
+        is_named = self.kernel.casefold() in record.kernel.casefold() and self.device.casefold() in record.environment.device.casefold()
+        return is_named and (self.since is None or record.tuned_at >= self.since)
+
+
+def ordered(records: Iterable[Listed], sort: str) -> list[Listed]:
+    """Sorted by "kernel" and key, "age" with the newest last, "ms" of the winner with the fastest first, or "seconds" of the tuning."""
+    if sort == "kernel":
+        return list(records)  # as ``listed`` gives them
+    measures: dict[str, Callable[[TuningRecord], Any]] = {
+        "age": lambda record: record.tuned_at,
+        "ms": lambda record: (record.best.latency_ms is None, record.best.latency_ms),
+        "seconds": lambda record: record.seconds,
+    }
+    return sorted(records, key=lambda each: measures[sort](each.record))
+
+
 def listed(cache: Cache) -> list[Listed]:
     """All records, in the order of their kernels and keys."""
     entries = cache.entries()
@@ -44,7 +71,7 @@ def listed(cache: Cache) -> list[Listed]:
 
 
 def choose(cache: Cache, key: str | None) -> list[Listed]:
-    """The records of ``key``: a file's name or the beginning of one, or a kernel's name with or without its module; None for all.
+    """The records of ``key``: a file's name or any unique beginning, or a kernel's name with or without its module; None for all.
 
     Raises:
         RefusedError: no record has this name, or several ids begin with it.
@@ -61,9 +88,12 @@ def choose(cache: Cache, key: str | None) -> list[Listed]:
     for rule in rules:
         if chosen := [each for each in found if rule(each)]:
             return chosen
-    begun = [each for each in found if len(stem) >= _MIN_TYPED and each.path.stem.startswith(stem)]
+    begun = [each for each in found if stem and each.path.stem.startswith(stem)]
     if len(begun) > 1:
         raise RefusedError(f"{len(begun)} ids begin with {stem}: {', '.join(each.id for each in begun[:20])}")
+    broken = [path for path in cache.unused if stem and path.stem.startswith(stem)]
+    if not begun and broken:
+        raise RefusedError(f"{broken[0]} is damaged: {cache.unused[broken[0]]}")
     if not begun:
         raise RefusedError(f"nothing is called {plain(key)!r}{_hint(cache, key, sorted({each.record.kernel for each in found}))}")
     return begun

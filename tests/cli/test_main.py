@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 
 import pytest
 
+from dist_tune import __version__
 from dist_tune.cache.folder import Cache
 from dist_tune.cli.main import main
 from tests.cached_records import candidate, environment, record
@@ -50,24 +51,27 @@ def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
     path = cache.store(record(kernel="\x1b[2J"))
     assert path is not None
     path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json"))
-    ask("ls")
+    ask("ls", code=1)
     assert r"another key, '\x1b[2J" in ask.err
     assert "\x1b" not in ask.err
 
 
-@pytest.mark.parametrize("words", [("ls",), ("show", "gemm"), ("explain", "gemm"), ("export", "e.json")])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("ls", 1), ("show gemm", 0), ("explain gemm", 0), ("explain", 1), ("export e.json --name gemm", 0), ("export e.json", 1)],
+)
 def test_a_broken_file_is_a_line_on_stderr(
-    cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int
 ):
-    """The other records are shown; the warning is its text without the library's source line."""
+    """The other records are shown; the warning is its text without the library's source line. Exit code 1 where it was asked for."""
     monkeypatch.chdir(tmp_path)
     keep(cache, record(), record(key="[1]"))
     broken = cache.path_of(record(key="[1]").cache_key)
     broken.write_bytes(broken.read_bytes().replace(b"model", b"modal"))
-    ask(*words)
+    ask(*words.split(), code=code)
     assert ask.err.startswith(f"dist-tune: cache file {broken} is not used: its checksum is wrong")
     assert "UserWarning" not in ask.err
-    json.loads(ask(*words, "--json"))
+    json.loads(ask(*words.split(), "--json", code=code))
 
 
 def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytest.MonkeyPatch):
@@ -78,20 +82,30 @@ def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytes
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["cache"], ["cache", "show"], ["cache", "merge"], ["cache", "ls", "--jsn"], ["doktor"]])
+@pytest.mark.parametrize("words", [["cache", "show"], ["cache", "merge"], ["cache", "ls", "--jsn"], ["doktor"]])
 def test_what_is_not_understood_is_code_2(capsys: pytest.CaptureFixture[str], words: list[str]):
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
-    assert "usage: dist-tune" in capsys.readouterr().err
+    """With the usage on stderr; for programs the reason as JSON."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Usage: dist-tune" in err
+    assert main([*words, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"] in " ".join(err.split())
+
+
+@pytest.mark.parametrize(("words", "named"), [([], "doctor"), (["cache"], "explain")])
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], words: list[str], named: str):
+    """The commands are listed; code 2, as ruff and uv have it, because nothing was done."""
+    assert main(words) == 2
+    assert named in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]):
-    for words, expected in ((["--help"], "dist-tune cache explain gemm"), (["--version"], "dist_tune 0.1.0"), (["cache", "-h"], "explain")):
-        with pytest.raises(SystemExit) as caught:
-            main(words)
-        assert caught.value.code == 0
-        assert expected in capsys.readouterr().out
+    expected = {"--help": "dist-tune cache explain gemm", "--version": f"dist_tune {__version__}", "cache -h": "explain"}
+    for words, text in expected.items():
+        assert main(words.split()) == 0
+        assert text in capsys.readouterr().out
 
 
 @pytest.mark.processes

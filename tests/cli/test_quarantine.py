@@ -29,10 +29,14 @@ def test_ls_lists_the_configs_in_quarantine(cache: Cache, ask: Answers):
 
 
 def test_clear_lets_them_run_again(cache: Cache, ask: Answers):
-    """Those of one kernel, then all."""
+    """Those of one kernel, those of one id by any beginning that is its own, then all."""
     bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32")
+    bar(cache, "0123f56789abcdef", "library.scan", "BLOCK=16")
     bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64")
     assert "no config of nothing" in (ask("clear", "--quarantine", "nothing", code=1), ask.err)[1]
+    assert "no config of 0f" in (ask("clear", "--quarantine", "0f", code=1), ask.err)[1]
+    assert "no config of 0123" in (ask("clear", "--quarantine", "0123", code=1), ask.err)[1]
+    assert "1 config may run again" in ask("clear", "--quarantine", "0123f")
     assert "1 config may run again" in ask("clear", "--quarantine", "gemm")
     assert [each["kernel"] for each in ask.json("ls", "--quarantine")["quarantine"]] == ["library.softmax"]
     assert len(ask.json("clear", "--quarantine")["cleared"]) == 1

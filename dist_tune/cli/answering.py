@@ -1,0 +1,66 @@
+"""A command's answer on the streams: a page or one JSON document on stdout, problems and warnings on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from dist_tune.cli.tables import Answer, RefusedError, least_width, plain
+from dist_tune.settings import SettingsError
+
+_UNLIMITED = 10_000
+"""Width of a pipe or a file in characters: one record, one line."""
+
+
+def give(ask: Callable[[], Answer], *, as_json: bool) -> int:
+    """Run a command and write its answer; returns the exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        # The text alone: the line of the library that it comes from is of no use at a terminal.
+        warnings.showwarning = lambda message, *_args, **_kwargs: complain(str(message))
+        try:
+            answer = ask()
+        except (RefusedError, OSError) as error:
+            answer = failure(1, str(error))
+        except SettingsError as error:
+            answer = failure(2, str(error))
+        except KeyboardInterrupt:
+            return 130
+    for problem in answer.problems:
+        complain(problem)
+    try:
+        sys.stdout.write(json.dumps(answer.values, indent=1) + "\n" if as_json else _rendered(answer.page))
+        sys.stdout.flush()
+    except BrokenPipeError:  # ``| head`` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+    return answer.exit_code
+
+
+def failure(exit_code: int, reason: str) -> Answer:
+    """The answer of a command that cannot do what was asked: one line on stderr, and as JSON an ``error``."""
+    return Answer({"error": reason}, [], exit_code, [reason])
+
+
+def _rendered(page: Sequence[RenderableType]) -> str:
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, markup=False, emoji=False)  # texts of records are no markup
+    console.width = max(console.width, least_width(page)) if is_terminal else _UNLIMITED
+    with console.capture() as rendered:
+        for each in page:
+            console.print(each)
+    # Tables fill their last column with blanks, which only lengthen the lines of a pipe.
+    text = "".join(f"{line if is_terminal else line.rstrip()}\n" for line in rendered.get().splitlines())
+    # A terminal that knows ASCII alone gets "\xb7" and not a traceback.
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def complain(text: str) -> None:
+    """Write one line to stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("dist-tune: ", "bold red"), plain(text, 2000)))
