@@ -1,8 +1,6 @@
 """The account of a tuning: one file per rank that explains the choice alone, and a few lines on rank 0's terminal.
 
-Loguru does the writing, through a logger of its own: sinks that the user's program adds to loguru's global logger do not
-receive our lines, and ours do not receive the program's. It is one logger for all tunings of the process, because adding a
-sink takes loguru 3 ms, as much as all else that a call with a known config does the first time.
+The logger is ours alone: handlers of the program's logging do not receive our lines, and ours do not receive the program's.
 """
 
 from __future__ import annotations
@@ -12,19 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO
 
-from loguru._logger import Core, Logger  # the public logger is one for the whole process
-
+from dist_tune.logger import Logger, Message, Record
 from dist_tune.printable import printable
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
 from dist_tune.warn_once import to_terminal, warn_once
-
-if TYPE_CHECKING:
-    import loguru
-
-_FILE_FORMAT = "{time:HH:mm:ss.SSS} {level:<7} {message}"
 
 
 class _Story:
@@ -36,7 +28,7 @@ class _Story:
         self._shown_level = shown_level
         self._shows_progress = shows_progress
 
-    def write(self, line: str, record: loguru.Record) -> None:
+    def write(self, line: str, record: Record) -> None:
         """Write a line to the file, and to the terminal if its level is high enough."""
         level = record["level"].no
         if level >= self._file_level:
@@ -68,7 +60,7 @@ class _Story:
 
 
 @contextmanager
-def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: bool = False) -> Iterator[loguru.Logger]:
+def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: bool = False) -> Iterator[Logger]:
     """The logger of one tuning on this rank; its file is open meanwhile. ``is_first``: the rank that also shows progress.
 
     ``is_verbose``: it shows all that is worth a line in the file from level INFO on. A directory that cannot be written costs a
@@ -96,21 +88,14 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
 
 
 @cache
-def _logger(least_level: str) -> loguru.Logger:
+def _logger(least_level: str) -> Logger:
     """The logger for tunings that write lines from this level on: lines below it cost nothing."""
-    options = {"exception": None, "depth": 0, "record": False, "lazy": False, "colors": False, "raw": False, "capture": True}
-    logger = cast("loguru.Logger", Logger(Core(), **options, patchers=[], extra={}))
-    logger.add(_write, format=_FILE_FORMAT, level=least_level, catch=True)
-    return logger
+    return Logger(_write, least_level)
 
 
 def _warn_of_file(path: Path, folder: Path, error: object) -> None:
     warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
 
 
-def _write(message: loguru.Message) -> None:
+def _write(message: Message) -> None:
     message.record["extra"]["story"].write(str(message), message.record)
-
-
-# At import, where no call waits for it: making the logger and its first line takes a millisecond. That line goes nowhere.
-_logger("DEBUG").bind(story=_Story(None, 0, None, shows_progress=False)).debug("")

@@ -28,7 +28,7 @@ if ! has_torch "$python" && has_torch "$base"; then
     "$base" -c 'import sys; [print(f"import site; site.addsitedir({p!r})") for p in sys.path if p.endswith("-packages")]' > "$site/base.pth"
 fi
 
-runtime="numpy, pydantic, pydantic_settings, loguru, rich, typer, filelock"
+runtime="numpy, pydantic, pydantic_settings, rich, typer, filelock"
 if [[ ${1:-run} == run ]] && has_torch "$python" && has_triton "$python" && has_modules "$runtime"; then
     pwd > "$site/checkout.pth"  # nothing to install, so no network needed
     exit
@@ -44,6 +44,6 @@ echo "installing dist_tune and what it needs"
 [[ ${1:-run} == run ]] && what=. || what=".[$1]"
 if "$python" -m pip install --quiet -c "$pins" -e "$what"; then exit; fi
 
-if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis"; then die "pip failed (see above)"; fi
+if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis, loguru"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2
 pwd > "$site/checkout.pth"

@@ -51,13 +51,20 @@ def test_the_program_and_the_tuning_do_not_hear_each_other(tmp_path: Path):
         with tuning_log(settings(tmp_path, log_level="TRACE"), 0, False) as log:
             log.info("ours")
             loguru.logger.info("the program's")
-            assert log is not loguru.logger
         loguru.logger.info("afterwards")
     finally:
         loguru.logger.remove(sink)
     assert "ours" not in heard.getvalue()
     assert "afterwards" in heard.getvalue()
     assert "the program's" not in (tmp_path / "rank-0.log").read_text()
+
+
+def test_the_program_s_logging_hears_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """No logger of the standard library gets a line of ours either, whatever its level."""
+    caplog.set_level(0)
+    with tuning_log(settings(tmp_path), 0, False) as log:
+        log.error("ours")
+    assert caplog.records == []
 
 
 def test_two_tunings_do_not_hear_each_other(tmp_path: Path):

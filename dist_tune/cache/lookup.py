@@ -20,7 +20,7 @@ from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 
 class LookupResult(NamedTuple):
@@ -54,7 +54,7 @@ class Keyed(Protocol):
 class CacheLookup:
     """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
 
-    def __init__(self, settings: Settings, log: loguru.Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
+    def __init__(self, settings: Settings, log: Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
         self._log = log
         self._cache = Cache(settings.cache_dir, is_shared=settings.cache_shared) if is_used else None

@@ -29,8 +29,9 @@ from dist_tune.tuning import is_fatal
 from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
-    import loguru
     from torch.distributed import ProcessGroup
+
+    from dist_tune.logger import Logger
 
 Mode = Literal["split", "merge"]
 _ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))
@@ -117,7 +118,7 @@ class Job:
                 forget(path)
         return why
 
-    def _log(self) -> AbstractContextManager[loguru.Logger]:
+    def _log(self) -> AbstractContextManager[Logger]:
         return tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress)
 
     def _space(self) -> str:

@@ -24,7 +24,7 @@ from dist_tune.settings import Settings
 from dist_tune.tuning import Tuning, TuningOptions, limited
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 _N_REPEAT = 3
 """Timed runs of each finalist of a round, at most; the finals over all rounds have as many as were asked for."""
@@ -36,7 +36,7 @@ class TunerContext:
 
     ranks: Ranks
     settings: Settings
-    log: loguru.Logger
+    log: Logger
     start: float = 0.0
     """Place in the order of configs at which this rank begins, from 0 to 1."""
     refuses_talk: bool = False

@@ -26,8 +26,7 @@ from dist_tune.tuning.steps import Kind
 from dist_tune.validation import check_function
 
 if TYPE_CHECKING:
-    import loguru
-
+    from dist_tune.logger import Logger
     from dist_tune.tuning.replays import Replayer
 
 Closure = Callable[[], Any]
@@ -124,7 +123,7 @@ class TuningContext:
     """The closure's, the same on all ranks."""
     ranks: Ranks
     plan: Plan
-    log: loguru.Logger
+    log: Logger
     race: Race
     sites: Sites
     compiler: Compiler

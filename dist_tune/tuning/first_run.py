@@ -15,16 +15,16 @@ from dist_tune.runtime import Undo, changed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import loguru
     import torch
 
+    from dist_tune.logger import Logger
     from dist_tune.measure import Region
 
 
 class FirstRun:
     """The first run of one call, after it was made."""
 
-    def __init__(self, held: list[Any], state: StepState | None, closure: str, log: loguru.Logger) -> None:
+    def __init__(self, held: list[Any], state: StepState | None, closure: str, log: Logger) -> None:
         """``held``: its value, alone in a list, so that it can be freed. ``state``: None where the user's ``reset`` puts all back."""
         self._held = held
         self._state = state

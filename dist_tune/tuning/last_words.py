@@ -20,7 +20,7 @@ from dist_tune.settings import Settings
 from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 EXIT_CODE = 86
 """Of a process that ends because a config does not return."""
@@ -31,7 +31,7 @@ _PATIENCE_S = 2.0
 class LastWords:
     """The messages of one tuning's watchdog."""
 
-    def __init__(self, ranks: Ranks, settings: Settings, log: loguru.Logger) -> None:
+    def __init__(self, ranks: Ranks, settings: Settings, log: Logger) -> None:
         self.file = 2
         """File descriptor for stacks: the rank's log, or the terminal."""
         self._ranks = ranks

@@ -12,9 +12,8 @@ from dist_tune.validation import deferred_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import loguru
-
     from dist_tune.distributed import Ranks
+    from dist_tune.logger import Logger
     from dist_tune.settings import Settings
     from dist_tune.tuning.context import TuningContext
 
@@ -25,7 +24,7 @@ class Notices:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def say(self, log: loguru.Logger, topic: str, text: str) -> None:
+    def say(self, log: Logger, topic: str, text: str) -> None:
         """Write a line to the log and to the first rank's terminal, unless the topic was told before."""
         if topic not in self._told:
             self._told.add(topic)

@@ -11,7 +11,7 @@ from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.site import Site
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 
 def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
@@ -59,7 +59,7 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
     )
 
 
-def log_table(log: loguru.Logger, record: TuningRecord) -> None:
+def log_table(log: Logger, record: TuningRecord) -> None:
     """All candidates from fastest to slowest, then the dropped ones with the reason, then the winner."""
     site = record.kernel + record.key
     for each in sorted(record.candidates, key=lambda c: (c.failure is not None, c.latency_ms or float("inf"), c.index)):

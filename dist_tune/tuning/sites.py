@@ -22,7 +22,7 @@ from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 
 class Sites:
@@ -30,7 +30,7 @@ class Sites:
 
     def __init__(
         self,
-        log: loguru.Logger,
+        log: Logger,
         compiler: Compiler,
         placement: Placement,
         lookup: CacheLookup,

@@ -17,7 +17,7 @@ from dist_tune.tuning.site import Site, Variant
 from dist_tune.tuning.sites import Sites
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 MAX_VARIANTS = 8
 """Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes."""
@@ -40,7 +40,7 @@ _ASKED = "asked"
 class Variants:
     """All variants of one tuning on this rank."""
 
-    def __init__(self, sites: Sites, compiler: Compiler, log: loguru.Logger) -> None:
+    def __init__(self, sites: Sites, compiler: Compiler, log: Logger) -> None:
         self.counts: dict[str, int] = {}
         """Site -> variants on the rank with the most, where there are several, as of the latest meeting. The same on all ranks."""
         self.endless = ""

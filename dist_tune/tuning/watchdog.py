@@ -26,7 +26,7 @@ from dist_tune.tuning.steps import Kind, Launch, Step
 from dist_tune.warn_once import warn_once
 
 if TYPE_CHECKING:
-    import loguru
+    from dist_tune.logger import Logger
 
 _TIMES_EXPECTED = 20
 """A replay may take so many times as long as the shortest one before, where that is longer than the deadline."""
@@ -68,7 +68,7 @@ class Launching:
 class Watchdog:
     """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
 
-    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: loguru.Logger, release: Release, *, rescue: Rescue) -> None:
+    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Logger, release: Release, *, rescue: Rescue) -> None:
         self.phase = "discovery"
         self.log = log
         self.rescue = rescue
