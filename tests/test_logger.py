@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_lines_of_several_threads_are_whole(tmp_path: Path):
         def write(line: Message) -> None:
             for part in line.partition(" "):
                 file.write(part)
+                time.sleep(0)  # another thread's turn
 
         log = Logger(write)
 
