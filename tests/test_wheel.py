@@ -1,0 +1,135 @@
+"""The wheel and the sdist: what is in them, what an index shows of them, and the package as it is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from dist_tune import __version__
+from hatch_build import without_paths
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """
+from typing import assert_type
+
+from dist_tune import contextual_autotune
+import dist_tune
+
+
+@contextual_autotune()
+def step(n: int) -> float:
+    return float(n)
+
+
+assert_type(step(3), float)
+assert_type(dist_tune.__version__, str)
+step("x")  # wrong
+dist_tune.contextual_autotun  # wrong
+"""
+SKIPPED = "[mypy]\n" + "".join(
+    f"[mypy-{name}.*]\nfollow_imports = skip\nignore_missing_imports = True\n" for name in ("torch", "triton", "numpy", "pydantic")
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of this tree."""
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True, timeout=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment in which the wheel is installed, beside the packages of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "beside.pth").write_text("\n".join({sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("-packages"))}))
+    with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
+        archive.extractall(site)
+    return folder / "bin" / "python"
+
+
+def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
+    """Every module, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
+    with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
+        names = archive.namelist()
+    about = f"dist_tune-{__version__}.dist-info/"
+    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "dist_tune").rglob("*.py")]
+    assert sorted(name for name in names if not name.startswith(about)) == sorted([*modules, "dist_tune/py.typed", "dist_tune/launch.sh"])
+    assert f"{about}licenses/LICENSE" in names
+
+
+def test_the_sdist_holds_what_a_checkout_holds(built: Path):
+    """Docs, tests and all that these read: every file that git keeps but settings of its own and of CI."""
+    with tarfile.open(built / f"dist_tune-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    done = subprocess.run(["git", "ls-files", "--cached"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    kept = set(done.stdout.splitlines()) if done.returncode == 0 else {"tests/test_wheel.py", "LICENSE"}  # the tests of an sdist itself
+    assert {name for name in kept if (ROOT / name).exists() and not name.startswith(".")} - names == set()
+    assert any(name.startswith("docs/") for name in names)
+
+
+def test_an_index_shows_no_dead_link(built: Path):
+    """Its page is the README, whose links to files lead nowhere outside the repository."""
+    with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
+        about = message_from_bytes(archive.read(f"dist_tune-{__version__}.dist-info/METADATA"))
+    assert (about["Version"], about["License-Expression"], about["Author"]) == (__version__, "Apache-2.0", "dist_tune contributors")
+    assert about["Keywords"]
+    page = about.get_payload()
+    assert isinstance(page, str)
+    assert page.strip().startswith("#")
+    assert [target for target in re.findall(r"\]\(([^)]*)\)", page) if not target.startswith(("https:", "http:", "#"))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("see [the docs](docs/a.md#b) and [x](https://x.org/a.md)", "see the docs and [x](https://x.org/a.md)"),
+        ("[here](#measured) ![plot](docs/images/a.png)!", "[here](#measured) !"),
+        ("![badge](https://x.org/a.svg)", "![badge](https://x.org/a.svg)"),
+        ('<img alt="a" src="docs/a.png"> <img src="https://x.org/a.png">', ' <img src="https://x.org/a.png">'),
+        ("a[0](1)", "a0"),
+    ],
+)
+def test_relative_links_become_their_text(text: str, left: str):
+    assert without_paths(text) == left
+
+
+def test_a_program_that_uses_the_wheel_is_type_checked(python: Path, tmp_path: Path):
+    """By mypy --strict, which reads an installed package's types only where py.typed says so."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "mypy.ini").write_text(SKIPPED)
+    options = ["--strict", "--no-error-summary", "--config-file", "mypy.ini", "--python-executable", str(python)]
+    done = run([sys.executable, "-m", "mypy", *options, "program.py"], tmp_path)
+    lines = PROGRAM.splitlines()
+    found = {lines[int(number) - 1] for number in re.findall(r"^program\.py:(\d+): error", done.stdout, re.MULTILINE)}
+    assert found == {line for line in lines if line.endswith("# wrong")}, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_installed_launcher_starts_ranks(python: Path, tmp_path: Path):
+    """From an empty folder, with the installed package: two CPU ranks, each with the script's words."""
+    (tmp_path / "job.py").write_text(
+        'import os, sys\nos.write(1, f\'{os.environ["RANK"]} {sys.argv[1:]} {os.environ.get("PYTHONPATH")}\\n\'.encode())\n'
+    )
+    done = run(["env", "CUDA_VISIBLE_DEVICES=", str(python), "-m", "dist_tune", "launch", "job.py", "--help"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 ['--help'] None", "1 ['--help'] None"]
