@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
 from dist_tune.log import tuning_log
 from dist_tune.settings import read_settings
+from dist_tune.tested_versions import newer_than_tested
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
@@ -31,6 +35,10 @@ class Notices:
             log.bind(progress=True).warning(text)
 
 
+_of_process = Notices()
+"""Told once for all decorated objects."""
+
+
 def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:
     """After the first run of a closure: nothing of it could be heard, or ranks decide that could decide together."""
     name, sites = context.name, context.sites
@@ -53,7 +61,9 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
 
 
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
-    """Before sites are tuned: candidates that prune rules removed, and the reason why the nearest record does not count."""
+    """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
+    if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
+        _of_process.say(context.log, "versions", newer)
     for label in labels:
         site = context.sites.met.get(label)
         if site is None:  # another rank's
