@@ -31,7 +31,10 @@ def _give(ask: Callable[[], Answer], as_json: bool) -> int:
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """What works on this machine and what does not, with the reason and what to do."""
+    """What works on this machine, and what does not.
+
+    Each thing is tried, and comes with the reason and what to do. Exit code 1 if nothing can be tuned here.
+    """
     from dist_tune.cli.doctor import run
 
     return _give(run, as_json)
@@ -57,7 +60,10 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """All records: what won, where and when. Exit code 1 if files are damaged."""
+    """All records: what won, where and when.
+
+    Exit code 1 if files are damaged.
+    """
     from dist_tune.cli import cache
     from dist_tune.cli.selection import Filter
 
@@ -74,7 +80,10 @@ def show(key: Key, as_json: AsJson = False) -> int:
 
 
 def explain(key: AnyKey = None, as_json: AsJson = False) -> int:
-    """Whether records would be used here, and if not, why. Exit code 1 if files are damaged."""
+    """Reasons why records would be used here, or not.
+
+    Exit code 1 if files are damaged.
+    """
     from dist_tune.cli import cache, explain
 
     return _give(lambda: explain.explain(cache.opened(), key), as_json)
@@ -85,7 +94,10 @@ def export(
     name: Annotated[str | None, typer.Option(metavar="KEY", show_default=False, help="These records only; see show.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write records into one file. Exit code 1 if files are damaged, which no export holds."""
+    """Write records into one file.
+
+    Exit code 1 if files are damaged, unless KEY chooses records: no export holds those.
+    """
     from dist_tune.cli import cache
 
     return _give(lambda: cache.export(cache.opened(), file, name), as_json)
@@ -95,7 +107,10 @@ def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="An exported file, a record's file, or a folder of such files.")],
     as_json: AsJson = False,
 ) -> int:
-    """Take in records; of two with one key the better measured stays."""
+    """Take in records from files and folders.
+
+    Of two with one key the better measured stays. Exit code 1 if any is refused.
+    """
     from dist_tune.cli import cache
 
     return _give(lambda: cache.merge(cache.opened(), files), as_json)
@@ -116,8 +131,8 @@ def clear(
 
 
 def launch() -> int:
-    """Start a script on all GPUs of this machine, or on two CPU ranks: torchrun with sane defaults.
+    """Start ranks by torchrun, with defaults for this machine.
 
-    All that follows is torchrun's and the script's: see dist-tune launch --help.
+    All that follows is torchrun's and the script's.
     """
     raise AssertionError("main hands these words over before they are parsed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -47,13 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dist_tune.launch import main as launch
 
         return launch(words[1:])
+    if is_bare := " ".join(words) in {name.rpartition(" ")[0] for name in COMMANDS}:  # nothing, or "cache": nothing was asked for
+        words.append("--help")
     try:
         # Not standalone: a command's exit code comes back, and an error of the command line as an exception.
-        return int(_parser().main(words, prog_name="dist-tune", standalone_mode=False) or 0)
+        exit_code = int(_parser().main(words, prog_name="dist-tune", standalone_mode=False) or 0)
     except _USAGE_ERROR as error:
         return _not_understood(error, as_json="--json" in words)
     except typer.Abort:
         return 130
+    return 2 if is_bare else exit_code
 
 
 def _not_understood(error: Exception, *, as_json: bool) -> int:
@@ -66,10 +69,12 @@ def _not_understood(error: Exception, *, as_json: bool) -> int:
 
 
 def _parser() -> TyperGroup:
+    # Frames and colours for a terminal alone: a pipe is for a program or a pager, and loading them takes half the time of a help.
+    mode: Any = "rich" if sys.stdout.isatty() else None
     names = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(help="Look after dist_tune.", epilog="\n\n".join(_EXAMPLES), no_args_is_help=True, context_settings=names)
+    app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings=names, rich_markup_mode=mode)
     app.callback()(_options)
-    on_cache = typer.Typer(no_args_is_help=True, help="Records of finished tunings in DIST_TUNE_CACHE_DIR.")
+    on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", rich_markup_mode=mode)
     for name, target in COMMANDS.items():
         group, _, command = name.rpartition(" ")
         (on_cache if group else app).command(command)(resolve_name(target))

@@ -98,7 +98,19 @@ def test_what_is_not_understood_is_code_2(capsys: pytest.CaptureFixture[str], wo
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], words: list[str], named: str):
     """The commands are listed; code 2, as ruff and uv have it, because nothing was done."""
     assert main(words) == 2
-    assert named in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "Usage: dist-tune" in out
+    assert named in out
+    assert err == ""
+
+
+def test_a_terminal_gets_help_in_frames(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """A pipe gets the text alone."""
+    assert main(["cache", "--help"]) == 0
+    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" not in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["cache", "--help"]) == 0
+    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]):
