@@ -1,5 +1,5 @@
 # `make tune` and `make test` work from a fresh clone: each first sets up .venv, once, by launch/setup.sh.
-# PYTHON=... chooses the base python (3.11 or 3.12); a suitable torch that it can import is used as it is.
+# PYTHON=... chooses the base python (3.11 to 3.13); a suitable torch that it can import is used as it is.
 PYTHON ?= python3
 SHELL := bash
 .NOTPARALLEL:

@@ -17,8 +17,8 @@ has_triton() { "$1" -c 'import triton; raise SystemExit(tuple(map(int, triton.__
 has_modules() { "$python" -c "import $1" 2>/dev/null; }
 version() { "$python" -c "from importlib.metadata import version; print(version('$1'))"; }
 
-"$base" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info < (3, 13))' \
-    || die "needs Python 3.11 or 3.12, found '$("$base" --version 2>&1)'; name another one: make PYTHON=/path/to/python3.12 ..."
+"$base" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info < (3, 14))' \
+    || die "needs Python 3.11 to 3.13, found '$("$base" --version 2>&1)'; name another one: make PYTHON=/path/to/python3.12 ..."
 [[ -x .venv/bin/pip ]] || "$base" -m venv .venv \
     || die "$base cannot make a virtual environment (see above); Debian and Ubuntu keep venv in the package python3-venv"
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -201,7 +201,7 @@ def here(**changes: Any) -> dict[str, Any]:
 
 def test_explain_compares_field_by_field(cache: Cache, ask: Answers):
     """The record's value, this machine's, and which differ; what only the program knows is said to be so."""
-    keep(cache, record(environment=environment(triton="2.0.0", python=".".join(platform.python_version_tuple()[:2]))))
+    keep(cache, record(environment=environment(triton="2.0.0", cuda="1.0", python=".".join(platform.python_version_tuple()[:2]))))
     out = ask("explain", "gemm")
     assert "1 record would miss here: device, device_count, torch, triton and cuda differ" in out
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith("  ")}
