@@ -206,7 +206,7 @@ def test_help_before_the_script_is_its_own_and_behind_it_the_script_s(checkout: 
 
 def installed(tmp_path: Path) -> Path:
     """The package as a wheel lays it out: the launcher's module, with the script beside it and no checkout around it."""
-    for name, source in {"__init__.py": "", "launch.py": "dist_tune/launch.py", "launch.sh": "launch/launch.sh"}.items():
+    for name, source in {"__init__.py": "", "launch.py": "dist_tune/launch.py", "launch.sh": "dist_tune/launch.sh"}.items():
         path = tmp_path / "site" / "dist_tune" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((ROOT / source).read_text() if source else "")
@@ -241,7 +241,7 @@ def test_the_command_hands_all_words_over(monkeypatch: pytest.MonkeyPatch):
     words = ["--supervise", "-m", "job", "--", "--help", "--json", ""]
     main(["launch", *words])
     assert started[0][-len(words) :] == words
-    assert [started[0][0], *started[0][3:6]] == ["bash", "dist-tune launch", sys.executable, str(ROOT / "launch/launch.sh")]
+    assert [started[0][0], *started[0][3:6]] == ["bash", "dist-tune launch", sys.executable, str(ROOT / "dist_tune/launch.sh")]
 
 
 def test_two_real_cpu_ranks(tmp_path: Path):
