@@ -87,6 +87,13 @@ def test_the_sdist_holds_what_a_checkout_holds(built: Path):
     assert any(name.startswith("docs/") for name in names)
 
 
+def test_the_changelog_has_this_version():
+    """With a date, below what is not released yet."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", headings[1])
+
+
 def test_an_index_shows_no_dead_link(built: Path):
     """Its page is the README, whose links to files lead nowhere outside the repository."""
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
