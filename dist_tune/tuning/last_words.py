@@ -111,7 +111,7 @@ class LastWords:
 
 
 @contextmanager
-def limited(ranks: Ranks, settings: Settings, log: loguru.Logger, what: str) -> Iterator[None]:
+def limited(ranks: Ranks, settings: Settings, log: Logger, what: str) -> Iterator[None]:
     """A dry run, which is no part of a tuning; after one and a half deadlines it ends the process, as a config does that never returns."""
     words, over, tick_s = LastWords(ranks, settings, log), Event(), settings.deadline_s / 20
 
