@@ -17,7 +17,22 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "validation", "warn_once", "printable", "safe_files", "settings", "events", "log", "configs", "keys", "pruning"),
+    (
+        "errors",
+        "validation",
+        "warn_once",
+        "printable",
+        "safe_files",
+        "settings",
+        "events",
+        "event_file",
+        "terminal",
+        "story",
+        "log",
+        "configs",
+        "keys",
+        "pruning",
+    ),
     ("distributed",),
     ("measure",),
     ("search",),

@@ -211,6 +211,15 @@ class Race:
         """Candidates that are in the race."""
         return self._sites[site].standings.alive()
 
+    def left(self, site: str) -> Mapping[int, str]:
+        """Candidates that have left the race, or did not enter it, and why."""
+        return self._sites[site].standings.left
+
+    def kernel_ms(self, site: str, candidate: int) -> float:
+        """Reduced time of a candidate's launch so far; inf without one."""
+        times = self._sites[site].standings.times.get(candidate)
+        return inf if times is None else times.kernel_ms
+
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""
         return self._sites[site].incumbent()

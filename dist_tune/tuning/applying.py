@@ -26,6 +26,7 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     context.sites.journal.begin_phase("settle")
+    context.story.phase("settle")
     value = context.replays.last_run(closure, before)
     if context.replays.first_run_counts:
         context.sites.restore_launched()

@@ -24,6 +24,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     """
     sites, race = context.sites, context.race
     sites.journal.begin_phase("compile")
+    context.story.phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
     manifest = probe(context, closure, manifest)

@@ -58,12 +58,15 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     for label in labels:
         site = context.sites.met.get(label)
         if site is None:  # another rank's
+            kernel, _, key = label.partition("[")
+            context.story.site(label, (kernel, f"[{key}"), context.entries[label].texts)
             continue
         if site.n_removed:
             n_configs = len(site.configs) + site.n_removed
             text = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
             context.notices.say(context.log, f"pruned {label}", text)
         if reason := context.lookup.reason_of_miss(label):
+            context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, reason)
             context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}")
 
 
