@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment
+from dist_tune.cache import environment, reason
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError
 from dist_tune.measure import RngState
@@ -14,6 +14,7 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
+from dist_tune.tuning.summary import Settled, show, step_times, summary
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
@@ -47,10 +48,14 @@ def _all_done(parts: Mapping[int, None]) -> None:
 def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     seconds = context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
+    settled = []
     for label in winners:
         record = make_record(context, label, where)
-        log_table(context.log, record)
+        log_table(context.log, record, label)
         context.records.append(record)
+        record_id = context.lookup.record_id(record) if label not in context.machine else ""
+        settled.append(Settled(context.story.numbers.get(label, 0), record, record_id))
+        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.log.bind(progress=True).warning(
@@ -62,3 +67,8 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.log.info(f"closure={context.name} done {replays} {spent}")
+    meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
+    for line in summary(context.name, settled, seconds, meetings):
+        context.log.info(line)
+    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(settled))
+    context.story.terminal.page(lambda console: show(console, settled, context.story.path))

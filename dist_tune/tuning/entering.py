@@ -12,6 +12,7 @@ from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.settling import compile_variants, probe
+from dist_tune.tuning.summary import amount
 from dist_tune.tuning.warm_up import warm_up
 from dist_tune.tuning.work import tell_of_work
 
@@ -41,7 +42,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                 sites.met[label].untried = entry.untried
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
-        scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
+        scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, manifest.compile_keys)
