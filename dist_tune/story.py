@@ -60,7 +60,7 @@ class _Replay(NamedTuple):
     number: int
     ended_at: float
     seconds: float
-    candidates: dict[int, int]
+    schedule: Mapping[str, Scheduled]
 
 
 class Story:
@@ -104,7 +104,7 @@ class Story:
         self._phase = name
         self._events.add(PhaseBegun, phase=name, bound=bound)
         self._events.flush()
-        self.terminal.begin_phase(name, bound)
+        self.terminal.begin_phase(name)
 
     def met(self, topic: str, seconds: float) -> None:
         """A meeting has ended."""
@@ -199,15 +199,14 @@ class Story:
 
     def replayed(self, number: int, seconds: float, schedule: Mapping[str, Scheduled]) -> None:
         """A replay has ended on the host; it is written with its batch."""
-        numbers = self.numbers
-        launched = {numbers[label]: trial.candidate for label, trial in schedule.items() if label in numbers}
-        self._replays.append(_Replay(number, time.time(), seconds, launched))
+        self._replays.append(_Replay(number, time.time(), seconds, schedule))
 
     def end_batch(self, why_discarded: Callable[[int], str]) -> None:
         """The device is through a batch. ``why_discarded``: the reason why a replay does not count, by its number."""
-        replays, self._replays = self._replays, []
+        replays, self._replays, numbers = self._replays, [], self.numbers
         for each in replays:
-            fields: dict[str, Any] = {"seconds": each.seconds, "candidates": each.candidates, "discarded": why_discarded(each.number)}
+            launched = {numbers[label]: trial.candidate for label, trial in each.schedule.items() if label in numbers}
+            fields: dict[str, Any] = {"seconds": each.seconds, "candidates": launched, "discarded": why_discarded(each.number)}
             self._events.add(Replayed, at=each.ended_at, replay=each.number, **fields)
         self._events.flush()
 

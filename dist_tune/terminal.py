@@ -6,10 +6,11 @@ writes to its standard streams takes the live line's place, which is drawn again
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class Terminal:
         """The live line as it stands on the terminal; empty without one."""
         self._stream: Any = None
         self._phase = "discover"
-        self._total: int | None = None
+        self._n, self._total = 0, 0
         self._began = self._phase_began = self._drawn = time.monotonic()
         self._wrapped: list[tuple[Any, Any]] = []
         """Standard streams whose ``write`` is ours, and ours."""
@@ -50,22 +51,34 @@ class Terminal:
         self._erase()
         to_terminal(f"dist_tune: {printable(text)}\n")
 
-    def page(self, render: Callable[[Console], None]) -> None:
-        """Lines that stay, drawn by rich: with colour where the terminal understands it, and NO_COLOR is not set."""
+    def page(self, render: Callable[[Console], None], plain: Sequence[str] = ()) -> None:
+        """Lines that stay, drawn by rich: with colour where the terminal understands it, and NO_COLOR is not set.
+
+        ``plain``: the same for a file, which costs no import of rich.
+        """
         if not self._is_shown:
             return
         self._erase()
-        with suppress(OSError, ValueError, AttributeError):  # full or gone, closed, None
-            render(console_of(sys.stderr))
+        if plain and not is_live(sys.stderr):
+            to_terminal("".join(f"{printable(line)}\n" for line in plain))
+            return
+        # Into a text first: where a pipe is broken, rich ends the process.
+        console = console_of(sys.stderr, text := io.StringIO())
+        render(console)
+        to_terminal(_fitting(text.getvalue(), sys.stderr))
 
-    def begin_phase(self, name: str, total: int | None) -> None:
-        """A phase of so many steps begins."""
-        self._phase, self._total, self._phase_began = name, total, time.monotonic()
+    def begin_phase(self, name: str) -> None:
+        """A phase begins."""
+        self._phase, self._total, self._phase_began = name, 0, time.monotonic()
         self.step(0)
+
+    def expect(self, n_more: int) -> None:
+        """The phase has so many steps more, as far as is known."""
+        self._total = self._n + n_more
 
     def step(self, n: int, total: int | None = None) -> None:
         """So many steps of the phase are done. Draws if it is time."""
-        self._total = total if total is not None else self._total
+        self._n, self._total = n, total if total is not None else self._total
         if not self._is_shown or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
             return
         if self._is_live is None:
@@ -104,9 +117,9 @@ class Terminal:
         from rich.cells import set_cell_size
 
         stream = sys.stderr
-        width = console_of(stream).width - 1  # a full row would wrap, and could not be erased
-        text = printable(text)
-        text = text if len(text) <= width else set_cell_size(text, max(0, width - 1)) + "\N{HORIZONTAL ELLIPSIS}"
+        width = columns_of(stream) - 1  # a full row would wrap, and could not be erased
+        text = _fitting(printable(text), stream)
+        text = text if len(text) <= width else set_cell_size(text, max(0, width))
         self._erase()
         self._wrap()
         with suppress(OSError, ValueError, AttributeError, UnicodeError):
@@ -147,12 +160,24 @@ def write_of(stream: Any) -> Callable[[str], int]:
     return getattr(write, "own", write)
 
 
-def console_of(stream: Any) -> Console:
-    """A rich console on a stream; without a terminal's size, of 100 columns."""
+def console_of(stream: Any, text: io.StringIO) -> Console:
+    """A rich console that writes ``text`` as the stream would show it."""
     from rich.console import Console
 
-    width = None if is_live(stream) or os.environ.get("COLUMNS") else 100
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    return Console(file=text, width=columns_of(stream), force_terminal=is_live(stream), highlight=False, markup=False, emoji=False)
+
+
+def columns_of(stream: Any) -> int:
+    """Columns of a terminal; of a file 100, unless COLUMNS says otherwise."""
+    with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
+        return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
+    return 100
+
+
+def _fitting(text: str, stream: Any) -> str:
+    """The text with a question mark for what the stream's encoding does not have."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def is_live(stream: Any) -> bool:

@@ -82,6 +82,11 @@ class Race:
         return max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
 
     @property
+    def n_queued(self) -> int:
+        """Replays that are asked for; what follows depends on their times."""
+        return max((len(site.queue) for site in self._sites.values()), default=0)
+
+    @property
     def spare_s(self) -> float:
         """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
         return self._options.spare_s if self._plan.max_replays is None and self._plan.n_repeat > 1 else 0.0

@@ -14,7 +14,7 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.summary import Settled, show, step_times, summary
+from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
@@ -71,4 +71,5 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     for line in summary(context.name, settled, seconds, meetings):
         context.log.info(line)
     context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(settled))
-    context.story.terminal.page(lambda console: show(console, settled, context.story.path))
+    log = context.story.path
+    context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))

@@ -39,6 +39,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
                 continue  # less candidates that have failed
         in_finals = is_final
         context.story.phase("finals" if is_final else "race", race.bound)
+        context.story.terminal.expect(race.n_queued)
         reduced = _run(context, closure, batch, finals_of(context.plan) if is_final else RACE, struck)
         race.tell(len(batch), reduced)
         context.expenses.end_phase("finals" if is_final else "race")

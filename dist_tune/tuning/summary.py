@@ -91,6 +91,11 @@ def block(site: Settled, log: Path) -> list[str]:
     ]
 
 
+def blocks(sites: Sequence[Settled], log: Path) -> list[str]:
+    """The lines of all sites; none if they are too many."""
+    return [line for site in sites for line in block(site, log)] if len(sites) <= MAX_BLOCKS else []
+
+
 def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
     """Print blocks, or a table of the sites with the largest share of the step."""
     from rich.text import Text

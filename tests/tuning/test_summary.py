@@ -46,7 +46,9 @@ def ag_gemm(**changes: Any) -> TuningRecord:
 def shown(sites: list[Settled], columns: int | None = None, **environment: str) -> str:
     """What a terminal of that many columns gets; None for a file."""
     stream = io.StringIO()
-    console = console_of(stream) if columns is None else Console(file=stream, width=columns, force_terminal=True, _environ=environment)
+    console = (
+        console_of(stream, stream) if columns is None else Console(file=stream, width=columns, force_terminal=True, _environ=environment)
+    )
     show(console, sites, LOG)
     return stream.getvalue()
 
