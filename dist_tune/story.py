@@ -115,6 +115,7 @@ class Story:
     def told(self, level: str, text: str) -> None:
         """A line of the log, of level WARNING or above."""
         self._events.add(Told, level=level, text=text)
+        self._events.flush()
 
     def ended(self, seconds: Mapping[str, float], n_replays: int, first_ms: float | None, best_ms: float | None) -> None:
         """All sites have their configs."""

@@ -9,7 +9,7 @@ from typing import Any
 from dist_tune.cache import environment, reason
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError
-from dist_tune.measure import RngState
+from dist_tune.measure import RngState, peak_bytes
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
@@ -17,8 +17,11 @@ from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
 
 
-def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
-    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``."""
+def apply_winners(context: TuningContext, closure: Closure, before: RngState, untuned_bytes: int) -> Any:
+    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``.
+
+    ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
+    """
     race = context.race
     winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
     for label, winner in winners.items():
@@ -36,6 +39,9 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")
+    if untuned_bytes:
+        peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
+        context.log.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
     _keep_records(context, winners)
     return value
 

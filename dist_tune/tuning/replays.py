@@ -195,6 +195,8 @@ class Replayer:
         batch_began = time.monotonic()
         self.watchdog.phase = conditions.phase
         story, n_before = self._sites.story, self._n_in_phase(conditions)
+        if not conditions.is_timed:
+            story.terminal.step(n_before, n_before + len(batch))
         for k, schedule in enumerate(batch):
             doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
             self._ranks.beat(doing, is_new=is_new)

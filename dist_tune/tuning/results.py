@@ -105,7 +105,7 @@ def _cells(each: CandidateRecord, record: TuningRecord, names: Sequence[str], ra
         "shared": "" if each.shared_bytes is None else str(each.shared_bytes),
         "regs": "" if each.n_regs is None else str(each.n_regs),
         "spills": "" if each.n_spills is None else str(each.n_spills),
-        "": why_not(each, record),
+        "": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
     }
 
 

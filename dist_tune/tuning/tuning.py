@@ -206,11 +206,7 @@ class Tuning:
         run_race(self._context, closure)
         if after is not None:
             self._exit.callback(after.restore)
-        value = apply_winners(self._context, closure, self._before)
-        if untuned_bytes:
-            peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
-            self._context.log.info(f"closure={self._context.name} peak_memory_bytes {peaks} (of the process so far)")
-        return value
+        return apply_winners(self._context, closure, self._before, untuned_bytes)
 
     def _counted(self, after: RngState) -> None:
         """A run had nothing to tune, so it counts."""
