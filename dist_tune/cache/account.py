@@ -117,12 +117,12 @@ def reason(record: TuningRecord) -> str:
     if not measured:
         return "only one that was measured"
     tie_ms = _TIE * best.latency_ms + _error_ms(best)
-    near = [each for each in measured if _step_ms(each) <= _step_ms(best) + tie_ms]
+    near = [each for each in measured if _step_ms(each, record) <= _step_ms(best, record) + tie_ms]
     if not near:
         return "fastest step"
     if all(best.latency_ms <= (each.latency_ms or 0.0) for each in near):
         return "tied within noise, faster kernel"
-    return "fastest step" if all(_step_ms(best) <= _step_ms(each) for each in near) else "tied within noise"
+    return "fastest step" if all(_step_ms(best, record) <= _step_ms(each, record) for each in near) else "tied within noise"
 
 
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
@@ -138,8 +138,8 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     best_ms = record.best.latency_ms
     if each.latency_ms is None or not best_ms:
         return "not measured on all ranks"
-    is_tied = _step_ms(each) <= _step_ms(record.best) + _TIE * best_ms + _error_ms(record.best)
-    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel, {_step_ms(each) - _step_ms(record.best):+.4f} ms by the step"
+    is_tied = _step_ms(each, record) <= _step_ms(record.best, record) + _TIE * best_ms + _error_ms(record.best)
+    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel, {_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms by the step"
     return f"{'tied within noise' if is_tied else 'slower'} in the finals: {by}"
 
 
@@ -183,8 +183,10 @@ def _rivals(record: TuningRecord) -> list[CandidateRecord]:
     return [each for each in record.candidates if each.index != record.winner and each.failure is None and each.equal_to is None]
 
 
-def _step_ms(each: CandidateRecord) -> float:
-    return each.closure_ms if each.closure_ms is not None else each.latency_ms or 0.0
+def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
+    """The step's time as it was chosen by: where the rest of the step varies by noise alone, differences are those of the kernel."""
+    kernel_ms = each.latency_ms or 0.0
+    return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
 
 
 def _error_ms(each: CandidateRecord) -> float:

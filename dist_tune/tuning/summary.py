@@ -111,8 +111,8 @@ def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
         return
     console.print(_table(sites, console.width))
     more = f"and {len(sites) - _MAX_ROWS} more   " if len(sites) > _MAX_ROWS else ""
-    record = sites[0].record
-    console.print(Text(f"{more}{record.seconds:.1f} s   why: dist-tune show ID   log: {log}"), soft_wrap=not is_wrapped)
+    record, why = sites[0].record, "why: dist-tune show ID   " * any(site.record_id for site in sites)
+    console.print(Text(f"{more}{record.seconds:.1f} s   {why}log: {log}"), soft_wrap=not is_wrapped)
 
 
 def _table(sites: Sequence[Settled], width: int) -> Table:
@@ -124,14 +124,16 @@ def _table(sites: Sequence[Settled], width: int) -> Table:
     table.add_column("kernel", overflow="ellipsis", no_wrap=True)
     for name in ("ms", "gain", "step"):
         table.add_column(name, justify="right", no_wrap=True, min_width=5)
-    if width >= _MIN_WIDE:
+    has_ids = width >= _MIN_WIDE and any(site.record_id for site in sites)
+    if has_ids:
         table.add_column("show", no_wrap=True, min_width=6)
+    if width >= _MIN_WIDE:
         table.add_column("config", overflow="ellipsis", no_wrap=True)
     for site in sorted(sites, key=lambda each: (-(each.record.best.latency_ms or 0.0), each.number))[:_MAX_ROWS]:
         best, ratio = site.record.best, gain(site.record)
         share = f"{100 * best.latency_ms / best.closure_ms:.0f} %" if best.latency_ms and best.closure_ms else ""
         ms = milliseconds(best.latency_ms) if best.latency_ms is not None else "-"
-        cells = [site.name, ms, f"{ratio:.2f}x" if ratio else "", share, site.record_id, short_config(best)]
+        cells = [site.name, ms, f"{ratio:.2f}x" if ratio else "", share, *[site.record_id] * has_ids, short_config(best)]
         table.add_row(*map(Text, cells[: len(table.columns)]))
     return table
 

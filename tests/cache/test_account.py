@@ -13,10 +13,10 @@ from tests.cached_records import candidate, record
 pytestmark = pytest.mark.once
 
 
-def of(*rows: dict[str, Any], winner: int = 0) -> Any:
-    """A record of candidates without noise; a row holds what is said of one."""
+def of(*rows: dict[str, Any], winner: int = 0, weight: float = 1.0) -> Any:
+    """A record of candidates without noise; a row holds what is said of one. ``weight``: of the step's time."""
     plain = {"spread_ms": 0.0, "left": None}
-    return record(candidates=[candidate(i, **{**plain, **each}) for i, each in enumerate(rows)], winner=winner)
+    return record(candidates=[candidate(i, **{**plain, **each}) for i, each in enumerate(rows)], winner=winner, closure_weight=weight)
 
 
 def timed(kernel_ms: float, step_ms: float, **changes: Any) -> dict[str, Any]:
@@ -44,6 +44,12 @@ UNTIMED: dict[str, Any] = {"latency_ms": None, "closure_ms": None, "spread_ms": 
 def test_the_reason_of_a_choice(rows: list[dict[str, Any]], words: str):
     """By the record alone: the step's time first, the kernel's where steps are within noise of each other."""
     assert reason(of(*rows)) == words
+
+
+def test_where_the_rest_of_the_step_is_noise_its_kernel_is_its_time():
+    """A slower replay of the winner, whose weight is none: the kernel that is twice as fast makes the fastest step."""
+    assert reason(of(timed(1.0, 9.0), timed(2.0, 8.0), weight=0.0)) == "fastest step"
+    assert reason(of(timed(1.0, 9.0), timed(1.001, 8.0), weight=0.0)) == "tied within noise, faster kernel"
 
 
 def test_noise_widens_a_tie():
