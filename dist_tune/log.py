@@ -35,7 +35,7 @@ WIDTH = 160
 """Characters of a line at most."""
 _INDENT = 23
 """Of the second and later rows of a longer line: time, level, and two."""
-_WARNING = 30
+_INFO, _WARNING = 20, 30
 _headed: set[tuple[int, str]] = set()
 """Process and file, of logs that have the header of this process."""
 
@@ -56,7 +56,9 @@ class _Sink:
         """Write a line to the file, and to the terminal if its level is high enough."""
         level, message = record["level"].no, record["message"]
         if level >= self._file_level:
-            self._write_file(wrapped(printable(self._numbered(line[:-1]))))
+            # Without lines of level INFO there is none that explains a number.
+            text = self._numbered(line[:-1]) if self._file_level <= _INFO else line[:-1]
+            self._write_file(wrapped(printable(text)))
         if self._story is not None and level >= _WARNING:
             self._story.told(record["level"].name, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level

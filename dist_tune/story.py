@@ -30,7 +30,7 @@ from dist_tune.events import (
     TuningEnded,
     Won,
 )
-from dist_tune.terminal import Terminal
+from dist_tune.terminal import Terminal, amount
 
 if TYPE_CHECKING:
     import loguru
@@ -148,7 +148,7 @@ class Story:
         if not is_new:
             return
         pruned = f", prune rules took out {self.n_pruned[label]} more" if self.n_pruned[label] else ""
-        self.log.info(f"site {self.numbers[label]} = {label}: {len(configs)} configs{pruned}")
+        self.log.info(f"site {self.numbers[label]} = {label}: {amount(len(configs), 'config')}{pruned}")
 
     def rename(self, labels: Mapping[str, str]) -> None:
         """Sites have other labels from now on, and keep their numbers: old -> new."""

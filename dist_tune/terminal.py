@@ -154,6 +154,11 @@ class Terminal:
         return write
 
 
+def amount(n: int, noun: str) -> str:
+    """Number and noun: "1 site", "2 sites"."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def write_of(stream: Any) -> Callable[[str], int]:
     """The stream's ``write`` without ours around it."""
     write: Callable[[str], int] = stream.write

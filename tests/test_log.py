@@ -12,8 +12,11 @@ from typing import Any
 import loguru
 import pytest
 
+from dist_tune.events import EVENT
 from dist_tune.log import tuning_log, unwrapped
 from dist_tune.settings import Settings
+from dist_tune.story import Story
+from dist_tune.terminal import Terminal
 from tests.log_lines import lines_of
 
 pytestmark = pytest.mark.once
@@ -134,3 +137,22 @@ def test_no_line_is_longer_than_160_characters(tmp_path: Path, text: str):
     assert max(map(len, rows)) <= 160
     (line,) = lines_of(tmp_path / "rank-0.log")
     assert line.replace(" ", "").endswith(text.replace(" ", ""))
+
+
+@pytest.mark.parametrize(("level", "label"), [("INFO", "site 2 "), ("WARNING", "site=k[64]{code=1} ")])
+def test_sites_go_by_the_numbers_that_the_log_explains(tmp_path: Path, level: str, label: str):
+    """Also where one label begins with another; the event keeps the label, as does a log that leaves out what explains numbers."""
+    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
+    with tuning_log(settings(tmp_path, log_level=level), 0, False, story=story) as log:
+        story.begin("f", log, {})
+        for name in ("k[64]", "k[64]{code=1}"):
+            story.site(name, ("k", "[64]"), ["B=1"])
+        log.warning("site=k[64]{code=1} candidate=0 cannot run here")
+    story.close()
+    lines = lines_of(tmp_path / "rank-0.log")
+    assert lines[-1].endswith(f"{label}candidate=0 cannot run here")
+    assert [line.partition("INFO    ")[2] for line in lines[:-1]] == (
+        ["site 1 = k[64]: 1 config", "site 2 = k[64]{code=1}: 1 config"] if level == "INFO" else []
+    )
+    events = [EVENT.validate_json(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert [each.text for each in events if each.kind == "message"] == ["site=k[64]{code=1} candidate=0 cannot run here"]

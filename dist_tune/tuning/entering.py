@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from dist_tune.errors import reasons
 from dist_tune.search import LateGuide, PriorTimes, guide_of
+from dist_tune.terminal import amount
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.settling import compile_variants, probe
-from dist_tune.tuning.summary import amount
 from dist_tune.tuning.warm_up import warm_up
 from dist_tune.tuning.work import tell_of_work
 

@@ -24,7 +24,7 @@ from dist_tune.cache import (
     short_key,
     skew,
 )
-from dist_tune.terminal import milliseconds
+from dist_tune.terminal import amount, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,11 +51,6 @@ class Settled:
     def name(self) -> str:
         """Kernel and key, short."""
         return f"{short_kernel(self.record.kernel)} {short_key(self.record.key)}"
-
-
-def amount(n: int, noun: str) -> str:
-    """Number and noun: "1 site", "2 sites"."""
-    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def headline(record: TuningRecord) -> str:

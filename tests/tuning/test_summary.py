@@ -12,9 +12,9 @@ from rich.console import Console
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord
 from dist_tune.log import WIDTH, wrapped
-from dist_tune.terminal import console_of
+from dist_tune.terminal import amount, console_of
 from dist_tune.tuning.results import table_rows
-from dist_tune.tuning.summary import MAX_BLOCKS, Settled, amount, block, show, step_times, summary
+from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, step_times, summary
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
