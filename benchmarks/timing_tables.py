@@ -1,6 +1,6 @@
 """Recorded tables of times: what an exhaustive search measured on real devices, read from its log and kept under benchmarks/tables.
 
-python -m benchmarks.timing_tables logs/contextual-4xH200/rank-0.log
+python -m benchmarks.timing_tables .autotune_logs/rank-0.jsonl
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import re
 from pathlib import Path
 
 from pydantic import BaseModel
+
+from dist_tune.cache import TuningRecord
+from dist_tune.events import EVENT, Won
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -40,8 +43,24 @@ _ROW = re.compile(
 )
 
 
+def read_events(path: Path) -> list[Table]:
+    """The table of each site of an exhaustive search, from the events of any of its ranks; of sites tuned again the last."""
+    found: dict[str, list[Row]] = {}
+    for line in path.read_text().splitlines():
+        event = EVENT.validate_json(line)
+        if isinstance(event, Won):
+            record = TuningRecord.model_validate(event.record)
+            found[record.kernel + record.key] = [
+                Row(config=each.config, ranks_ms=list(each.rank_latencies_ms.values()), closure_ms=each.closure_ms, failure=each.failure)
+                for each in record.candidates
+            ]
+    return [Table(run=path.parent.name, site=site, rows=rows) for site, rows in found.items()]
+
+
 def read_log(log: Path) -> list[Table]:
-    """The table of each site of an exhaustive search, from the log of any of its ranks."""
+    """The table of each site of an exhaustive search, from the events of any of its ranks, or from a log of version 0.1."""
+    if log.suffix == ".jsonl":
+        return read_events(log)
     found: dict[str, dict[int, Row]] = {}
     for match in filter(None, map(_ROW.search, log.read_text().splitlines())):
         ranks_ms = [float(each.partition(":")[2]) for each in (match["ranks"] or "").split()]
@@ -76,6 +95,6 @@ def load_tables() -> dict[str, Table]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("logs", nargs="+", type=Path, help="a rank's log of an exhaustive search")
+    parser.add_argument("logs", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search, or rank-<i>.log of version 0.1")
     for log in parser.parse_args().logs:
         print(*store_tables(log, TABLES), sep="\n")

@@ -55,7 +55,10 @@ class TuningBegun(Event):
 
 
 class SiteMet(Event):
-    """A site is tuned. ``site`` is its short number, which other events and the lines of the log name."""
+    """A site is tuned. ``site`` is its short number, which other events and the lines of the log name.
+
+    A second one with the same number in a tuning replaces the first: with the reason of the miss, or another label.
+    """
 
     kind: Literal["site"] = "site"
     site: int
@@ -98,7 +101,7 @@ class Compiled(Event):
     seconds: float
     """``at`` is its end."""
     worker: int = 0
-    """Thread or process that did it, counted from 0."""
+    """Thread that did it, counted from 0."""
     is_cached: bool = False
 
 
@@ -110,7 +113,7 @@ class Replayed(Event):
     seconds: float
     """On the host; ``at`` is its end."""
     candidates: dict[int, int] = {}
-    """Site -> the candidate that it launched."""
+    """Site -> the candidate whose turn it was; the first and the last run have none."""
     discarded: str = ""
     """Reason why it does not count."""
 
@@ -169,7 +172,7 @@ class TuningEnded(Event):
     """By phase, as ``Seconds`` in a record."""
     n_replays: int = 0
     first_ms: float | None = None
-    """The step with the first configs; None where it was not timed."""
+    """The step with the first configs; None where it was not timed. Of several sites the differences are added up."""
     best_ms: float | None = None
     """The step with the winners."""
     error: str = ""

@@ -20,7 +20,7 @@ from dist_tune.warn_once import warn_once
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
     "DIST_TUNE_DEADLINE_S": "a number of seconds above 0, at most 86400", "DIST_TUNE_LOG_LEVEL": "TRACE, DEBUG, INFO or WARNING",
-    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path",
+    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path", "DIST_TUNE_VERBOSITY": "quiet, normal or verbose",
 }  # fmt: skip
 """Variable -> what it may hold; ``_BOOL`` for all others."""
 
@@ -57,8 +57,10 @@ class Settings(BaseSettings):
     """Folder of ``rank-<i>.log``; relative to the working directory."""
     log_level: str = Field(default="DEBUG", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$", validation_alias="DIST_TUNE_LOG_LEVEL")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
+    verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$", validation_alias="DIST_TUNE_VERBOSITY")
+    """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""
     progress: bool = Field(default=True, validation_alias="DIST_TUNE_PROGRESS")
-    """True: rank 0 writes to stderr what is being tuned and what won."""
+    """False: quiet, unless ``verbosity`` says otherwise. The older name."""
     cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
     """Folder of the records of finished tunings."""
     cache_shared: bool = Field(default=False, validation_alias="DIST_TUNE_CACHE_SHARED")
@@ -73,6 +75,11 @@ class Settings(BaseSettings):
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
     isolate: bool = Field(default=False, validation_alias="DIST_TUNE_ISOLATE")
     """True: each new candidate runs once alone before it is timed, so that one death of the process shows which is the cause."""
+
+    @property
+    def shown(self) -> str:
+        """The verbosity: "quiet", "normal" or "verbose"."""
+        return self.verbosity.lower() if self.verbosity else "normal" if self.progress else "quiet"
 
 
 def read_settings() -> Settings:

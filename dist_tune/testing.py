@@ -33,6 +33,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
+from dist_tune.log import unwrapped
 from dist_tune.measure import WallSpan
 
 __all__ = ["ExactTime", "FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values"]
@@ -65,7 +66,7 @@ class Outcome:
     seconds: float = 0.0
     """Time in the function, without the start of the process."""
     log: str = ""
-    """The rank's tuning log."""
+    """The rank's tuning log, with each event on one line."""
     notes: str = field(default="", repr=False)
     """The traceback."""
 
@@ -124,7 +125,7 @@ def on_ranks(
                     f"{outcome.message}, with exit code {process.exitcode}",
                     Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log"),
                 )
-                outcomes[rank] = replace(outcome, message=message, log=log.read_text() if log.exists() else "")
+                outcomes[rank] = replace(outcome, message=message, log=unwrapped(log.read_text()) if log.exists() else "")
         return outcomes
 
 
@@ -189,7 +190,7 @@ def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, 
     except BaseException as error:  # noqa: BLE001  # whatever it is, the test shall see it
         outcome = Outcome(error=type(error).__name__, message=str(error), notes=traceback.format_exc())
     log = Path(world.env["DIST_TUNE_LOG_DIR"]) / f"rank-{rank}.log"
-    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=log.read_text() if log.exists() else ""))
+    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=unwrapped(log.read_text()) if log.exists() else ""))
     pipe.close()
     os._exit(0)  # a gloo group that a test has broken may not let the interpreter go
 

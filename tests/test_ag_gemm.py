@@ -83,7 +83,9 @@ def test_tuning_ends_with_one_winner_and_a_log_per_rank(tmp_path: Path) -> None:
     assert "the same on all 2 ranks: True" in done.stdout
     assert done.stdout.count("SPLIT_STORE=") >= 8
     assert "from the cache, " not in done.stdout
-    assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == [
+        f"rank-{rank}.{ending}" for rank in (0, 1) for ending in ("jsonl", "log")
+    ]
 
 
 @pytest.mark.once

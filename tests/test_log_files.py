@@ -11,6 +11,7 @@ import pytest
 
 from dist_tune.log import tuning_log
 from dist_tune.settings import Settings
+from tests.log_lines import lines_of
 
 pytestmark = pytest.mark.once
 
@@ -72,7 +73,7 @@ def test_a_folder_that_others_can_write_is_told_once(tmp_path: Path):
     for part in (str(folder), "mode 0777", "chmod go-w", "DIST_TUNE_LOG_DIR"):
         assert part in text
     assert log_once(folder) == []
-    assert len((folder / "rank-0.log").read_text().splitlines()) == 2
+    assert len(lines_of(folder / "rank-0.log")) == 2
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udcff" * 300])

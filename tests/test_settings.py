@@ -29,7 +29,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch):
 
 def test_defaults_need_no_environment():
     assert Settings().model_dump() == {
-        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True,
+        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True, "verbosity": None,
         "cache_dir": Path("~/.dist_tune/autotune"), "always_tune": False, "cache_shared": False,
         "version_check": True, "require_cache": False, "isolate": False,
     }  # fmt: skip
@@ -141,3 +141,22 @@ def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch
         warnings.simplefilter("error")
         assert read_settings().log_level == "DEBUG"
     assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({}, "normal"),
+        ({"DIST_TUNE_PROGRESS": "0"}, "quiet"),
+        ({"DIST_TUNE_VERBOSITY": "Quiet"}, "quiet"),
+        ({"DIST_TUNE_VERBOSITY": "verbose"}, "verbose"),
+        ({"DIST_TUNE_VERBOSITY": "normal", "DIST_TUNE_PROGRESS": "0"}, "normal"),
+    ],
+)
+def test_one_variable_says_how_much_is_shown(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], shown: str):
+    """And the older one counts where that is unset."""
+    for name in ("DIST_TUNE_VERBOSITY", "DIST_TUNE_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().shown == shown

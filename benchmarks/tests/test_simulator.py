@@ -15,8 +15,10 @@ from benchmarks.meeting_costs import Cost, latency_ms, tuning
 from benchmarks.simulator import Kernel, Played, World, play
 from benchmarks.timing_tables import load_tables, read_log
 from benchmarks.worlds import kernel_of, many, small, step_of_148
+from dist_tune.events import Told, Won
 from dist_tune.search import Plan, ReducedTimes
 from dist_tune.search.selection import RacingOptions
+from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
 
@@ -208,3 +210,16 @@ def test_a_large_space_of_short_kernels_costs_little_more():
     world = World({"s": kernel}, 2, other_ms=0.01, noise=0.0, clock_ms=0.0002, events_ms=0.0023, host_ms=4.0)
     plain, repeated = (play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.75))
     assert repeated < plain + 200
+
+
+def test_events_read_back_as_their_table(tmp_path: Path):
+    """The same table from ``rank-<i>.jsonl``; of a site that was tuned again the last one."""
+    path = tmp_path / "run" / "rank-0.jsonl"
+    path.parent.mkdir()
+    found = record(candidates=[candidate(0, failure="rank 1: no"), candidate(1, rank_latencies_ms={0: 0.2, 1: 0.1}, closure_ms=0.3)])
+    events = [Won(at=0.0, rank=0, site=1, winner=1, reason="", record=each.model_dump(mode="json")) for each in (record(), found)]
+    path.write_text("".join(f"{each.model_dump_json()}\n" for each in [Told(at=0.0, rank=0, level="WARNING", text="x"), *events]))
+    (table,) = read_log(path)
+    assert (table.run, table.site) == ("run", "model.gemm[4096,2752,torch.bfloat16]")
+    assert [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows][1] == (None, [0.2, 0.1], 0.3)
+    assert table.rows[0].failure == "rank 1: no"

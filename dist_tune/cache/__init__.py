@@ -4,6 +4,21 @@ The only user of the cache directory: fingerprints, files, lookup, differences b
 A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
+from dist_tune.cache.account import (
+    ID_CHARS,
+    Fates,
+    cause,
+    differing,
+    fates,
+    gain,
+    lead,
+    reason,
+    short_config,
+    short_kernel,
+    short_key,
+    skew,
+    why_not,
+)
 from dist_tune.cache.anatomy import anatomy
 from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
@@ -25,8 +40,9 @@ from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, un
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
-    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
-    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "environment", "fingerprint", "nearest_key",
-    "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "read_record", "seal", "sweep", "unseal", "write_whole",
+    "BROKEN_SUFFIX", "HARDWARE", "ID_CHARS", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
+    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "Fates", "JournalFile",
+    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "environment", "fates",
+    "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
+    "read_record", "reason", "seal", "short_config", "short_kernel", "short_key", "skew", "sweep", "unseal", "why_not", "write_whole",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from dist_tune.cache.account import ID_CHARS
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
@@ -133,6 +134,12 @@ class CacheLookup:
         record = nearest(key, records)
         return explain(key, records) if record is not None and differences(key, record.cache_key) else ""
 
+    def why_no_record(self, label: str) -> str:
+        """Reason why a site is tuned whose kernel has no record that comes near."""
+        if self._cache is None or label not in self._keys:
+            return "no cache is used"
+        return "DIST_TUNE_ALWAYS_TUNE is set" if self._settings.always_tune else "the cache has no record of this kernel"
+
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
 
@@ -143,11 +150,20 @@ class CacheLookup:
         found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
         return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
 
+    def record_id(self, record: TuningRecord) -> str:
+        """The id by which messages name a record; empty for one that is not kept."""
+        if self._cache is None or not self._is_kept(record):
+            return ""
+        return self._cache.path_of(record.cache_key).stem[:ID_CHARS]
+
+    @staticmethod
+    def _is_kept(record: TuningRecord) -> bool:
+        had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
+        return bool(record.source) and (record.best.latency_ms is not None or not had_choice)
+
     def keep(self, record: TuningRecord) -> None:
         """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
-        had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
-        is_measured = record.best.latency_ms is not None or not had_choice
-        path = self._cache.store(record) if self._cache is not None and record.source and is_measured else None
+        path = self._cache.store(record) if self._cache is not None and self._is_kept(record) else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
 
 

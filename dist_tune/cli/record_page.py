@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, why_not
 from dist_tune.cli.selection import Listed, by_environment
 from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
 
@@ -63,6 +63,7 @@ def record_page(listed: Listed) -> list[RenderableType]:
     shared = " ".join(f"{name}={value!r}" for name, value in shared_fields(record).items())
     pairs = {
         "winner": f"{record.winner}: {plain(record.best.config, _MAX_CONFIG)}",
+        "chosen": plain(reason(record)),
         "measured": _SEPARATOR.join(_measured(record.best)),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
@@ -91,9 +92,13 @@ def _measured(best: CandidateRecord) -> list[str]:
 
 
 def phases(record: TuningRecord) -> str:
-    """Seconds of each phase: "discover 0.9, compile 1.2, ..."."""
-    spent = record.spent.model_dump(exclude={"total"})
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items() if seconds >= 0.05) or "no phase took 0.1 s"
+    """Seconds of each phase, then what lies within and beside them: "discover 0.9, compile 1.2; 0.3 s of it in meetings"."""
+    spent = record.spent
+    named = spent.model_dump(exclude={"total", "meetings", "compile_cpu"})
+    told = [", ".join(f"{name} {seconds:.1f}" for name, seconds in named.items() if seconds >= 0.05) or "no phase took 0.1 s"]
+    told += [f"{spent.meetings:.1f} s of it in meetings"] * (spent.meetings >= 0.05)
+    told += [f"{spent.compile_cpu:.1f} CPU-seconds of compilation"] * (spent.compile_cpu >= 0.05)
+    return "; ".join(told)
 
 
 def outcomes(record: TuningRecord) -> str:
@@ -126,7 +131,7 @@ def candidate_table(record: TuningRecord) -> Table:
         style = "bold green" if is_best else "red" if each.failure is not None else ""
         config = [plain(each.fields.get(name, "")) for name in fields] or [plain(each.config)]
         equal = f"the same kernel as {each.equal_to}" if each.equal_to is not None else ""
-        fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or equal)
+        fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or equal or why_not(each, record))
         cells = [">" * is_best, str(each.index), *(row[name] for name in columns), *config]
         table.add_row(*cells, Text(fate, style=style or "dim"), style=style if is_best else None)
     return table

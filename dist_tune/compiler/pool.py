@@ -9,6 +9,7 @@ import atexit
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -26,6 +27,7 @@ from dist_tune.compiler.processes import STAGES
 from dist_tune.compiler.shared_memory import known_need
 from dist_tune.compiler.stages import Stages
 from dist_tune.compiler.work import Work
+from dist_tune.story import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
@@ -40,6 +42,8 @@ class Compiler:
 
     def __init__(self, n_threads: int, stuck_after_s: float) -> None:
         self.n_threads = n_threads
+        self.ended: deque[CompiledCandidate] = deque()
+        """Compilations that have ended; the reader takes them out."""
         self._stuck_after_s = stuck_after_s
         self._sites: dict[str, list[Candidate]] = {}
         self._by_key: dict[str, Compilation] = {}
@@ -51,6 +55,7 @@ class Compiler:
         """Each with the compilation that it runs."""
         self._jobs: dict[threading.Thread, processes.Job | None] = {}
         """Each with its latest place in another process."""
+        self._workers: dict[threading.Thread, int] = {}  # each with its number, the lowest that was free
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
         self._front_end = FrontEndLock()
@@ -247,10 +252,11 @@ class Compiler:
         # A daemon, because a compilation that never ends must not keep the process from ending.
         thread = threading.Thread(target=self._run, args=[queued], name="dist_tune compiler", daemon=True)
         self._threads[thread] = queued
+        self._workers[thread] = min({*range(len(self._workers) + 1)}.difference(self._workers.values()))
         try:
             thread.start()
         except RuntimeError:  # no more threads in this process
-            del self._threads[thread]
+            del self._threads[thread], self._workers[thread]
             raise
 
     def _run(self, queued: Queued | None) -> None:
@@ -263,7 +269,10 @@ class Compiler:
                         self._front_end.acquire(is_urgent=True)
                     place = partial(processes.in_process, is_urgent=is_urgent or not self._is_background)
                     with place() if self._uses_processes else nullcontext() as self._jobs[thread]:
-                        self._stages.run(queued.compilation, self._shared_limit_bytes)
+                        began = time.time()
+                        is_cached = self._stages.run(queued.compilation, self._shared_limit_bytes)
+                        facts = time.time() - began, self._workers[thread], is_cached
+                        self.ended.append(CompiledCandidate(queued.label, queued.candidate, time.time(), *facts))
                     self._pace.note(queued)
                     is_urgent = False
                     self._front_end.release()  # if it did not come as far as the front end
@@ -280,6 +289,7 @@ class Compiler:
             self._front_end.release()
             with self._lock:
                 self._threads.pop(thread, None)
+                self._workers.pop(thread, None)
                 self._jobs.pop(thread, None)
 
 

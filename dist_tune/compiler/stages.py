@@ -79,8 +79,8 @@ class Stages:
         for run in runs:
             run.ended.set()
 
-    def run(self, compilation: Compilation, shared_limit_bytes: int | None) -> None:
-        """Run a compilation on this thread, and count its work."""
+    def run(self, compilation: Compilation, shared_limit_bytes: int | None) -> bool:
+        """Run a compilation on this thread, and count its work; true if it was found in Triton's disk cache."""
         task, work = _Task(self, compilation), self.work
         _thread.task = task
         began = time.perf_counter()
@@ -90,6 +90,7 @@ class Stages:
             _thread.task = None
         if has_run and work is not None:
             work.add(compilation, time.perf_counter() - began - task.waited_s, task.seconds, is_equal=task.is_equal)
+        return has_run and not task.seconds and not compilation.has_failed
 
     def once(self, identity: tuple[str, ...], task: _Task, stage: Callable[[Any], Any], options: Any, metadata: dict[str, Any]) -> Any:
         """The result of a stage, from an equal run if there is one. ``options`` observes what the stage reads."""

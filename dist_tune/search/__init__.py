@@ -9,11 +9,11 @@ from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Sea
 from dist_tune.search.race import Race
 from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
 from dist_tune.search.samples import Samples
-from dist_tune.search.selection import Objective, ReducedTimes, Selection
+from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
 from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
 
 __all__ = [
     "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "LateGuide", "Objective", "Plan", "PriorTimes", "Race",
-    "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial",
+    "RacingOptions", "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial",
     "guide_of", "make_strategy", "reduce_reports",
 ]  # fmt: skip

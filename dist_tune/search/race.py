@@ -82,6 +82,11 @@ class Race:
         return max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
 
     @property
+    def n_queued(self) -> int:
+        """Replays that are asked for; what follows depends on their times."""
+        return max((len(site.queue) for site in self._sites.values()), default=0)
+
+    @property
     def spare_s(self) -> float:
         """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
         return self._options.spare_s if self._plan.max_replays is None and self._plan.n_repeat > 1 else 0.0
@@ -210,6 +215,15 @@ class Race:
     def alive(self, site: str) -> list[int]:
         """Candidates that are in the race."""
         return self._sites[site].standings.alive()
+
+    def left(self, site: str) -> Mapping[int, str]:
+        """Candidates that have left the race, or did not enter it, and why."""
+        return self._sites[site].standings.left
+
+    def kernel_ms(self, site: str, candidate: int) -> float:
+        """Reduced time of a candidate's launch so far; inf without one."""
+        times = self._sites[site].standings.times.get(candidate)
+        return inf if times is None else times.kernel_ms
 
     def best(self, site: str) -> int | None:
         """The incumbent; the winner when ``batch`` is empty. None if no candidate is alive."""

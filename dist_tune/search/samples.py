@@ -65,6 +65,12 @@ class Samples:
         """True if a stand-in ran in the replay, or a kernel was compiled in it, on this rank."""
         return replay in self._disturbed
 
+    def why_discarded(self, replay: int) -> str:
+        """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
+        if replay in self._lost:
+            return "a kernel was compiled in it, or its clock jumped"
+        return "another candidate stood in, or had to be released" if replay in self._disturbed else ""
+
     def add_earlier(self, site: str, candidate: int, ms: float, launches_ms: Sequence[float], schedule: Replay) -> None:
         """Add a timed replay of an earlier attempt as a sample of one of its sites."""
         self._n_earlier += 1

@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment
+from dist_tune.cache import environment, reason
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError
-from dist_tune.measure import RngState
+from dist_tune.measure import RngState, peak_bytes
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
+from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
 
 
-def apply_winners(context: TuningContext, closure: Closure, before: RngState) -> Any:
-    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``."""
+def apply_winners(context: TuningContext, closure: Closure, before: RngState, untuned_bytes: int) -> Any:
+    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``.
+
+    ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
+    """
     race = context.race
     winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
     for label, winner in winners.items():
@@ -26,6 +30,7 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     context.sites.journal.begin_phase("settle")
+    context.story.phase("settle")
     value = context.replays.last_run(closure, before)
     if context.replays.first_run_counts:
         context.sites.restore_launched()
@@ -34,6 +39,9 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState) ->
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")
+    if untuned_bytes:
+        peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
+        context.log.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
     _keep_records(context, winners)
     return value
 
@@ -46,10 +54,14 @@ def _all_done(parts: Mapping[int, None]) -> None:
 def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     seconds = context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
+    settled = []
     for label in winners:
         record = make_record(context, label, where)
-        log_table(context.log, record)
+        log_table(context.log, record, label)
         context.records.append(record)
+        record_id = context.lookup.record_id(record) if label not in context.machine else ""
+        settled.append(Settled(context.story.numbers.get(label, 0), record, record_id))
+        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.log.bind(progress=True).warning(
@@ -61,3 +73,9 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.log.info(f"closure={context.name} done {replays} {spent}")
+    meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
+    for line in summary(context.name, settled, seconds, meetings):
+        context.log.info(line)
+    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(settled))
+    log = context.story.path
+    context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))

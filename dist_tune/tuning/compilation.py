@@ -153,7 +153,7 @@ def _compile(
     context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]], may_be_late: Collection[str] = ()
 ) -> dict[str, list[int]]:
     """Compile these, or most of them; returns the others."""
-    compiler, tail_since = context.compiler, 0.0
+    compiler, tail_since, n_all = context.compiler, 0.0, sum(map(len, shares.values()))
     late: dict[str, list[int]] = {}
     for label, indices in shares.items():
         compiler.queue(label, indices)
@@ -162,6 +162,8 @@ def _compile(
             note_progress()
             context.replays.watchdog.note(f"compiling {site.label}")
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+            context.story.compiled(compiler.ended)
+            context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
             if not late and may_be_late:
                 tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
                 if tail_since and time.monotonic() > tail_since + _TAIL_S:
@@ -171,6 +173,7 @@ def _compile(
         compiler.retry(site.label, shares[site.label] - set(late.get(site.label, ())))
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
+    context.story.compiled(compiler.ended)
     return late
 
 

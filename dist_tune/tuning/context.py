@@ -17,6 +17,7 @@ from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
 from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
+from dist_tune.story import Story
 from dist_tune.tuning.notices import Notices
 from dist_tune.tuning.release import Releases, check_release
 from dist_tune.tuning.rescue import Make
@@ -124,6 +125,7 @@ class TuningContext:
     ranks: Ranks
     plan: Plan
     log: Logger
+    story: Story
     race: Race
     sites: Sites
     compiler: Compiler
@@ -159,6 +161,7 @@ class TuningContext:
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
+        self.story.met(topic, self.expenses.meetings[-1])
 
     def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:
         """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""
@@ -174,7 +177,8 @@ class TuningContext:
         return agreed
 
     def note_machine(self, agreed: Failures) -> None:
-        """Note failures of all ranks that are no config's doing, so that they are not kept."""
+        """Tell of failures of all ranks, and note those that are no config's doing, so that they are not kept."""
+        self.story.dropped(agreed)
         for label, failures in agreed.items():
             if found := {i: each for i, each in failures.items() if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)}:
                 self.machine.setdefault(label, {}).update(found)

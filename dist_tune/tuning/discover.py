@@ -13,6 +13,7 @@ from dist_tune.configs import digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
 from dist_tune.settings import shared_settings
+from dist_tune.terminal import amount
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.outcome import Outcome
@@ -72,6 +73,10 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
             site.is_unchecked = site.is_whole and site.checker is not None
         source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
         context.log.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
+    if records:
+        days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
+        text = f"{context.name}: {amount(len(records), 'site')} from the cache, tuned {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
+        context.notices.note(context.log, "hit", text)
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, Outcome(manifest.cached[label].winner))
     context.sites.tell(records, is_hit=True)

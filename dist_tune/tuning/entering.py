@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dist_tune.errors import reasons
 from dist_tune.search import LateGuide, PriorTimes, guide_of
+from dist_tune.terminal import amount
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
@@ -25,6 +26,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     """
     sites, race = context.sites, context.race
     sites.journal.begin_phase("compile")
+    context.story.phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
     manifest = probe(context, closure, manifest)
@@ -41,7 +43,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                 sites.met[label].untried = entry.untried
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
-        scope = f"{len(labels)} sites, {n_candidates} candidates on {len(context.ranks.members)} ranks"
+        scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
         context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, manifest.compile_keys)

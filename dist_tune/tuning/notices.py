@@ -28,11 +28,19 @@ class Notices:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def say(self, log: Logger, topic: str, text: str) -> None:
-        """Write a line to the log and to the first rank's terminal, unless the topic was told before."""
-        if topic not in self._told:
+    def say(self, log: Logger, topic: str, text: str) -> bool:
+        """Write a line to the log and to the first rank's terminal, unless the topic was told before; true if it was not."""
+        is_new = topic not in self._told
+        if is_new:
             self._told.add(topic)
             log.bind(progress=True).warning(text)
+        return is_new
+
+    def note(self, log: Logger, topic: str, text: str) -> None:
+        """The same at level INFO."""
+        if topic not in self._told:
+            self._told.add(topic)
+            log.bind(progress=True).info(text)
 
 
 _of_process = Notices()
@@ -67,13 +75,18 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     for label in labels:
         site = context.sites.met.get(label)
         if site is None:  # another rank's
+            kernel, _, key = label.partition("[")
+            context.story.site(label, (kernel, f"[{key}"), context.entries[label].texts)
             continue
         if site.n_removed:
             n_configs = len(site.configs) + site.n_removed
             text = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
             context.notices.say(context.log, f"pruned {label}", text)
-        if reason := context.lookup.reason_of_miss(label):
-            context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}")
+        reason = context.lookup.reason_of_miss(label)
+        why = reason or context.lookup.why_no_record(label)
+        context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
+        if not reason or not context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}"):
+            context.log.info(f"site={label} is tuned: {why}")
 
 
 def tell_of_endless_keys(name: str, keys: Sequence[str], config: str, notices: Notices, ranks: Ranks, settings: Settings) -> None:

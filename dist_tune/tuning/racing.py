@@ -25,7 +25,9 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     in_finals = False
     while True:
         try_waves(context, closure)
-        if not (batch := race.batch()):
+        batch = race.batch()
+        _tell_of_rungs(context)
+        if not batch:
             break
         is_final = race.is_final
         if is_final and not in_finals:
@@ -36,6 +38,8 @@ def run_race(context: TuningContext, closure: Closure) -> None:
                 compile_variants(context, is_last=True)
                 continue  # less candidates that have failed
         in_finals = is_final
+        context.story.phase("finals" if is_final else "race", race.bound)
+        context.story.terminal.expect(race.n_queued)
         reduced = _run(context, closure, batch, finals_of(context.plan) if is_final else RACE, struck)
         race.tell(len(batch), reduced)
         context.expenses.end_phase("finals" if is_final else "race")
@@ -45,6 +49,14 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             replays.undo()
             enter_sites(context, closure, manifest)
         context.check_alive()
+
+
+def _tell_of_rungs(context: TuningContext) -> None:
+    """Tell who has left the race since the last time, and who is ahead."""
+    race = context.race
+    for label in context.entries:
+        if label in race and (best := race.best(label)) is not None:
+            context.story.rung(label, race.alive(label), (best, race.kernel_ms(label, best)), race.left(label))
 
 
 def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:

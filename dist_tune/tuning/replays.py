@@ -89,6 +89,8 @@ class Replayer:
         self._lead = Lead()
         self._shortest_ms = 0.0
         self._n_jumps = 0
+        self._phase = "", 0
+        """The latest phase, and its first replay."""
 
     def undo(self) -> None:
         """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
@@ -198,6 +200,7 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
+            self._sites.story.replayed(self.n_replays - 1, self.run_s, schedule)
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
@@ -212,6 +215,9 @@ class Replayer:
         n_done = 0
         batch_began = time.monotonic()
         self.watchdog.phase = conditions.phase
+        story, n_before = self._sites.story, self._n_in_phase(conditions)
+        if not conditions.is_timed:
+            story.terminal.step(n_before, n_before + len(batch))
         for k, schedule in enumerate(batch):
             doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
             self._ranks.beat(doing, is_new=is_new)
@@ -221,6 +227,8 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
+            story.starting(schedule, self.n_replays)
+            story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
                 self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
@@ -232,7 +240,7 @@ class Replayer:
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
-        self._await_device(wholes, n_done)
+        self._await_device(wholes, n_done, n_before)
         if self.watchdog.end_batch(batch):
             for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
                 self.trials.samples.disturb(number)
@@ -247,6 +255,13 @@ class Replayer:
                 self.trials.samples.lose(number)  # to be run again: a clock that was set counts against no config
         self.trials.read_spans()
         self.trials.samples.strike(jumped)
+        story.end_batch(self.trials.samples.why_discarded)
+
+    def _n_in_phase(self, conditions: Conditions) -> int:
+        """Replays of the phase before this batch."""
+        if conditions.phase != self._phase[0]:
+            self._phase = conditions.phase, self.n_replays
+        return self.n_replays - self._phase[1]
 
     def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
         """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
@@ -263,7 +278,7 @@ class Replayer:
         lead_ms = self._lead.ms(self._shortest_ms * max(0, n_queued - 1))
         return max(lead_ms, min(0.5 * self._shortest_ms, MAX_LEAD_MS)) if conditions.has_rests else lead_ms
 
-    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int) -> None:
+    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int) -> None:
         """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
         since, n_noted = time.monotonic(), -1
         while n_done < len(replays):
@@ -275,6 +290,7 @@ class Replayer:
                 n_noted = n_done
                 self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
             self._ranks.beat(f"waiting for the device, {n_done} of {len(replays)} replays done")
+            self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:
                 self.watchdog.free_device(span.is_done)
                 raise StuckDeviceError(

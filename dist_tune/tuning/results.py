@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord, differing, short_config, why_not
 from dist_tune.configs import config_fields
-from dist_tune.search import NOT_TRIED, CandidateResult
+from dist_tune.search import CandidateResult
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.site import Site
 
 if TYPE_CHECKING:
     from dist_tune.logger import Logger
+
+_MAX_FIELDS = 12
+"""Fields of a config with a column each; with more differing ones there is one column of whole configs."""
 
 
 def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
@@ -59,43 +63,51 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
     )
 
 
-def log_table(log: Logger, record: TuningRecord) -> None:
-    """All candidates from fastest to slowest, then the dropped ones with the reason, then the winner."""
-    site = record.kernel + record.key
-    for each in sorted(record.candidates, key=lambda c: (c.failure is not None, c.latency_ms or float("inf"), c.index)):
-        facts = f'config="{each.config}"'
-        if each.shared_bytes is not None:
-            known = {"shared_bytes": each.shared_bytes, "regs": each.n_regs, "spills": each.n_spills}
-            facts = " ".join(f"{name}={value}" for name, value in known.items() if value is not None) + f" {facts}"
-        if each.failure is not None:
-            log.info(f"site={site} candidate={each.index} dropped: {each.failure} {facts}")
-        elif each.equal_to is not None:
-            log.info(f"site={site} candidate={each.index} the same kernel as candidate {each.equal_to} {facts}")
-        elif each.latency_ms is None:
-            log.info(f"site={site} candidate={each.index} {each.left or 'not measured on all ranks'} {facts}")
-        else:
-            ranks_ms = " ".join(f"{rank}:{ms:.4f}" for rank, ms in each.rank_latencies_ms.items())
-            log.info(
-                f"site={site} candidate={each.index} kernel_ms={each.latency_ms:.4f} spread_ms={each.spread_ms:.4f} "
-                f"closure_ms={each.closure_ms:.4f} replays={each.n_replays} ranks_ms=[{ranks_ms}] {facts}"
-                + (f" ({each.left})" if each.left else "")
-            )
-    best = record.best
-    n_dropped = sum(each.failure is not None for each in record.candidates)
-    n_untried = sum(each.left == NOT_TRIED for each in record.candidates)
-    n_left = sum(each.left is not None for each in record.candidates) - n_untried
-    n_equal = sum(each.equal_to is not None and each.failure is None for each in record.candidates)
-    if best.latency_ms is None:
-        n_others = len(record.candidates) - 1
-        left = next((each.left for each in record.candidates if each.left), "nothing was measured: no replay met this site")
-        why = "the only one that runs" if n_dropped + n_equal == n_others else left
-        line = f'site={site} winner={best.index} ({why}) dropped={n_dropped} config="{best.config}"'
-    else:
-        fastest_ms, slowest = min(best.rank_latencies_ms.values()), max(best.rank_latencies_ms, key=best.rank_latencies_ms.__getitem__)
-        line = (
-            f"site={site} winner={best.index} kernel_ms={best.latency_ms:.4f} closure_ms={best.closure_ms:.4f} "
-            f"fastest_rank_ms={fastest_ms:.4f} slowest_rank={slowest} closure_weight={record.closure_weight:.2f} dropped={n_dropped} "
-            f"raced_out={n_left} {f'untried={n_untried} ' if n_untried else ''}{f'equal={n_equal} ' if n_equal else ''}"
-            f'replays={record.n_replays} config="{best.config}"'
-        )
-    log.bind(progress=True).info(line)
+def log_table(log: Logger, record: TuningRecord, label: str) -> None:
+    """All candidates from fastest to slowest, then those without a time, then the dropped ones, each with the reason why it is out."""
+    for row in table_rows(record, label):
+        log.info(row)
+
+
+def table_rows(record: TuningRecord, label: str) -> list[str]:
+    """The table of a site, aligned; columns that would be empty and fields that all candidates share have none."""
+    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+    names = differing(ordered) if len(differing(ordered)) <= _MAX_FIELDS else []
+    ranks = sorted({rank for each in ordered for rank in each.rank_latencies_ms})
+    rows = [_cells(each, record, names, ranks) for each in ordered]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    shared = "" if not names else _shared(ordered[0], names)
+    title = f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms{f'; all with {shared}' if shared else ''}"
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    return [title, *(_line(row, widths) for row in [{name: name for name in columns}, *rows])]
+
+
+def _line(row: dict[str, str], widths: dict[str, int]) -> str:
+    cells = [row[name].ljust(width) if name in ("config", "") else row[name].rjust(width) for name, width in widths.items()]
+    return f"  {'  '.join(cells)}".rstrip()
+
+
+def _shared(each: CandidateRecord, names: Sequence[str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in each.fields.items() if name not in names and name.rpartition(".")[2] != "pre_hook")
+
+
+def _cells(each: CandidateRecord, record: TuningRecord, names: Sequence[str], ranks: Sequence[int]) -> dict[str, str]:
+    """Column -> cell. The last one, without a name, is the reason: it may be long."""
+    configs = {name: str(each.fields.get(name, "")) for name in names} or {"config": short_config(each)}
+    return {
+        "#": str(each.index),
+        "kernel": _ms(each.latency_ms),
+        "+/-": _ms(each.spread_ms),
+        "step": _ms(each.closure_ms),
+        "replays": str(each.n_replays or ""),
+        **({f"rank {rank}": _ms(each.rank_latencies_ms.get(rank)) for rank in ranks} if len(ranks) > 1 else {}),
+        **configs,
+        "shared": "" if each.shared_bytes is None else str(each.shared_bytes),
+        "regs": "" if each.n_regs is None else str(each.n_regs),
+        "spills": "" if each.n_spills is None else str(each.n_spills),
+        "": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
+    }
+
+
+def _ms(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.4f}"

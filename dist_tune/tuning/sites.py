@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.runtime import Slot, Timings, Tunable
 from dist_tune.search import Replay, SearchName, guide_of
+from dist_tune.story import Story
 from dist_tune.tuning.earlier import Offer
 from dist_tune.tuning.journal import TuningJournal
 from dist_tune.tuning.labels import Labels
 from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.site import Site, take_failures
-
-if TYPE_CHECKING:
-    from dist_tune.logger import Logger
 
 
 class Sites:
@@ -30,7 +28,7 @@ class Sites:
 
     def __init__(
         self,
-        log: Logger,
+        story: Story,
         compiler: Compiler,
         placement: Placement,
         lookup: CacheLookup,
@@ -42,7 +40,8 @@ class Sites:
         """Label -> config, for launches that Triton had a config for."""
         self.lookup = lookup
         self.journal = journal
-        self._log = log
+        self.story = story
+        self._log = story.log
         self._search = search
         self._compiler = compiler
         self._placement = placement
@@ -99,10 +98,16 @@ class Sites:
         if index not in site.failures:
             self.fail(site, index, CandidateFailure(failure.kind, failure.reason), failure.output)
 
+    def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> None:
+        """Before the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
+        self.journal.launching({} if is_scheduled else {label: index})
+        self.story.launching(label, index, replay)
+
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         self.journal.launched()
         site.failures[index] = failure
+        self.story.dropped({site.label: {index: failure}})
         self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
         if output.strip():
             self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
@@ -128,6 +133,7 @@ class Sites:
             site = self.met[label]
             for i, reason in barred[label].items():
                 site.failures.setdefault(i, CandidateFailure(FailureKind.QUARANTINED, reason))
+            self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
             site.reported |= barred[label].keys()
 
     def evict(self, labels: set[str]) -> None:
@@ -154,6 +160,7 @@ class Sites:
             site.label = label
         self._compiler.rename(renamed)
         self.lookup.rename(renamed)
+        self.story.rename(renamed)
         for label in renamed.values() & self.met.keys():
             self.journal.enter(self.met[label])
 
@@ -234,6 +241,7 @@ class Sites:
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return site
+        self.story.site(label, (site.kernel, site.key), texts, site.n_removed)
         self.journal.enter(site, launch.owner)
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)

@@ -209,7 +209,7 @@ class Trials:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
         is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
-        self._sites.journal.launching({site.label: index} if not self._schedule else {})
+        self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
             with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:

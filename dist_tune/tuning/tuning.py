@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
@@ -21,6 +22,8 @@ from dist_tune.measure import RngState, StepState, device_clock, frozen_heap, pe
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
+from dist_tune.story import Story
+from dist_tune.terminal import Terminal
 from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
@@ -59,7 +62,11 @@ class Tuning:
         self._exit.enter_context(frozen_heap())
         self._number = self._exit.enter_context(calls.one())
         ranks.begin_first_run(name, self._number)
-        log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose))
+        terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
+        story = Story(f"{name}, call {self._number}", len(ranks.members), settings.log_dir, ranks.rank, terminal)
+        self._exit.callback(story.close)
+        log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose, story=story))
+        story.begin(name, log, asdict(options.plan))
         self._exit.enter_context(ranks.beating(log.warning))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
@@ -69,7 +76,7 @@ class Tuning:
         clock = device_clock()
         journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup, options.barred)
         self._exit.callback(journal.close)
-        sites = Sites(log, compiler, placement, lookup, journal=journal, search=options.plan.search)
+        sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release), rescue=Rescue(ranks, is_wanted=self._has_make))
         self._exit.callback(self._watchdog.stop)
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
@@ -78,7 +85,7 @@ class Tuning:
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
         self._trials = replays.trials
         self._context = TuningContext(
-            name, ranks, options.plan, log,
+            name, ranks, options.plan, log, story,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
             settings=settings, notices=options.notices, is_last=options.is_last,
         )  # fmt: skip
@@ -222,11 +229,7 @@ class Tuning:
         run_race(self._context, closure)
         if after is not None:
             self._exit.callback(after.restore)
-        value = apply_winners(self._context, closure, self._before)
-        if untuned_bytes:
-            peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
-            self._context.log.info(f"closure={self._context.name} peak_memory_bytes {peaks} (of the process so far)")
-        return value
+        return apply_winners(self._context, closure, self._before, untuned_bytes)
 
     def _counted(self, after: RngState) -> None:
         """A run had nothing to tune, so it counts."""
@@ -270,6 +273,7 @@ class Tuning:
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
+        context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         told = error
         try:
             context.ranks.abort(error)

@@ -24,6 +24,7 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
             entries[label].untried.difference_update(wave)
             n_left = len(entries[label].untried)
             context.log.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+        context.story.phase("compile")
         for label, failures in compile_waves(context, waves).items():
             race.drop(label, reasons(failures))
         if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only

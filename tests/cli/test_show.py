@@ -9,7 +9,7 @@ import pytest
 
 from dist_tune.cache import records
 from dist_tune.cache.folder import Cache
-from dist_tune.cache.records import TuningRecord
+from dist_tune.cache.records import Seconds, TuningRecord
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 
@@ -272,3 +272,18 @@ def test_equal_candidates_are_named(cache: Cache, ask: Answers):
     assert "3: 2 to the end, 1 the same kernel as another" in page
     assert page.count("the same kernel as 1") == 1
     assert "(3, 1 the same kernel as another)" in " ".join(ask("explain", stem[:8]).split())
+
+
+def test_show_leaves_no_finalist_without_a_reason(cache: Cache, ask: Answers):
+    """What lost in the finals says by how much, as the log does; and the page names the reason of the choice."""
+    keep(cache, record(candidates=[candidate(0, left=None, spread_ms=0.0), candidate(1, left=None)], winner=0))
+    page = " ".join(ask("show", "gemm").split())
+    assert "chosen fastest step" in page
+    assert "slower in the finals: +1000.0% by its kernel, +1.0000 ms by the step" in page
+
+
+def test_show_has_no_part_longer_than_its_whole(cache: Cache, ask: Answers):
+    """CPU-seconds of all threads, and meetings inside phases, are no phases."""
+    keep(cache, record(spent=Seconds(total=10.0, discover=1.0, compile=2.0, race=7.0, meetings=3.0, compile_cpu=99.0)))
+    page = " ".join(ask("show", "gemm").split())
+    assert "took 10.0 s (discover 1.0, compile 2.0, race 7.0; 3.0 s of it in meetings; 99.0 CPU-seconds of compilation)" in page

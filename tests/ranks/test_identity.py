@@ -60,7 +60,8 @@ def test_a_captured_rank_leaves_one_site():
     """One kernel of a name and key on each rank is one site, whatever it has captured there."""
     outcomes = on_ranks(2, _with_its_rank, mode="fake")
     assert values(outcomes) == [[0]] * 2
-    assert all("kernel[64,torch.float32] winner=0" in outcome.log for outcome in outcomes)
+    assert all("site 1 = " in outcome.log and "kernel[64,torch.float32]: " in outcome.log for outcome in outcomes)
+    assert all("site 1 winner=0 " in outcome.log for outcome in outcomes)
 
 
 def _of_other_code(rank: int) -> Any:

@@ -26,8 +26,8 @@ def lines_of(work: Callable[[], Any]) -> list[str]:
     """Lines on the terminal that neither begin nor end a tuning."""
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         work()
-    lines = [line.removeprefix("dist_tune: ") for line in terminal.getvalue().splitlines()]
-    return [line for line in lines if not line.startswith("tuning ") and " winner=" not in line and not line.startswith("tuned ")]
+    lines = [line.removeprefix("dist_tune: ") for line in terminal.getvalue().splitlines() if line.startswith("dist_tune: ")]
+    return [line for line in lines if not line.startswith(("tuning ", "tuned ")) and " from the cache, tuned " not in line]
 
 
 def _pruned(rank: int) -> Any:

@@ -1,0 +1,193 @@
+"""Reasons behind a record's choice, in words and counts: gain, lead, fates of the candidates, the slowest rank.
+
+Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from dist_tune.cache.records import CandidateRecord, TuningRecord
+from dist_tune.search import NOT_TRIED, RacingOptions
+
+ID_CHARS = 6
+"""Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
+_TIE = RacingOptions().tie
+_ERROR_OF_MEDIAN = 1.86
+"""Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation."""
+_HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
+_NUMBERED = re.compile(r" \(#\d+\)$")
+_RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
+_CAUSES = (
+    ("shared memory", re.compile(r"shared memory")),
+    ("registers", re.compile(r"\bregisters?\b")),
+    ("wrong result", re.compile(r"result is wrong|changes its argument")),
+    ("out of memory", re.compile(r"out of memory|OutOfMemory|MemoryError")),
+    ("did not return", re.compile(r"until release= was called|has been compiling for")),
+    ("ended the process", re.compile(r"process ended|quarantine")),
+    ("slow on one rank", re.compile(r" s a launch, where rank ")),
+)
+_ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """Numbers of a site's candidates by their fate; they sum up to all of them."""
+
+    n_to_the_end: int
+    """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
+    n_raced_out: int
+    n_unmeasured: int
+    n_untried: int
+    n_equal: int
+    failures: Counter[str]
+    """Cause -> candidates that cannot run."""
+    has_finals: bool
+
+    @property
+    def text(self) -> str:
+        """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
+        n_failed = self.failures.total()
+        n_tried = self.n_to_the_end + self.n_raced_out + self.n_unmeasured + self.n_equal + n_failed
+        causes = ", ".join(f"{n} {cause}" if len(self.failures) > 1 else cause for cause, n in self.failures.most_common())
+        told = {
+            "in the finals" if self.has_finals else "timed": self.n_to_the_end,
+            "raced out": self.n_raced_out,
+            "not timed": self.n_unmeasured,
+            "the same kernel as another": self.n_equal,
+            f"cannot run here ({causes})": n_failed,
+            "untried": self.n_untried,
+        }
+        return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
+
+
+def fates(record: TuningRecord) -> Fates:
+    """The candidates by fate."""
+    counts: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    for each in record.candidates:
+        if each.failure is not None:
+            failures[cause(each.failure)] += 1
+        elif each.equal_to is not None:
+            counts["equal"] += 1
+        elif each.left == NOT_TRIED:
+            counts["untried"] += 1
+        elif each.left is not None:
+            counts["left"] += 1
+        else:
+            counts["unmeasured" if each.latency_ms is None else "end"] += 1
+    return Fates(counts["end"], counts["left"], counts["unmeasured"], counts["untried"], counts["equal"], failures, counts["left"] > 0)
+
+
+def cause(failure: str) -> str:
+    """A failure in two or three words, by which failures are counted."""
+    reason = _RANK.sub("", failure)
+    if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):
+        return known
+    error = _ERROR.search(reason)
+    return error[1] if error else "other reasons"
+
+
+def gain(record: TuningRecord) -> float | None:
+    """Time of the first config over the winner's; None where one of them was not timed."""
+    first_ms, best_ms = record.candidates[0].latency_ms, record.best.latency_ms
+    return first_ms / best_ms if first_ms is not None and best_ms else None
+
+
+def lead(record: TuningRecord) -> float | None:
+    """Share of its time by which the winner's kernel is ahead of the fastest other; negative if behind, None without another."""
+    best_ms = record.best.latency_ms
+    others_ms = [each.latency_ms for each in _rivals(record) if each.latency_ms is not None]
+    return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
+
+
+def reason(record: TuningRecord) -> str:
+    """The reason of the choice in words."""
+    best, rivals = record.best, _rivals(record)
+    if not rivals:
+        return "only one that runs" if len(record.candidates) > 1 else "the only config"
+    if best.latency_ms is None:
+        return next((each.left for each in rivals if each.left), "nothing was measured: no replay met this site")
+    finalists = [each for each in rivals if each.left is None and each.latency_ms is not None]
+    measured = finalists or [each for each in rivals if each.latency_ms is not None]
+    if not measured:
+        return "only one that was measured"
+    tie_ms = _TIE * best.latency_ms + _error_ms(best)
+    near = [each for each in measured if _step_ms(each, record) <= _step_ms(best, record) + tie_ms]
+    if not near:
+        return "fastest step"
+    if all(best.latency_ms <= (each.latency_ms or 0.0) for each in near):
+        return "tied within noise, faster kernel"
+    return "fastest step" if all(_step_ms(best, record) <= _step_ms(each, record) for each in near) else "tied within noise"
+
+
+def why_not(each: CandidateRecord, record: TuningRecord) -> str:
+    """The reason why a candidate is not the winner; for the winner the reason of the choice."""
+    if each.index == record.winner:
+        return f"winner: {reason(record)}"
+    if each.failure is not None:
+        return each.failure
+    if each.equal_to is not None:
+        return f"the same kernel as candidate {each.equal_to}"
+    if each.left is not None:
+        return each.left
+    best_ms = record.best.latency_ms
+    if each.latency_ms is None or not best_ms:
+        return "not measured on all ranks"
+    is_tied = _step_ms(each, record) <= _step_ms(record.best, record) + _TIE * best_ms + _error_ms(record.best)
+    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel, {_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms by the step"
+    return f"{'tied within noise' if is_tied else 'slower'} in the finals: {by}"
+
+
+def skew(record: TuningRecord) -> tuple[int, float] | None:
+    """The slowest rank with the winner, and the share by which it is slower than the fastest; None with a single rank."""
+    ranks_ms = record.best.rank_latencies_ms
+    if len(ranks_ms) < 2 or min(ranks_ms.values()) <= 0:
+        return None
+    slowest = max(ranks_ms, key=ranks_ms.__getitem__)
+    return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
+
+
+def short_kernel(name: str) -> str:
+    """A kernel's name without its module, for people."""
+    return name.rpartition(".")[2] or name
+
+
+def short_key(key: str) -> str:
+    """A tuning key for people: "[4096, 11008, bfloat16]"."""
+    return key.replace("torch.", "").replace(", ", ",").replace(",", ", ")
+
+
+def short_config(each: CandidateRecord) -> str:
+    """A config without its hook, whose name says nothing of its speed."""
+    numbered = _NUMBERED.search(each.config)
+    if not each.fields:
+        return _HOOK.sub("", each.config)
+    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if name.rpartition(".")[2] != "pre_hook")
+    return told + (numbered[0] if numbered else "")
+
+
+def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
+    if not all(each.fields for each in candidates):
+        return []
+    names = dict.fromkeys(name for each in candidates for name in each.fields if name.rpartition(".")[2] != "pre_hook")
+    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def _rivals(record: TuningRecord) -> list[CandidateRecord]:
+    return [each for each in record.candidates if each.index != record.winner and each.failure is None and each.equal_to is None]
+
+
+def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
+    """The step's time as it was chosen by: where the rest of the step varies by noise alone, differences are those of the kernel."""
+    kernel_ms = each.latency_ms or 0.0
+    return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
+
+
+def _error_ms(each: CandidateRecord) -> float:
+    return _ERROR_OF_MEDIAN * (each.spread_ms or 0.0) / sqrt(max(1, each.n_replays))

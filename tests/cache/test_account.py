@@ -1,0 +1,122 @@
+"""Reasons behind a record's choice, in words and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dist_tune.cache import cause, fates, gain, lead, reason, short_config, short_kernel, short_key, skew, why_not
+from dist_tune.search import NOT_TRIED
+from tests.cached_records import candidate, record
+
+pytestmark = pytest.mark.once
+
+
+def of(*rows: dict[str, Any], winner: int = 0, weight: float = 1.0) -> Any:
+    """A record of candidates without noise; a row holds what is said of one. ``weight``: of the step's time."""
+    plain = {"spread_ms": 0.0, "left": None}
+    return record(candidates=[candidate(i, **{**plain, **each}) for i, each in enumerate(rows)], winner=winner, closure_weight=weight)
+
+
+def timed(kernel_ms: float, step_ms: float, **changes: Any) -> dict[str, Any]:
+    return {"latency_ms": kernel_ms, "closure_ms": step_ms, **changes}
+
+
+UNTIMED: dict[str, Any] = {"latency_ms": None, "closure_ms": None, "spread_ms": None, "rank_latencies_ms": {}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([timed(1.0, 2.0), timed(1.1, 2.1)], "fastest step"),
+        ([timed(1.0, 2.0), timed(1.1, 1.999)], "tied within noise, faster kernel"),
+        ([timed(1.0, 2.0), timed(0.9, 2.001)], "fastest step"),
+        ([timed(1.0, 2.0), timed(0.9, 1.999)], "tied within noise"),
+        ([timed(1.0, 2.0), {"failure": "rank 0: no"}], "only one that runs"),
+        ([timed(1.0, 2.0), {"equal_to": 0}], "only one that runs"),
+        ([timed(1.0, 2.0)], "the only config"),
+        ([timed(1.0, 2.0), UNTIMED], "only one that was measured"),
+        ([UNTIMED, {**UNTIMED, "left": "the budget of 1 s is spent"}], "the budget of 1 s is spent"),
+        ([UNTIMED, UNTIMED], "nothing was measured: no replay met this site"),
+    ],
+)
+def test_the_reason_of_a_choice(rows: list[dict[str, Any]], words: str):
+    """By the record alone: the step's time first, the kernel's where steps are within noise of each other."""
+    assert reason(of(*rows)) == words
+
+
+def test_where_the_rest_of_the_step_is_noise_its_kernel_is_its_time():
+    """A slower replay of the winner, whose weight is none: the kernel that is twice as fast makes the fastest step."""
+    assert reason(of(timed(1.0, 9.0), timed(2.0, 8.0), weight=0.0)) == "fastest step"
+    assert reason(of(timed(1.0, 9.0), timed(1.001, 8.0), weight=0.0)) == "tied within noise, faster kernel"
+
+
+def test_noise_widens_a_tie():
+    """3 % apart, with launches that vary by as much: no fastest step."""
+    assert reason(of(timed(1.0, 2.0, spread_ms=0.05), timed(1.01, 2.03))) == "tied within noise, faster kernel"
+
+
+def test_gain_and_lead_are_shares_of_the_winners_time():
+    """A faster kernel that lost leaves a negative lead; without times there is neither."""
+    found = of(timed(2.0, 3.0), timed(1.0, 2.0), timed(1.1, 2.2), winner=1)
+    assert (gain(found), lead(found)) == pytest.approx((2.0, 0.1))
+    assert lead(of(timed(1.0, 2.0), timed(0.9, 2.5))) == pytest.approx(-0.1)
+    assert (gain(of(UNTIMED)), lead(of(UNTIMED))) == (None, None)
+
+
+def test_each_candidate_has_one_fate():
+    """Their numbers sum up to all candidates, and failures are counted by cause."""
+    rows = [
+        timed(1.0, 2.0), timed(1.1, 2.1), timed(2.0, 3.0, left="left the race after rung 0"), {**UNTIMED, "left": NOT_TRIED}, UNTIMED,
+        timed(1.0, 2.0, equal_to=0), {"failure": "rank 1: needs 9 bytes of shared memory"}, {"failure": "rank 0: ValueError: no"},
+        {"failure": "the same kernel as candidate 6: rank 1: needs 9 bytes of shared memory", "equal_to": 6},
+    ]  # fmt: skip
+    told = "8 tried: 2 in the finals, 1 raced out, 1 not timed, 1 the same kernel as another"
+    assert fates(of(*rows)).text == f"{told}, 3 cannot run here (2 shared memory, 1 ValueError), 1 untried"
+
+
+def test_without_a_race_there_are_no_finals():
+    """An exhaustive search times all of them."""
+    assert fates(of(timed(1.0, 2.0), timed(1.1, 2.1))).text == "2 tried: 2 timed"
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("rank 3: OutOfResources: out of resource: shared memory, Required: 1", "shared memory"),
+        ("rank 0: the result is wrong: 3 of 4 values differ", "wrong result"),
+        ("rank 0: it did not return until release= was called, after 1.0 s (race)", "did not return"),
+        ("rank 0: the process ended 2 times while this config ran", "ended the process"),
+        ("rank 1: 2.00 s a launch, where rank 0 needs 0.1 s", "slow on one rank"),
+        ("rank 0: CompilationError: at 3:4", "CompilationError"),
+        ("rank 0: ???", "other reasons"),
+    ],
+)
+def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
+    assert cause(failure) == words
+
+
+def test_no_candidate_is_out_without_a_reason():
+    """A finalist, too, says by how much it lost."""
+    found = of(timed(1.0, 2.0), timed(1.1, 2.1), timed(1.001, 2.001), UNTIMED)
+    assert [why_not(each, found) for each in found.candidates] == [
+        "winner: tied within noise, faster kernel",
+        "slower in the finals: +10.0% by its kernel, +0.1000 ms by the step",
+        "tied within noise in the finals: +0.1% by its kernel, +0.0010 ms by the step",
+        "not measured on all ranks",
+    ]
+
+
+def test_the_slowest_rank_is_compared_with_the_fastest():
+    assert skew(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0, 7: 1.25, 2: 1.1}))) == pytest.approx((7, 0.25))
+    assert skew(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0}))) is None
+
+
+def test_names_are_short():
+    """The kernel without its module, the key without torch, the config without its hook; a number that tells equal ones apart stays."""
+    assert short_kernel("a.b.<locals>.gemm") == "gemm"
+    assert short_key("[64,torch.bfloat16]") == "[64, bfloat16]"
+    hooked = candidate(0, config="B=1 num_warps=4 pre_hook=m.f (#2)", fields={"B": 1, "num_warps": 4, "pre_hook": "m.f"})
+    assert short_config(hooked) == "B=1 num_warps=4 (#2)"
+    assert short_config(candidate(0, config="B=1 pre_hook=m.<locals>.f", fields={})) == "B=1"

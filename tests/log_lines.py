@@ -1,0 +1,15 @@
+"""The lines of a rank's log, as tests read them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dist_tune.log import unwrapped
+
+_HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{3} INFO    (run of |dist_tune \S*, python |command: )")
+
+
+def lines_of(path: Path) -> list[str]:
+    """One for each event, without the headers of runs."""
+    return [line for line in unwrapped(path.read_text()).splitlines() if not _HEADER.match(line)]

@@ -1,0 +1,145 @@
+"""The end of a tuning for people: blocks and tables on the terminal, tables and the summary in the log."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dist_tune.cache import CandidateRecord, Seconds, TuningRecord
+from dist_tune.log import WIDTH, wrapped
+from dist_tune.terminal import amount, console_of
+from dist_tune.tuning.results import table_rows
+from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, step_times, summary
+from tests.cached_records import candidate, record
+
+pytestmark = pytest.mark.once
+
+LOG = Path(".autotune_logs/rank-0.log")
+SMEM = "rank 1: needs 300000 bytes of shared memory, the device has 232448"
+
+
+def row(index: int, ms: float | None, **changes: Any) -> CandidateRecord:
+    """A candidate of an AllGather-GEMM; with a hook, as Triton's own configs have."""
+    fields = {"BLOCK_M": 128, "BLOCK_N": 64 + index, "num_warps": 8, "pre_hook": "kernels.ag_gemm.clear"}
+    values = {
+        "config": f"BLOCK_M=128 BLOCK_N={64 + index} num_warps=8 pre_hook=kernels.ag_gemm.clear", "fields": fields, "left": None,
+        "latency_ms": ms, "closure_ms": None if ms is None else ms + 0.1, "spread_ms": None if ms is None else 0.0,
+        "rank_latencies_ms": {} if ms is None else {0: ms / 1.018, 3: ms}, **changes,
+    }  # fmt: skip
+    return candidate(index, **values)
+
+
+def ag_gemm(**changes: Any) -> TuningRecord:
+    """The record of the issue's example: 216 candidates, of which one is chosen."""
+    rows = [row(0, 0.209, left="left the race after rung 0"), row(1, 0.146), row(2, 0.146 * 1.021), row(3, 0.16), row(4, 0.17)]
+    rows += [row(i, 0.5, left="left the race after rung 0") for i in range(5, 148)]
+    rows += [row(i, None, failure=SMEM) for i in range(148, 216)]
+    values = {"kernel": "kernels.ag_gemm.ag_gemm", "key": "[4096,11008,4096]", "candidates": rows, "winner": 1, "seconds": 3.4}
+    return record(**{**values, **changes})
+
+
+def shown(sites: list[Settled], columns: int | None = None, **environment: str) -> str:
+    """What a terminal of that many columns gets; None for a file."""
+    stream = io.StringIO()
+    console = (
+        console_of(stream, stream) if columns is None else Console(file=stream, width=columns, force_terminal=True, _environ=environment)
+    )
+    show(console, sites, LOG)
+    return stream.getvalue()
+
+
+def test_a_site_has_three_lines():
+    """Times, gain, lead and reason; the config and what became of the others; where to read on. Nothing of the hook."""
+    assert block(Settled(1, ag_gemm(), "085d29"), LOG) == [
+        "ag_gemm [4096, 11008, 4096]  0.146 ms, 1.43x the first config (0.209 ms), 2.1 % ahead of the next, fastest step",
+        "  BLOCK_M=128 BLOCK_N=65 num_warps=8   216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)   "
+        "3.4 s, slowest rank 3 (+1.8 %)",
+        "  why: dist-tune show 085d29   log: .autotune_logs/rank-0.log",
+    ]
+
+
+def test_a_file_gets_the_same_lines_without_escapes():
+    """As long as they are, so that a search finds them."""
+    site = Settled(1, ag_gemm(), "085d29")
+    assert shown([site]).splitlines() == block(site, LOG)
+
+
+@pytest.mark.parametrize("n_sites", [1, MAX_BLOCKS + 1])
+def test_a_narrow_terminal_has_no_line_beyond_its_width(n_sites: int):
+    """40 columns: words go on in the next row, cells of a table end with an ellipsis."""
+    text = shown([Settled(i, ag_gemm(), "085d29") for i in range(n_sites)], 40, NO_COLOR="1", TERM="xterm")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
+    assert "0.146" in plain
+
+
+def test_no_colour_where_it_is_not_wanted():
+    """NO_COLOR, and a terminal that understands none."""
+    for environment in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
+        assert not re.search(r"\x1b\[(\d+;)*[34]\d", shown([Settled(1, ag_gemm())], 200, **environment))
+
+
+def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
+    """51 sites: the slowest kernels, and how many there are besides; one record's id each."""
+    sites = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}") for i in range(51)]
+    lines = shown(sites).splitlines()
+    assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines[1:11]] == [str(i) for i in range(50, 40, -1)]
+    assert lines[11].startswith("and 41 more   3.4 s   why: dist-tune show ID   log: ")
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0 sites"), (1, "1 site"), (2, "2 sites")])
+def test_one_site_is_no_sites(n: int, text: str):
+    assert amount(n, "site") == text
+
+
+def test_the_table_is_aligned_and_names_a_reason_for_each():
+    """Fastest first, then what cannot run; each that did not win has its reason, a finalist, too."""
+    title, head, *rows = table_rows(ag_gemm(), "ag_gemm[4096]")
+    assert title == "site=ag_gemm[4096]: 216 candidates from fastest to slowest, times in ms; all with BLOCK_M=128 num_warps=8"
+    assert len(rows) == 216
+    at = head.index("BLOCK_N") + len("BLOCK_N")
+    assert all(re.fullmatch(r".*\d", each[:at]) for each in rows)
+    assert [int(each.split()[0]) for each in rows[:5]] == [1, 2, 3, 4, 0]
+    assert rows[0].endswith("winner: fastest step")
+    assert re.search(r"slower in the finals: \+2.1% by its kernel, \+0.0031 ms by the step$", rows[1])
+    assert rows[4].endswith("left the race after rung 0")
+    assert rows[-1].endswith(SMEM)
+    assert not any("pre_hook" in each for each in rows)
+
+
+def test_the_summary_names_gain_drag_drops_and_seconds():
+    """In this order; each part of the seconds is no longer than the whole, also as it is rounded."""
+    seconds = Seconds(total=3.415, discover=0.905, compile=1.205, race=0.805, finals=0.405, settle=0.095, meetings=0.3, compile_cpu=9.0)
+    lines = summary("f", [Settled(1, ag_gemm(), "085d29"), Settled(2, ag_gemm())], seconds, {"report": (7, 0.2), "done": (1, 0.1)})
+    text = "\n".join(lines)
+    assert lines[0] == "summary of f: 2 sites in 3.42 s"
+    assert "  site 1 winner=1 0.146 ms, 1.43x the first config (0.209 ms), 2.1 % ahead of the next, fastest step" in lines
+    assert "  dropped: 136 shared memory" in lines
+    assert "  slowest rank 3: at sites 1, 2, by up to 1.8 % over the fastest rank" in lines
+    assert "in 8 meetings, the wait for the last rank included: 7 x report 0.200 s, 1 x done 0.100 s" in text
+    total, *parts = map(float, re.findall(r"\d+\.\d+", next(line for line in lines if " s = " in line)))
+    assert len(parts) == 5
+    assert sum(parts) <= total
+
+
+def test_the_log_of_20_sites_fits():
+    """Summary of 20 sites with 200 candidates each: all rows have at most 160 characters, and one screen holds the end."""
+    sites = [Settled(i, ag_gemm(key=f"[{i},{'torch.bfloat16,' * 12}]"), "085d29") for i in range(20)]
+    stamp = "12:00:00.000 INFO    "
+    lines = [*table_rows(sites[0].record, "k[" + "x" * 300 + "]"), *summary("f", sites, Seconds(total=9.0, race=8.0), {})]
+    assert all(len(each) <= WIDTH for line in lines for each in wrapped(stamp + line).splitlines())
+    assert len(summary("f", sites, Seconds(), {})) <= 70
+
+
+def test_the_step_before_and_after():
+    """Of two sites the differences that their first configs make are added up; without one of them there is no first."""
+    sites = [Settled(i, ag_gemm(candidates=[row(0, 1.0 + i), row(1, 0.5)])) for i in (1, 2)]
+    assert step_times(sites) == pytest.approx((0.6 + 1.5 + 2.5, 0.6))
+    untimed = Settled(3, ag_gemm(candidates=[row(0, None, failure=SMEM), row(1, 0.5)]))
+    assert step_times([*sites, untimed]) == pytest.approx((None, 0.6))
