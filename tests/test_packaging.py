@@ -189,7 +189,7 @@ assert not torch.distributed.is_initialized()
 
 @pytest.mark.processes
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
-    """Every module and py.typed are in the wheel; kernels, launch and tests are not."""
+    """Every module, the page's templates and py.typed are in the wheel; kernels, launch and tests are not."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     if importlib.util.find_spec("hatchling"):
         command.insert(4, "--no-build-isolation")
@@ -198,4 +198,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path):
     assert wheel.name == "dist_tune-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.startswith("dist_tune-0.1.0.dist-info/")]
-    assert sorted(names) == sorted(str(path.relative_to(ROOT)) for path in [*MODULES, PACKAGE / "py.typed"])
+    assert sorted(names) == sorted(
+        str(path.relative_to(ROOT)) for path in [*MODULES, *(PACKAGE / "report/templates").iterdir(), PACKAGE / "py.typed"]
+    )

@@ -185,8 +185,7 @@ def _records(source: str) -> list[Any]:
     if _has_events(path):
         found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
     elif path.is_dir():
-        files = sorted(path.glob("*.json"))
-        found = [entry.record for entry in Cache(path).entries()] + [record for file in files for record in _unpacked(file)]
+        found = _of_folder(path)
     elif path.exists():
         found = _unpacked(path)
     elif "/" in source or path.suffix == ".json":
@@ -196,6 +195,22 @@ def _records(source: str) -> list[Any]:
         found = [each.record for each in choose(Cache(settings.cache_dir, is_shared=settings.cache_shared), source)]
     if not found:
         raise RefusedError(f"there are no records and no events in {source}")
+    return found
+
+
+def _of_folder(folder: Path) -> list[Any]:
+    """The records of a cache folder, and of record files and exports that lie in it."""
+    from dist_tune.cache import Cache
+    from dist_tune.cli.tables import RefusedError
+
+    with warnings.catch_warnings(record=True) as refused:
+        warnings.simplefilter("always")
+        entries = Cache(folder).entries()
+    found = [entry.record for entry in entries] + [record for file in sorted(folder.glob("*.json")) for record in _unpacked(file)]
+    if refused and not found:
+        raise RefusedError(f"{refused[0].message}")
+    for each in refused:
+        warnings.warn(each.message, stacklevel=2)
     return found
 
 

@@ -101,8 +101,8 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
 
 
-def linear(label: str, low: float, high: float, n_ticks: int = 5) -> Axis:
-    """An axis with round ticks that takes in both ends."""
+def linear(label: str, low: float, high: float, n_ticks: int = 5, *, is_tight: bool = False) -> Axis:
+    """An axis with round ticks that takes in both ends; with ``is_tight`` it ends at ``high``, between two ticks."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     rough = (high - low) / n_ticks
@@ -110,6 +110,8 @@ def linear(label: str, low: float, high: float, n_ticks: int = 5) -> Axis:
     step = next(factor * magnitude for factor in (1.0, 2.0, 5.0, 10.0) if factor * magnitude >= rough * 0.999)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     ticks = tuple((k * step, number(k * step)) for k in range(first, last + 1))
+    if is_tight:
+        return Axis(label, first * step, high, tuple(tick for tick in ticks if tick[0] <= high))
     return Axis(label, first * step, last * step, ticks)
 
 
@@ -118,13 +120,11 @@ def times(label: str, values: list[float]) -> Axis:
     low, high = min(values), max(values)
     if low <= 0 or high / low < 8:
         return linear(label, 0.0, high * 1.02)
+    low, high = low / 1.04, high * 1.04
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     factors = (1, 2, 5) if high / low < 200 else (1,)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]
-    low_end = max((tick for tick in ticks if tick <= low), default=low)
-    high_end = min((tick for tick in ticks if tick >= high), default=high * 1.1)
-    shown = tuple((tick, number(tick)) for tick in ticks if low_end <= tick <= high_end)
-    return Axis(f"{label}, log scale", low_end, high_end, shown, is_log=True)
+    return Axis(f"{label}, log scale", low, high, tuple((tick, number(tick)) for tick in ticks if low <= tick <= high), is_log=True)
 
 
 def categories(label: str, names: list[str]) -> Axis:

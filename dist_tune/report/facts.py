@@ -12,7 +12,7 @@ from dist_tune.cache import CandidateRecord, TuningRecord
 from dist_tune.report.story import SiteStory, TuningStory
 
 _RUNG = re.compile(r"left the race after rung (\d+)")
-FATES = ("winner", "to the end", "left the finals", "left later", "left rung 1", "left rung 0", "not raced", "dropped")
+FATES = ("winner", "to the end", "left the finals", "left rung 2 or later", "left rung 1", "left rung 0", "not raced", "dropped")
 """How far a candidate came, from the farthest on."""
 
 
@@ -27,8 +27,8 @@ def fate(record: TuningRecord, each: CandidateRecord) -> str:
     if not each.left:
         return "to the end"
     if rung := _RUNG.search(each.left):
-        return f"left rung {rung[1]}" if int(rung[1]) < 2 else "left later"
-    return "left the finals" if "finals" in each.left else "left later"
+        return f"left rung {rung[1]}" if int(rung[1]) < 2 else FATES[3]
+    return "left the finals" if "finals" in each.left else FATES[3]
 
 
 def why_left(record: TuningRecord, each: CandidateRecord) -> str:

@@ -72,7 +72,7 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
     for record in records:
         # Sites of one tuning have these in common.
         name = f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"
-        tuning = story.tunings.setdefault(name, TuningStory(name, record.closure, record.environment.world_size))
+        tuning = story.tunings.setdefault(name, TuningStory(name, record.closure))
         tuning.seconds = {phase: seconds for phase, seconds in record.spent.model_dump().items() if seconds}
         tuning.n_replays = record.n_replays
         n_before = len(story.sites)

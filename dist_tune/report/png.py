@@ -53,7 +53,8 @@ def _set_axis(axis: Any, set_scale: Any, set_limits: Any, values: Axis) -> None:
     axis.set_label_text(_verbatim(values.label))
     axis.set_ticks([tick for tick, _ in values.ticks], [_verbatim(text) for _, text in values.ticks], fontsize=7)
     axis.set_ticks([], minor=True)
-    axis.grid(values.has_grid, alpha=0.3)
+    if values.has_grid:
+        axis.grid(alpha=0.3)
 
 
 def _verbatim(text: str) -> str:

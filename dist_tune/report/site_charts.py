@@ -39,16 +39,16 @@ def sorted_times(record: TuningRecord) -> Chart:
     }
     marks: list[Mark] = []
     bars = tuple((place[index], low, high) for index, (low, high) in spreads.items() if high > low)
-    if bars:
-        marks.append(Bars("fastest to slowest rank", 7, bars))
     for colour, name in enumerate(FATES[:-2]):
         points = tuple((place[each.index], each.latency_ms or 0.0) for each in candidates if fate(record, each) == name)
         if points:
             marks.append(Dots(name, colour, points, is_large=name == "winner"))
+    if bars:
+        marks.append(Bars("fastest to slowest rank", 6, bars))
     every = [each.latency_ms or 0.0 for each in candidates] + [end for pair in spreads.values() for end in pair]
     n_others = len(record.candidates) - len(candidates)
     note = f"{n_others} candidates without a time of their own are in the table alone." if n_others else ""
-    x = linear("place, from fastest to slowest", 0.0, float(len(candidates)), 8)
+    x = linear("place, from fastest to slowest", 0.0, len(candidates) + 1.0, 8, is_tight=True)
     y = times(f"slowest rank's {_TIME}", every)
     return Chart("times", "Candidates by time, with the rung at which each left", x, y, tuple(marks), True, 280, note)
 

@@ -34,6 +34,8 @@ class RankStory:
 
     rank: int
     begun_at: float = 0.0
+    world_size: int = 0
+    """Ranks of the tuning, as this one knows them."""
     last_at: float = 0.0
     """Time of its last event."""
     phases: list[tuple[str, float, int | None]] = field(default_factory=list)
@@ -91,7 +93,6 @@ class TuningStory:
 
     name: str
     closure: str = ""
-    world_size: int = 0
     sites: dict[str, SiteStory] = field(default_factory=dict)
     """By label."""
     ranks: dict[int, RankStory] = field(default_factory=dict)
@@ -100,6 +101,11 @@ class TuningStory:
     n_replays: int = 0
     first_ms: float | None = None
     best_ms: float | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the tuning, whether or not they have told anything."""
+        return max((rank.world_size for rank in self.ranks.values()), default=0)
 
 
 @dataclass(slots=True)
@@ -181,7 +187,7 @@ def _take_of_site(tuning: TuningStory, rank: RankStory, event: events.SiteMet | 
 
 def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBegun | events.TuningEnded) -> None:
     if isinstance(event, events.TuningBegun):
-        tuning.closure, tuning.world_size = event.closure, event.world_size
+        tuning.closure, rank.world_size = event.closure, event.world_size
         return
     rank.is_done, rank.error, rank.started = True, event.error, None
     tuning.seconds = tuning.seconds or event.seconds

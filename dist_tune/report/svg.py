@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from dist_tune.report.charts import Bars, Boxes, Chart, Dots, Line, Mark, Words
 
-_NARROW, _WIDE = 360, 760
-_TOP, _RIGHT = 26, 12
+_NARROW, _WIDE = 360, 900
+_RIGHT = 12
 _CHAR = 6.3
 """Pixels of a character of an axis."""
 _Place = Callable[[float, float], tuple[float, float]]
@@ -60,14 +60,15 @@ def draw(chart: Chart) -> Drawing:
     width = _WIDE if chart.is_wide else _NARROW
     left = 14 + _CHAR * max((len(text) for _, text in chart.y.ticks), default=1)
     right, bottom = width - _RIGHT, chart.height - 40
+    top = 26 if chart.y.label else 8
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return round(left + chart.x.at(x) * (right - left), 1), round(bottom - chart.y.at(y) * (bottom - _TOP), 1)
+        return round(left + chart.x.at(x) * (right - left), 1), round(bottom - chart.y.at(y) * (bottom - top), 1)
 
     layers = [Layer(_style(mark), mark.colour, path, getattr(mark, "strength", 1.0)) for mark in chart.marks if (path := _path(mark, at))]
     words = [Text(*at(x, y), text) for mark in chart.marks if isinstance(mark, Words) for x, y, text in mark.texts]
     return Drawing(
-        chart.title, chart.note, chart.is_wide, width, chart.height, round(left, 1), right, _TOP, bottom, chart.x.label, chart.y.label,
+        chart.title, chart.note, chart.is_wide, width, chart.height, round(left, 1), right, top, bottom, chart.x.label, chart.y.label,
         [Text(at(value, chart.y.low)[0], bottom, text) for value, text in chart.x.ticks],
         [Text(left, at(chart.x.low, value)[1], text) for value, text in chart.y.ticks],
         chart.x.has_grid, chart.y.has_grid, layers, words, [(mark.colour, mark.name) for mark in chart.marks if mark.name],

@@ -54,7 +54,7 @@ def time_line(tuning: TuningStory, ranks: list[RankStory]) -> Chart:
             for name, begin, end in merged(found, length_s / _PIXELS, by_name=lane == 0):
                 box = (begin - rank.begun_at, max(end, begin + length_s / _PIXELS / 2) - rank.begun_at, y - 0.4, y + 0.4)
                 spans.setdefault(name if lane == 0 else kind, []).append(box)
-    x = linear("seconds since the rank's tuning began", 0.0, length_s, 8)
+    x = linear("seconds since the rank's tuning began", 0.0, length_s, 8, is_tight=True)
     y_axis = Axis("", ticks[-1][0] - 0.8, 0.8, tuple(ticks), has_grid=False)
     order = [*PHASES, "compile work", "replays", "meetings"]
     marks: list[Mark] = [Boxes(name, _COLOUR[name], tuple(spans[name])) for name in order if name in spans]
