@@ -6,6 +6,7 @@ Each function is a command of typer. Bad input is one line on stderr and exit co
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -136,7 +137,11 @@ def _one_line(as_json: bool) -> Iterator[None]:
 def _print(text: str) -> None:
     # A terminal that knows ASCII alone gets "\xb1" and not a traceback.
     encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        typer.echo(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:  # ``| head`` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
 
 
 def _log_dir() -> Path:

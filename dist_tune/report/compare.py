@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dist_tune.cache import TuningRecord
-from dist_tune.report.facts import outcomes
+from dist_tune.cache import TuningRecord, fates
 
 LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature."""
@@ -97,8 +96,8 @@ def _pair(before: TuningRecord, after: TuningRecord) -> Pair:
     changes = _identity(before, after)
     if before.best.config != after.best.config:
         changes.append(("winner", before.best.config, after.best.config))
-    if outcomes(before) != outcomes(after):
-        changes.append(("outcome", outcomes(before), outcomes(after)))
+    if fates(before) != fates(after):
+        changes.append(("outcome", fates(before).text, fates(after).text))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
     noise_ms = max((before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0), LEAST_NOISE * (before_ms or 0.0))
     return Pair(after.kernel, after.key, tuple(changes), before_ms, after_ms, noise_ms)

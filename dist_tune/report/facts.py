@@ -1,4 +1,4 @@
-"""Figures about settled sites and tunings: gain, lead, noise, fates of candidates, stragglers. Pure."""
+"""Figures about settled sites and tunings that a record's own account does not give: noise, fates as classes, stragglers, phases. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from dist_tune.cache import CandidateRecord, TuningRecord
+from dist_tune.cache import CandidateRecord, TuningRecord, lead
+from dist_tune.cache import reason as account_reason
 from dist_tune.report.story import SiteStory, TuningStory
 
 _RUNG = re.compile(r"left the race after rung (\d+)")
@@ -31,95 +32,28 @@ def fate(record: TuningRecord, each: CandidateRecord) -> str:
     return "left the finals" if "finals" in each.left else FATES[3]
 
 
-def why_left(record: TuningRecord, each: CandidateRecord) -> str:
-    """The reason in the record's words."""
-    if each.index == record.winner:
-        return "winner"
-    equal = f"the same kernel as {each.equal_to}" if each.equal_to is not None else ""
-    reason = each.failure if each.failure is not None else each.left
-    return "; ".join(filter(None, (reason, equal))) or "in the finals to the end"
-
-
-def outcomes(record: TuningRecord) -> str:
-    """Numbers of candidates by fate: "216 tried: 4 to the end, 144 raced out, 68 cannot run"."""
-    count = Counter(fate(record, each) for each in record.candidates)
-    n_out = sum(count[name] for name in FATES if name.startswith("left"))
-    parts = {"to the end": count["winner"] + count["to the end"], "raced out": n_out, "not raced": count["not raced"]}
-    parts["cannot run"] = count["dropped"]
-    return f"{len(record.candidates)} candidates: " + ", ".join(f"{n} {name}" for name, n in parts.items() if n)
-
-
-def first_ms(record: TuningRecord) -> float | None:
-    """Time of the first config that runs, which a user without a tuner would have: the base of the gain."""
-    return next((each.latency_ms for each in record.candidates if each.failure is None and each.latency_ms), None)
-
-
-def gain(record: TuningRecord) -> float | None:
-    """Times as fast as the first config that runs."""
-    first, best = first_ms(record), record.best.latency_ms
-    return first / best if first and best else None
-
-
-class Lead(NamedTuple):
-    """Distance of the winner from the next candidate."""
-
-    share: float
-    """Of the winner's time; negative where the next one's kernel is faster, and the step or the noise decided."""
-    noise: float
-    """Of the same unit: the spreads of both, added."""
-
-    @property
-    def words(self) -> str:
-        """As in "2.1 % ahead of the next, 3 x the noise"."""
-        if abs(self.share) <= self.noise:
-            return f"tied with the next within the noise ({100 * self.share:+.1f} %, noise {100 * self.noise:.1f} %)"
-        if self.share < 0:
-            return f"kernel {-100 * self.share:.1f} % behind the fastest, chosen by the step"
-        times = f", {self.share / self.noise:.1f} x the noise" if self.noise else ""
-        return f"{100 * self.share:.1f} % ahead of the next{times}"
-
-
-def lead(record: TuningRecord) -> Lead | None:
-    """The winner's lead over the fastest of the others; None for one that is alone."""
-    best = record.best
-    others = [
-        each for each in record.candidates
-        if each.index != best.index and each.failure is None and each.latency_ms and each.equal_to is None and best.equal_to is None
-    ]  # fmt: skip
-    if not others or not best.latency_ms:
-        return None
-    rival = min(others, key=lambda each: each.latency_ms or 0.0)
-    noise = (best.spread_ms or 0.0) + (rival.spread_ms or 0.0)
-    return Lead((rival.latency_ms or 0.0) / best.latency_ms - 1.0, noise / best.latency_ms)
-
-
 def reason(site: SiteStory) -> str:
-    """Reason of the choice in words."""
-    if site.won is not None and site.won.reason:
-        return site.won.reason
-    record = site.record
-    if record is None:
-        return ""
-    ahead = lead(record)
+    """Reason of the choice in words; empty for a site that is not settled."""
+    told = site.won.reason if site.won is not None else ""
+    return told or (account_reason(site.record) if site.record is not None else "")
+
+
+def noise(record: TuningRecord) -> float:
+    """The ``spread_ms`` of the winner and of the fastest other candidate, added, as a share of the winner's time."""
+    others = [each for each in record.candidates if each.index != record.winner and each.failure is None and each.latency_ms]
+    rival = min(others, key=lambda each: each.latency_ms or 0.0, default=record.best)
+    return ((record.best.spread_ms or 0.0) + (rival.spread_ms or 0.0)) / (record.best.latency_ms or 1.0)
+
+
+def confidence(record: TuningRecord) -> str:
+    """The lead over the fastest other kernel, beside the noise: "2.1 % ahead of the next kernel, 3.0 x the noise"."""
+    ahead, unsure = lead(record), noise(record)
     if ahead is None:
-        return "only one that runs" if sum(each.failure is None for each in record.candidates) == 1 else ""
-    return ahead.words
-
-
-class Skew(NamedTuple):
-    """The slowest rank at a site, against the fastest."""
-
-    rank: int
-    share: float
-
-
-def skew(record: TuningRecord) -> Skew | None:
-    """Of the winner; None for a single rank."""
-    times = record.best.rank_latencies_ms
-    slowest = max(times, key=times.__getitem__, default=None)
-    if slowest is None or len(times) < 2 or min(times.values()) <= 0:
-        return None
-    return Skew(slowest, times[slowest] / min(times.values()) - 1.0)
+        return "nothing to compare with"
+    words = f"{abs(100 * ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest'} kernel"
+    if abs(ahead) <= unsure:
+        return f"{words}, within the noise ({100 * unsure:.1f} %)"
+    return f"{words}, {abs(ahead) / unsure:.1f} x the noise" if unsure else words
 
 
 class Straggler(NamedTuple):

@@ -8,7 +8,7 @@ from math import log
 from statistics import fmean
 from typing import NamedTuple
 
-from dist_tune.cache import CandidateRecord, TuningRecord
+from dist_tune.cache import CandidateRecord, TuningRecord, differing
 
 MAX_VALUES = 40
 """A parameter with more values has no plot of its own."""
@@ -37,9 +37,8 @@ def value_of(each: CandidateRecord, name: str) -> str:
 def parameters(record: TuningRecord) -> list[Parameter]:
     """Fields with at least two values, those first that explain most."""
     candidates = timed(record)
-    names = dict.fromkeys(name for each in record.candidates for name in each.fields)
     found = []
-    for name in names:
+    for name in differing(record.candidates):
         values = {value_of(each, name): each.fields.get(name) for each in candidates}
         if 2 <= len(values) <= MAX_VALUES:
             found.append(Parameter(name, _in_order(values), explained(candidates, name)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC
+from pathlib import Path
 from typing import Any
 
+from dist_tune.cache import fates, gain, short_config, short_kernel, short_key, skew
 from dist_tune.report import facts
 from dist_tune.report.story import SiteStory, Story, TuningStory
 
@@ -43,11 +46,11 @@ class Headline:
 
 def headline(story: Story) -> Headline:
     """Title, machine, versions, and each tuning's steps and seconds."""
-    closures = list(dict.fromkeys(tuning.closure or tuning.name for tuning in story.tunings.values()))
+    closures = list(dict.fromkeys(short(tuning.closure or tuning.name) for tuning in story.tunings.values()))
     title = ", ".join(closures[:3]) + (f" and {len(closures) - 3} more" if len(closures) > 3 else "")
     pairs = [*_machine(story)]
     for tuning in story.tunings.values():
-        name = tuning.closure if len(story.tunings) > 1 else ""
+        name = short(tuning.closure) if len(story.tunings) > 1 else ""
         pairs += [(f"{what} {name}".strip(), text) for what, text in _told(tuning).items() if text]
     return Headline(title, tuple(pairs[:60]))
 
@@ -59,7 +62,12 @@ def _machine(story: Story) -> list[tuple[str, str]]:
         devices = ", ".join(dict.fromkeys(each.device for each in story.runs.values()))
         ranks = f"{run.world_size} rank{'s' * (run.world_size != 1)} on {hosts} host{'s' * (hosts != 1)}, {devices}"
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-        return [("begun", run.date), ("ranks", ranks), ("versions", versions), ("command", " ".join(run.command))]
+        return [
+            ("begun", run.date),
+            ("ranks", ranks),
+            ("versions", versions),
+            ("command", " ".join([Path(run.command[0]).name, *run.command[1:]] if run.command else [])),
+        ]
     records = [site.record for _, site in story.sites if site.record is not None]
     if not records:
         return []
@@ -88,7 +96,20 @@ def _told(tuning: TuningStory) -> dict[str, str]:
 
 def overview(story: Story) -> list[Row]:
     """A row for each site, in the order of ``story.sites``."""
-    return [_row(number, tuning, site) for number, (tuning, site) in enumerate(story.sites, 1)]
+    names = Counter(_name(site) for _, site in story.sites)
+    return [
+        replace(_row(number, tuning, site), label=_name(site) if names[_name(site)] == 1 else site.label)
+        for number, (tuning, site) in enumerate(story.sites, 1)
+    ]
+
+
+def short(closure: str) -> str:
+    """A closure's name without its module."""
+    return closure.rpartition(".")[2] or closure
+
+
+def _name(site: SiteStory) -> str:
+    return f"{short_kernel(site.kernel)} {short_key(site.key)}"
 
 
 def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
@@ -96,17 +117,17 @@ def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
     record = site.record
     if record is None:
         return replace(row, **_so_far(site))
-    ahead, drag = facts.lead(record), facts.skew(record)
+    drag = skew(record)
     return replace(
         row,
-        winner=record.best.config,
+        winner=short_config(record.best),
         ms=record.best.latency_ms,
-        gain=facts.gain(record),
-        first_ms=facts.first_ms(record),
-        confidence=ahead.words if ahead else "nothing to compare with",
+        gain=gain(record),
+        first_ms=record.candidates[0].latency_ms,
+        confidence=facts.confidence(record),
         reason=facts.reason(site),
-        outcomes=facts.outcomes(record),
-        slowest_rank=f"rank {drag.rank} ({100 * drag.share:+.1f} %)" if drag else "",
+        outcomes=fates(record).text,
+        slowest_rank=f"rank {drag[0]} ({100 * drag[1]:+.1f} %)" if drag else "",
     )
 
 

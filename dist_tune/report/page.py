@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from dist_tune.cache import CandidateRecord, TuningRecord
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
 from dist_tune.printable import printable
 from dist_tune.report import facts
 from dist_tune.report.charts import Chart
@@ -55,7 +55,8 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": ""}
     if record is None:
         return values
-    fields = differing_fields(record)
+    fields = differing(record.candidates)
+    fields = fields if len(fields) <= _MAX_FIELDS else []
     shared = {name: value for name, value in record.best.fields.items() if name not in fields} if len(fields) > 0 else {}
     columns = [
         "#",
@@ -80,13 +81,6 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     }
 
 
-def differing_fields(record: TuningRecord) -> list[str]:
-    """Fields that differ between candidates; empty where there are more than ``_MAX_FIELDS``, or some are not known."""
-    names = dict.fromkeys(name for each in record.candidates for name in each.fields)
-    differing = [name for name in names if len({value_of(each, name) for each in record.candidates}) > 1]
-    return differing if len(differing) <= _MAX_FIELDS and all(each.fields for each in record.candidates) else []
-
-
 def _order(each: CandidateRecord) -> tuple[bool, bool, float]:
     return each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0
 
@@ -95,8 +89,8 @@ def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> li
     def rounded(value: float | None, digits: str) -> str:
         return "" if value is None else f"{value:{digits}}"
 
-    config = [value_of(each, name) for name in fields] or [each.config]
-    why = facts.why_left(record, each)
+    config = [value_of(each, name) for name in fields] or [short_config(each)]
+    why = why_not(each, record)
     return [
         each.index, rounded(each.latency_ms, ".4g"), rounded(each.spread_ms, ".2g"), rounded(each.closure_ms, ".4g"), each.n_replays or "",
         rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(each.shared_bytes and each.shared_bytes / 1024, ".4g"), *config,

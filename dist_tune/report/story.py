@@ -47,8 +47,6 @@ class RankStory:
     """The candidate launched for the first time in the replay that has yet to end."""
     n_compiled: int = 0
     n_replays: int = 0
-    n_phase_replays: int = 0
-    """Replays since the phase began."""
     n_meetings: int = 0
     n_lost_spans: int = 0
     labels: dict[int, str] = field(default_factory=dict)
@@ -169,10 +167,7 @@ class Story:
 
 def _take_of_site(tuning: TuningStory, rank: RankStory, event: events.SiteMet | events.Ranked | events.Dropped | events.Won) -> None:
     if isinstance(event, events.SiteMet):
-        rank.labels[event.site] = event.label
-        if event.label not in tuning.sites:
-            met = SiteStory(event.site, event.label, event.kernel, event.key, event.configs, event.n_pruned, event.miss)
-            tuning.sites[event.label] = met
+        _meet(tuning, rank, event)
         return
     site = tuning.sites.get(rank.labels.get(event.site, ""))
     if site is None:  # told by a line that was passed over
@@ -183,6 +178,21 @@ def _take_of_site(tuning: TuningStory, rank: RankStory, event: events.SiteMet | 
         site.won = site.won or event
     elif not site.rungs or site.rungs[0].rank == event.rank:
         site.rungs.append(event)
+
+
+def _meet(tuning: TuningStory, rank: RankStory, event: events.SiteMet) -> None:
+    """Take in a site, or what a later event of the same number says of it: another label, or the reason of the miss."""
+    before = rank.labels.get(event.site)
+    rank.labels[event.site] = event.label
+    if before not in (None, event.label) and not any(before in each.labels.values() for each in tuning.ranks.values()):
+        tuning.sites.pop(str(before), None)
+    known = tuning.sites.get(event.label)
+    if known is None:
+        tuning.sites[event.label] = SiteStory(
+            event.site, event.label, event.kernel, event.key, event.configs, n_pruned=event.n_pruned, miss=event.miss
+        )
+    else:
+        known.miss = known.miss or event.miss
 
 
 def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBegun | events.TuningEnded) -> None:
@@ -199,7 +209,7 @@ def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBe
 def _take_of_rank(rank: RankStory, event: events.PhaseBegun | events.Started | events.Compiled | events.Replayed | events.Met) -> None:
     if isinstance(event, events.PhaseBegun):
         rank.phases.append((event.phase, event.at, event.bound))
-        rank.n_phase_replays = 0
+        rank.started = None
     elif isinstance(event, events.Started):
         rank.started = event
     elif isinstance(event, events.Compiled):
@@ -208,13 +218,14 @@ def _take_of_rank(rank: RankStory, event: events.PhaseBegun | events.Started | e
         _keep(rank, rank.compiles, Span(event.at - event.seconds, event.at, name, event.worker))
     elif isinstance(event, events.Replayed):
         rank.n_replays += 1
-        rank.n_phase_replays += 1
-        rank.started = None
+        if rank.started is not None and event.replay >= rank.started.replay:
+            rank.started = None
         ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(event.candidates.items())[:20])
         discarded = f" discarded: {event.discarded}" if event.discarded else ""
         _keep(rank, rank.replays, Span(event.at - event.seconds, event.at, f"replay {event.replay} {ran}{discarded}".strip()))
     else:
         rank.n_meetings += 1
+        rank.started = None  # ranks meet between replays only, so its launch has come back
         _keep(rank, rank.meetings, Span(event.at - event.seconds, event.at, event.topic))
 
 

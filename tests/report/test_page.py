@@ -80,7 +80,15 @@ def test_control_characters_do_not_reach_the_page():
 
 def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
     page = render(story)
-    for words in ("1.43x", "rank 3 (4 of 4 meetings", "ahead of the next", "cannot run", "NVIDIA H200", "explains", "Time line by rank"):
+    for words in (
+        "1.43x",
+        "rank 3 (4 of 4 meetings",
+        "ahead of the next kernel",
+        "cannot run here (shared memory)",
+        "NVIDIA H200",
+        "explains",
+        "Time line by rank",
+    ):
         assert words in page, words
 
 

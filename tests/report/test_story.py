@@ -88,3 +88,27 @@ def test_records_of_one_tuning_are_one_tuning():
     """They share the closure, its seconds and its replays; another tuning is told apart."""
     story = story_of_records([record(0, 6), record(1, 6), record(2, 6, seconds=3.0)])
     assert [len(tuning.sites) for tuning in story.tunings.values()] == [2, 1]
+
+
+def test_what_a_rank_says_later_of_a_site_counts():
+    """Its number stays: the label that ranks agreed on takes the place of the first, and the reason of the miss is added."""
+    story = Story()
+    for event in list(events([record(0, 6)], 0, 1))[:4]:
+        story.take(event)
+    assert event.kind == "site"
+    story.take(event.model_copy(update={"label": "agreed", "miss": "other code"}))
+    ((_, site),) = story.sites
+    assert (site.label, site.miss) == ("agreed", "other code")
+
+
+@pytest.mark.parametrize("kind", ["phase", "meeting", "replay"])
+def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
+    """A replay's end, a meeting and a phase all come after it."""
+    story = Story()
+    told = list(events([record(0, 6)], 0, 1))
+    started = next(event for event in told if event.kind == "started")
+    story.take(started)
+    (tuning,) = story.tunings.values()
+    assert tuning.ranks[0].started == started
+    story.take(next(event for event in told if event.kind == kind))
+    assert tuning.ranks[0].started is None
