@@ -55,13 +55,13 @@ def _note_gaps(story: Story) -> None:
         absent = sorted(set(range(n_ranks)) - set(tuning.ranks)) if n_ranks <= 100_000 else []
         if absent:
             told = ", ".join(map(str, absent[:8])) + ", ..." * (len(absent) > 8)
-            story.notes.append(f"{tuning.closure}: no events of {len(absent)} of {n_ranks} ranks ({told}), which may log to other folders")
+            story.notes.append(f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({told}), which may log to other folders")
         unfinished = [rank for rank, each in sorted(tuning.ranks.items()) if not each.is_done]
         if unfinished:
-            story.notes.append(f"{tuning.closure}: the tuning had not ended on {len(unfinished)} of {len(tuning.ranks)} ranks")
+            story.notes.append(f"{tuning.title}: the tuning had not ended on {len(unfinished)} of {len(tuning.ranks)} ranks")
         for rank, each in sorted(tuning.ranks.items()):
             if each.error:
-                story.notes.append(f"{tuning.closure}: rank {rank} ended with {each.error[:300]}")
+                story.notes.append(f"{tuning.title}: rank {rank} ended with {each.error[:300]}")
             if each.n_lost_spans:
                 story.notes.append(f"rank {rank}: more than {MAX_SPANS} replays or compilations; the time line leaves out the last")
 

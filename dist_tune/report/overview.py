@@ -8,7 +8,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from dist_tune.cache import fates, gain, short_config, short_kernel, short_key, skew
+from dist_tune.cache import fates, gain, short_config, skew
 from dist_tune.report import facts
 from dist_tune.report.story import SiteStory, Story, TuningStory
 
@@ -25,7 +25,7 @@ class Row:
     """Its config."""
     ms: float | None = None
     gain: float | None = None
-    """Times as fast as the first config that runs."""
+    """Times as fast as the first config."""
     first_ms: float | None = None
     confidence: str = ""
     reason: str = ""
@@ -46,11 +46,11 @@ class Headline:
 
 def headline(story: Story) -> Headline:
     """Title, machine, versions, and each tuning's steps and seconds."""
-    closures = list(dict.fromkeys(short(tuning.closure or tuning.name) for tuning in story.tunings.values()))
+    closures = list(dict.fromkeys(tuning.title for tuning in story.tunings.values()))
     title = ", ".join(closures[:3]) + (f" and {len(closures) - 3} more" if len(closures) > 3 else "")
     pairs = [*_machine(story)]
     for tuning in story.tunings.values():
-        name = short(tuning.closure) if len(story.tunings) > 1 else ""
+        name = tuning.title if len(story.tunings) > 1 else ""
         pairs += [(f"{what} {name}".strip(), text) for what, text in _told(tuning).items() if text]
     return Headline(title, tuple(pairs[:60]))
 
@@ -96,20 +96,11 @@ def _told(tuning: TuningStory) -> dict[str, str]:
 
 def overview(story: Story) -> list[Row]:
     """A row for each site, in the order of ``story.sites``."""
-    names = Counter(_name(site) for _, site in story.sites)
+    names = Counter(site.title for _, site in story.sites)
     return [
-        replace(_row(number, tuning, site), label=_name(site) if names[_name(site)] == 1 else site.label)
+        replace(_row(number, tuning, site), label=site.title if names[site.title] == 1 else site.label)
         for number, (tuning, site) in enumerate(story.sites, 1)
     ]
-
-
-def short(closure: str) -> str:
-    """A closure's name without its module."""
-    return closure.rpartition(".")[2] or closure
-
-
-def _name(site: SiteStory) -> str:
-    return f"{short_kernel(site.kernel)} {short_key(site.key)}"
 
 
 def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
@@ -137,5 +128,8 @@ def _so_far(site: SiteStory) -> dict[str, Any]:
     if not site.rungs:
         return {"reason": "not settled", "outcomes": outcomes}
     last = site.rungs[-1]
-    best = site.configs[last.best] if 0 <= last.best < len(site.configs) else f"candidate {last.best}"
-    return {"reason": f"not settled; best so far: {best}", "outcomes": f"{outcomes}, {last.n_left} left in the race", "ms": last.best_ms}
+    return {
+        "reason": f"not settled; best so far: {site.config(last.best)}",
+        "outcomes": f"{outcomes}, {last.n_left} left in the race",
+        "ms": last.best_ms,
+    }

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dist_tune import events
+from dist_tune.cache import TuningRecord, short_kernel, short_key
 from dist_tune.events import AnyEvent, RunBegun
-
-if TYPE_CHECKING:
-    from dist_tune.cache import TuningRecord
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""
@@ -84,6 +82,16 @@ class SiteStory:
     record: TuningRecord | None = None
     """None until the site is settled."""
 
+    @property
+    def title(self) -> str:
+        """Kernel and key for people; two sites of a story may share it, their labels differ."""
+        return f"{short_kernel(self.kernel)} {short_key(self.key)}"
+
+    def config(self, index: int) -> str:
+        """A candidate's config for people, without its hook, whose name says nothing of its speed."""
+        words = self.configs[index].split(" ") if 0 <= index < len(self.configs) else [f"candidate {index}"]
+        return " ".join(word for word in words if "pre_hook=" not in word)
+
 
 @dataclass(slots=True)
 class TuningStory:
@@ -99,6 +107,11 @@ class TuningStory:
     n_replays: int = 0
     first_ms: float | None = None
     best_ms: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The closure's name without its module."""
+        return self.closure.rpartition(".")[2] or self.name
 
     @property
     def world_size(self) -> int:

@@ -38,7 +38,7 @@ def summary(story: Story) -> dict[str, Any]:
 
 
 def _stragglers(story: Story) -> list[tuple[str, str]]:
-    told = [(f" of {tuning.closure}" * (len(story.tunings) > 1), straggler_words(tuning)) for tuning in story.tunings.values()]
+    told = [(f" of {tuning.title}" * (len(story.tunings) > 1), straggler_words(tuning)) for tuning in story.tunings.values()]
     return [(of, words) for of, words in told if words]
 
 

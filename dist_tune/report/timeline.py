@@ -10,8 +10,8 @@ from dist_tune.report.story import RankStory, Span, TuningStory
 
 MAX_RANKS = 16
 """In a time line: those that the others waited for longest."""
-_LANES = ("phases", "compile", "replays", "meetings")
-_COLOUR = {name: number for number, name in enumerate(PHASES, 1)} | {"replays": 6, "meetings": 0, "compile work": 2}
+_LANES = ("phases", "compiling", "replays", "meetings")
+_COLOUR = {name: number for number, name in enumerate(PHASES, 1)} | {"compiling": 2, "replays": 6, "meetings": 0}
 _PIXELS = 700.0
 
 
@@ -45,24 +45,28 @@ def time_line(tuning: TuningStory, ranks: list[RankStory]) -> Chart:
     ticks = []
     late = {each.rank: each for each in stragglers(tuning)}
     worst = max(late.values(), key=lambda each: each.waited_s, default=None)
-    for k, rank in enumerate(ranks):
+    all_lanes = [_lanes(rank) for rank in ranks]
+    shown = [lane for lane in _LANES if lane == "phases" or any(lanes[lane] for lanes in all_lanes)]
+    for k, (rank, lanes) in enumerate(zip(ranks, all_lanes, strict=True)):
         is_worst = worst is not None and worst.rank == rank.rank and worst.waited_s > 0.01
-        lanes = {"phases": rank.phase_spans(), "compile work": rank.compiles, "replays": rank.replays, "meetings": rank.meetings}
-        for lane, (kind, found) in enumerate(lanes.items()):
-            y = -(k * (len(_LANES) + 0.6) + lane)
-            ticks.append((y, f"rank {rank.rank}{' (last)' * is_worst}" if lane == 0 else _LANES[lane]))
-            for name, begin, end in merged(found, length_s / _PIXELS, by_name=lane == 0):
+        for row, lane in enumerate(shown):
+            y = -(k * (len(shown) + 0.6) + row)
+            ticks.append((y, f"rank {rank.rank}{' (last)' * is_worst}" if row == 0 else lane))
+            for name, begin, end in merged(lanes[lane], length_s / _PIXELS, by_name=row == 0):
                 box = (begin - rank.begun_at, max(end, begin + length_s / _PIXELS / 2) - rank.begun_at, y - 0.4, y + 0.4)
-                spans.setdefault(name if lane == 0 else kind, []).append(box)
+                spans.setdefault(name if row == 0 else lane, []).append(box)
     x = linear("seconds since the rank's tuning began", 0.0, length_s, 8, is_tight=True)
     y_axis = Axis("", ticks[-1][0] - 0.8, 0.8, tuple(ticks), has_grid=False)
-    order = [*PHASES, "compile work", "replays", "meetings"]
-    marks: list[Mark] = [Boxes(name, _COLOUR[name], tuple(spans[name])) for name in order if name in spans]
+    marks: list[Mark] = [Boxes(name, colour, tuple(spans[name])) for name, colour in _COLOUR.items() if name in spans]
     note = (
         f"{len(ranks)} of {len(tuning.ranks)} ranks: those for which the others waited longest. " if len(ranks) < len(tuning.ranks) else ""
     )
     note += f"Ranks that came last to meetings: {words}." if (words := straggler_words(tuning)) else ""
     return Chart("time-line", "Time line by rank", x, y_axis, tuple(marks), True, max(160, 80 + 13 * len(ticks)), note)
+
+
+def _lanes(rank: RankStory) -> dict[str, list[Span]]:
+    return dict(zip(_LANES, (rank.phase_spans(), rank.compiles, rank.replays, rank.meetings), strict=True))
 
 
 def straggler_words(tuning: TuningStory) -> str:
@@ -90,6 +94,6 @@ def bars(name: str, title: str, label: str, values: dict[str, float]) -> Chart:
     boxes = tuple((0.0, value, -k - 0.35, -k + 0.35) for k, value in enumerate(values.values()))
     axis = linear(label, 0.0, max(values.values()) * 1.18, 4)
     room = axis.high * 0.09
-    texts = tuple((value + room, -float(k), number(float(f"{value:.3g}"))) for k, value in enumerate(values.values()))
+    texts = tuple((value + room, -float(k), number(value)) for k, value in enumerate(values.values()))
     y = Axis("", 0.6 - len(values), 0.6, ticks, has_grid=False)
     return Chart(name, title, axis, y, (Boxes("", 1, boxes), Words(texts)), height=74 + 26 * len(values))

@@ -75,17 +75,17 @@ def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
         f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if len(ranks) >= tuning.world_size else f"{len(ranks)} of {tuning.world_size} ranks"
     )
     told.append(f"{(last_at if is_over else now) - begun_at:.0f} s")
-    lines = [f"{tuning.closure or tuning.name}: {', '.join(told)}"]
+    lines = [f"{tuning.title}: {', '.join(told)}"]
     sites = list(tuning.sites.values())
     for site in sites[:_MAX_SITES]:
         last = site.rungs[-1] if site.rungs else None
         if site.won is not None:
-            lines.append(f"  {site.label}: winner {_config(site.configs, site.won.winner)}, {site.won.reason}")
+            lines.append(f"  {site.title}: winner {site.config(site.won.winner)}, {site.won.reason}")
         elif last is not None:
-            best = f"best so far {last.best_ms:.4g} ms {_config(site.configs, last.best)}"
-            lines.append(f"  {site.label}: {last.n_left} of {len(site.configs)} left, {best}")
+            best = f"best so far {last.best_ms:.4g} ms {site.config(last.best)}"
+            lines.append(f"  {site.title}: {last.n_left} of {len(site.configs)} left, {best}")
         else:
-            lines.append(f"  {site.label}: {len(site.configs)} candidates, {len(site.dropped)} dropped")
+            lines.append(f"  {site.title}: {len(site.configs)} candidates, {len(site.dropped)} dropped")
     if len(sites) > _MAX_SITES:
         lines.append(f"  and {len(sites) - _MAX_SITES} more sites")
     return lines + ([] if is_over else _late(tuning, leader, now, late_s))
@@ -125,9 +125,6 @@ def _distance(rank: RankStory, leader: RankStory) -> str:
 def _launch(tuning: TuningStory, rank: RankStory, started: Started) -> str:
     label = rank.labels.get(started.site, f"site {started.site}")
     site = tuning.sites.get(label)
-    config = f" ({_config(site.configs, started.candidate)})" if site else ""
-    return f"candidate {started.candidate}{config} of {label}"
-
-
-def _config(configs: list[str], index: int) -> str:
-    return configs[index] if 0 <= index < len(configs) else f"candidate {index}"
+    if site is None:
+        return f"candidate {started.candidate} of {label}"
+    return f"candidate {started.candidate} ({site.config(started.candidate)}) of {site.title}"
