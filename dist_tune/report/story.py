@@ -41,8 +41,8 @@ class RankStory:
     compiles: list[Span] = field(default_factory=list)
     replays: list[Span] = field(default_factory=list)
     meetings: list[Span] = field(default_factory=list)
-    started: events.Started | None = None
-    """The candidate launched for the first time in the replay that has yet to end."""
+    started: list[events.Started] = field(default_factory=list)
+    """Candidates launched for the first time in the replay that has yet to end; one of each site."""
     n_compiled: int = 0
     n_replays: int = 0
     n_meetings: int = 0
@@ -189,7 +189,7 @@ def _take_of_site(tuning: TuningStory, rank: RankStory, event: events.SiteMet | 
         site.dropped.setdefault(event.candidate, event)
     elif isinstance(event, events.Won):
         site.won = site.won or event
-    elif not site.rungs or site.rungs[0].rank == event.rank:
+    elif len(site.rungs) < MAX_SPANS and (not site.rungs or site.rungs[0].rank == event.rank):
         site.rungs.append(event)
 
 
@@ -212,7 +212,7 @@ def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBe
     if isinstance(event, events.TuningBegun):
         tuning.closure, rank.world_size = event.closure, event.world_size
         return
-    rank.is_done, rank.error, rank.started = True, event.error, None
+    rank.is_done, rank.error, rank.started = True, event.error, []
     tuning.seconds = tuning.seconds or event.seconds
     tuning.n_replays = max(tuning.n_replays, event.n_replays)
     tuning.first_ms = _larger(tuning.first_ms, event.first_ms)  # the slowest rank is the time of the step
@@ -222,23 +222,22 @@ def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBe
 def _take_of_rank(rank: RankStory, event: events.PhaseBegun | events.Started | events.Compiled | events.Replayed | events.Met) -> None:
     if isinstance(event, events.PhaseBegun):
         rank.phases.append((event.phase, event.at, event.bound))
-        rank.started = None
+        rank.started = []
     elif isinstance(event, events.Started):
-        rank.started = event
+        rank.started = [each for each in rank.started if each.replay == event.replay] + [event]
     elif isinstance(event, events.Compiled):
         rank.n_compiled += 1
         name = f"site {event.site} candidate {event.candidate}" + " (cached)" * event.is_cached
         _keep(rank, rank.compiles, Span(event.at - event.seconds, event.at, name, event.worker))
     elif isinstance(event, events.Replayed):
         rank.n_replays += 1
-        if rank.started is not None and event.replay >= rank.started.replay:
-            rank.started = None
+        rank.started = [each for each in rank.started if each.replay > event.replay]
         ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(event.candidates.items())[:20])
         discarded = f" discarded: {event.discarded}" if event.discarded else ""
         _keep(rank, rank.replays, Span(event.at - event.seconds, event.at, f"replay {event.replay} {ran}{discarded}".strip()))
     else:
         rank.n_meetings += 1
-        rank.started = None  # ranks meet between replays only, so its launch has come back
+        rank.started = []  # ranks meet between replays only, so its launch has come back
         _keep(rank, rank.meetings, Span(event.at - event.seconds, event.at, event.topic))
 
 
@@ -251,3 +250,8 @@ def _keep(rank: RankStory, spans: list[Span], span: Span) -> None:
 
 def _larger(a: float | None, b: float | None) -> float | None:
     return max((each for each in (a, b) if each is not None), default=None)
+
+
+def shortened(text: str, limit: int = 240) -> str:
+    """A message of the log for a terminal, which has all of it in the log."""
+    return text if len(text) <= limit else f"{text[:limit]}\N{HORIZONTAL ELLIPSIS}"

@@ -11,7 +11,7 @@ from dist_tune.events import Started
 from dist_tune.printable import printable
 from dist_tune.report.facts import PHASES
 from dist_tune.report.reading import EventFile, event_files
-from dist_tune.report.story import RankStory, Story, TuningStory
+from dist_tune.report.story import RankStory, Story, TuningStory, shortened
 
 LATE_S = 5.0
 """Without an event, after which a rank that is behind the others is named, and a candidate that has not come back."""
@@ -55,7 +55,7 @@ def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str
     if not tunings:
         return ["no tuning has begun yet"]
     lines = [line for tuning in under_way[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
-    lines += [f"rank {each.rank}, {each.level}: {each.text}" for each in story.messages[-3:]]
+    lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
     return [printable(line) for line in lines]
 
 
@@ -100,10 +100,9 @@ def _late(tuning: TuningStory, leader: RankStory, now: float, late_s: float) -> 
             f"  rank {rank.rank} is behind rank {leader.rank}: {_distance(rank, leader)}; last event {now - rank.last_at:.0f} s ago"
         )
     for rank in quiet[:_MAX_RANKS]:
-        if rank.started is not None and now - rank.started.at >= late_s:
-            lines.append(
-                f"  rank {rank.rank} runs {_launch(tuning, rank, rank.started)} for the first time since {now - rank.started.at:.0f} s"
-            )
+        for started in rank.started[:_MAX_SITES]:
+            if now - started.at >= late_s:
+                lines.append(f"  rank {rank.rank} runs {_launch(tuning, rank, started)} for the first time since {now - started.at:.0f} s")
     if len(quiet) == len(tuning.ranks) and not lines:
         lines.append(f"  no rank has told anything for {min(now - rank.last_at for rank in quiet):.0f} s")
     return lines

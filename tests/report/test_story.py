@@ -109,6 +109,6 @@ def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
     started = next(event for event in told if event.kind == "started")
     story.take(started)
     (tuning,) = story.tunings.values()
-    assert tuning.ranks[0].started == started
+    assert tuning.ranks[0].started == [started]
     story.take(next(event for event in told if event.kind == kind))
-    assert tuning.ranks[0].started is None
+    assert tuning.ranks[0].started == []
