@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,9 +35,10 @@ def report(
 ) -> None:
     """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
     with _one_line(as_json):
+        from dist_tune.cli.sources import story_of
         from dist_tune.report import charts, render, summary, text, write_pngs
 
-        story = _story(sources or [])
+        story = story_of(sources or [])
         path = output or (None if as_text else Path("report.html"))
         written = []
         if path is not None:
@@ -89,10 +90,11 @@ def diff(
     Noise: the spread_ms of both winners added (the median distance of a launch from the median), and at least 1 % of the time.
     """
     with _one_line(as_json):
+        from dist_tune.cli.sources import records_of
         from dist_tune.printable import printable
         from dist_tune.report import compare
 
-        found = compare(_records(before), _records(after))
+        found = compare(records_of(before), records_of(after))
         _print(json.dumps(found.values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
     if found.n_slower:
         raise typer.Exit(1)
@@ -163,77 +165,6 @@ def _write(path: Path, content: bytes) -> None:
         write_whole(path, content)
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _story(sources: list[str]) -> Story:
-    from dist_tune.report import story_of_folder, story_of_records
-
-    paths = [Path(each) for each in sources] or [_log_dir()]
-    if len(paths) == 1 and (not sources or _has_events(paths[0])):
-        return story_of_folder(paths[0])
-    return story_of_records(record for each in sources for record in _records(each))
-
-
-def _has_events(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("rank-*.jsonl"))
-
-
-def _records(source: str) -> list[Any]:
-    """The records that a word of the command line stands for; at least one."""
-    from dist_tune.cache import Cache
-    from dist_tune.cli.selection import choose
-    from dist_tune.cli.tables import RefusedError
-    from dist_tune.report import story_of_folder
-    from dist_tune.settings import Settings
-
-    path = Path(source)
-    if _has_events(path):
-        found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
-    elif path.is_dir():
-        found = _of_folder(path)
-    elif path.exists():
-        found = _unpacked(path)
-    elif "/" in source or path.suffix == ".json":
-        raise RefusedError(f"{source}: no such file or folder")
-    else:
-        settings = Settings()
-        found = [each.record for each in choose(Cache(settings.cache_dir, is_shared=settings.cache_shared), source)]
-    if not found:
-        raise RefusedError(f"there are no records and no events in {source}")
-    return found
-
-
-def _of_folder(folder: Path) -> list[Any]:
-    """The records of a cache folder, and of record files and exports that lie in it."""
-    from dist_tune.cache import Cache
-    from dist_tune.cli.tables import RefusedError
-
-    with warnings.catch_warnings(record=True) as refused:
-        warnings.simplefilter("always")
-        entries = Cache(folder).entries()
-    found = [entry.record for entry in entries] + [record for file in sorted(folder.glob("*.json")) for record in _unpacked(file)]
-    if refused and not found:
-        raise RefusedError(f"{refused[0].message}")
-    for each in refused:
-        warnings.warn(each.message, stacklevel=2)
-    return found
-
-
-def _unpacked(path: Path) -> list[Any]:
-    from dist_tune.cache import BrokenRecordError
-    from dist_tune.cli.tables import RefusedError
-    from dist_tune.cli.transfer import unpack
-    from dist_tune.safe_files import read_regular
-
-    found = []
-    try:
-        for each in unpack(read_regular(path)):
-            if isinstance(each, BrokenRecordError):
-                raise each
-            found.append(each)
-    except BrokenRecordError as error:
-        raise RefusedError(f"{path} holds no record that can be read: {error}") from error
-    return found
 
 
 def _follow(watcher: Watcher, late_s: float) -> None:

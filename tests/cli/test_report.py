@@ -159,6 +159,21 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
         assert "no.json holds no record that can be read: not laid out as a record" in refusal(*command, tmp_path / "no.json")
 
 
+def test_a_folder_may_hold_other_files_beside_records(tmp_path: Path):
+    """Each costs a line on stderr."""
+    write_export(tmp_path / "export.json", [record()])
+    (tmp_path / "other.json").write_text("{}")
+    done = run("diff", tmp_path, tmp_path)
+    assert done.stdout.splitlines()[-1] == "1 compared: 1 as fast"
+    assert all("other.json holds no record that can be read" in line for line in done.stderr.splitlines())
+
+
+def test_exit_codes_reach_a_parser_that_is_not_standalone(tmp_path: Path):
+    """As dist-tune's own one is run."""
+    parser = typer.main.get_command(app)
+    assert parser.main(["trace", str(tmp_path)], standalone_mode=False) == 1
+
+
 def test_events_of_another_version_are_one_line(logs: Path):
     (logs / "rank-1.jsonl").write_text('{"v":7}\n')
     for words in (("report", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
