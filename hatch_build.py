@@ -27,5 +27,6 @@ class ReadmeHook(MetadataHookInterface):
 
 
 def without_paths(text: str) -> str:
-    """The text of relative links without the links; no relative pictures."""
-    return _LINK.sub(r"\1", _PICTURE.sub("", text))
+    """The text of relative links without the links; no relative pictures. Code stays as it is."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if part.startswith("```") else _LINK.sub(r"\1", _PICTURE.sub("", part)) for part in parts)

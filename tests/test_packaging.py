@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("tuned", "contextual", "function", "testing", "benchmark"),
     ("offline",),
+    ("report",),
     ("cli", "launch", "__main__"),
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}

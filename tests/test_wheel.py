@@ -68,12 +68,13 @@ def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
-    """Every module, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
+    """Every module, the page's templates, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
         names = archive.namelist()
     about = f"dist_tune-{__version__}.dist-info/"
-    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "dist_tune").rglob("*.py")]
-    assert sorted(name for name in names if not name.startswith(about)) == sorted([*modules, "dist_tune/py.typed", "dist_tune/launch.sh"])
+    modules = [*(ROOT / "dist_tune").rglob("*.py"), *(ROOT / "dist_tune/report/templates").iterdir()]
+    expected = [*(str(path.relative_to(ROOT)) for path in modules), "dist_tune/py.typed", "dist_tune/launch.sh"]
+    assert sorted(name for name in names if not name.startswith(about)) == sorted(expected)
     assert f"{about}licenses/LICENSE" in names
 
 
@@ -103,7 +104,9 @@ def test_an_index_shows_no_dead_link(built: Path):
     page = about.get_payload()
     assert isinstance(page, str)
     assert page.strip().startswith("#")
-    assert [target for target in re.findall(r"\]\(([^)]*)\)", page) if not target.startswith(("https:", "http:", "#"))] == []
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    assert "scale_kernel[lambda config: " in page  # code is no link
+    assert [target for target in re.findall(r"\]\(([^)]*)\)", prose) if not target.startswith(("https:", "http:", "#"))] == []
 
 
 @pytest.mark.parametrize(

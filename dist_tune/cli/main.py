@@ -19,6 +19,10 @@ from dist_tune import __version__
 
 COMMANDS = {
     "show": "dist_tune.cli.commands:show",
+    "report": "dist_tune.cli.report:report",
+    "watch": "dist_tune.cli.report:watch",
+    "diff": "dist_tune.cli.report:diff",
+    "trace": "dist_tune.cli.report:trace",
     "doctor": "dist_tune.cli.commands:doctor",
     "launch": "dist_tune.cli.commands:launch",
     "cache path": "dist_tune.cli.commands:path",
@@ -36,6 +40,7 @@ _EXAMPLES = (
     "dist-tune cache ls --since 2h   what was tuned lately, and what won",
     "dist-tune show gemm             all candidates of a tuning, fastest first",
     "dist-tune cache explain gemm    why it is tuned again here",
+    "dist-tune report                a page of the last tuning",
     "dist-tune doctor                what works on this machine",
 )
 

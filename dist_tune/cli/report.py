@@ -1,0 +1,195 @@
+"""``dist-tune report``, ``watch``, ``diff`` and ``trace``: what tunings did, from event files and records.
+
+Each function is a command of typer. Bad input is one line on stderr and exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dist_tune.report import Story, Watcher
+
+_SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
+_PLAIN_EVERY_S = 5.0
+_POLL_S = 0.5
+_Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def report(
+    sources: Annotated[list[str] | None, typer.Argument(metavar="[DIR | RECORD ...]", help=_SOURCES)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; report.html if left out.")] = None,
+    as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
+    png: Annotated[Path | None, typer.Option("--png", metavar="DIR", help="Also a PNG file of each plot (needs matplotlib).")] = None,
+    as_json: _Json = False,
+) -> None:
+    """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
+    with _one_line(as_json):
+        from dist_tune.cli.sources import story_of
+        from dist_tune.report import charts, render, summary, text, write_pngs
+
+        story = story_of(sources or [])
+        path = output or (None if as_text else Path("report.html"))
+        written = []
+        if path is not None:
+            content = render(story).encode()
+            _write(path, content)
+            written.append(f"{path}: {_sites(story)}, {len(content) / 1024:.0f} KiB")
+        if png is not None:
+            written.append(f"{png}: {len(write_pngs(png, charts(story)))} PNG files")
+        if as_json:
+            _print(json.dumps({"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}, indent=1))
+        else:
+            _print((text(story) if as_text else "") + "\n".join(written))
+
+
+def watch(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+    late_s: Annotated[
+        float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
+) -> None:
+    """Follow a running tuning from another terminal, until Ctrl-C."""
+    with _one_line(as_json):
+        from dist_tune.cli.tables import RefusedError
+        from dist_tune.report import Watcher, progress_lines
+
+        if as_json and not once:
+            raise RefusedError("--json tells the present state: say --once with it")
+        chosen = folder if folder is not None else _log_dir()
+        watcher = Watcher(chosen)
+        if not once:
+            _follow(watcher, late_s)
+            return
+        watcher.poll()
+        if not watcher.story.tunings:
+            raise RefusedError(f"no tuning has written events in {chosen} yet")
+        lines = progress_lines(watcher.story, time.time(), late_s)
+        _print(json.dumps({"lines": lines, "notes": watcher.notes}, indent=1) if as_json else "\n".join([*lines, *watcher.notes]))
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder or a log folder.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
+    as_json: _Json = False,
+) -> None:
+    """What changed between records; exit code 1 where a winner got slower by more than its noise.
+
+    Noise: the spread_ms of both winners added (the median distance of a launch from the median), and at least 1 % of the time.
+    """
+    with _one_line(as_json):
+        from dist_tune.cli.sources import records_of
+        from dist_tune.printable import printable
+        from dist_tune.report import compare
+
+        found = compare(records_of(before), records_of(after))
+        _print(json.dumps(found.values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+    if found.n_slower:
+        raise typer.Exit(1)
+
+
+def trace(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("trace.json"),
+    as_json: _Json = False,
+) -> None:
+    """A trace of a tuning for ui.perfetto.dev or chrome://tracing."""
+    with _one_line(as_json):
+        from dist_tune.report import story_of_folder, trace_events
+
+        story = story_of_folder(folder if folder is not None else _log_dir())
+        events = list(trace_events(story))
+        _write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
+        values = {"path": str(output), "n_events": len(events), "notes": story.notes}
+        _print(json.dumps(values, indent=1) if as_json else f"{output}: {len(events)} events; open it in ui.perfetto.dev")
+
+
+@contextmanager
+def _one_line(as_json: bool) -> Iterator[None]:
+    """Errors of the input as one line and exit code 1; warnings of the cache as a line each."""
+    from dist_tune.cli.tables import RefusedError, plain
+    from dist_tune.report import MissingMatplotlibError, UnreadableEventsError
+    from dist_tune.settings import SettingsError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_args, **_kwargs: typer.echo(f"dist-tune: {plain(message, 2000)}", err=True)
+            yield
+    except (RefusedError, UnreadableEventsError, MissingMatplotlibError, SettingsError, OSError) as error:
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
+        if as_json:
+            _print(json.dumps({"error": reason}))
+        typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
+        raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
+
+
+def _print(text: str) -> None:
+    # A terminal that knows ASCII alone gets "\xb1" and not a traceback.
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        typer.echo(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:  # ``| head`` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+
+
+def _log_dir() -> Path:
+    from dist_tune.settings import Settings
+
+    return Settings().log_dir
+
+
+def _sites(story: Story) -> str:
+    n_sites = len(story.sites)
+    return f"{n_sites} site{'s' * (n_sites != 1)}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    from dist_tune.cache import write_whole
+    from dist_tune.cli.tables import RefusedError
+
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _follow(watcher: Watcher, late_s: float) -> None:
+    """Show the state until Ctrl-C: one part of the screen on a terminal, else a block of lines where something changed."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from dist_tune.report import progress_lines
+
+    watcher.poll()  # an error of the folder before anything is shown
+    console = Console(highlight=False, markup=False, emoji=False)
+    try:
+        if console.is_terminal:
+            with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+                while True:
+                    live.update(Text("\n".join(progress_lines(watcher.story, time.time(), late_s)), overflow="fold"), refresh=True)
+                    time.sleep(_POLL_S)
+                    watcher.poll()
+        is_new = True
+        while True:
+            if is_new:
+                _print("\n".join(progress_lines(watcher.story, time.time(), late_s)))
+                sys.stdout.flush()
+            time.sleep(_PLAIN_EVERY_S)
+            is_new = watcher.poll()
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,83 @@
+"""Stories and records that words of the command line stand for: log folders, record files, exports, cache folders, ids."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
+from dist_tune.cli.selection import choose
+from dist_tune.cli.tables import RefusedError
+from dist_tune.cli.transfer import unpack
+from dist_tune.report import Story, story_of_folder, story_of_records
+from dist_tune.safe_files import read_regular
+from dist_tune.settings import Settings
+
+
+def story_of(sources: list[str]) -> Story:
+    """The story of a log folder (of DIST_TUNE_LOG_DIR without sources), or of the records that several words stand for.
+
+    Raises:
+        RefusedError: one of them stands for nothing.
+        UnreadableEventsError, OSError: its files cannot be read.
+    """
+    paths = [Path(each) for each in sources] or [Settings().log_dir]
+    if len(paths) == 1 and (not sources or _has_events(paths[0])):
+        return story_of_folder(paths[0])
+    return story_of_records(record for each in sources for record in records_of(each))
+
+
+def _has_events(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("rank-*.jsonl"))
+
+
+def records_of(source: str) -> list[TuningRecord]:
+    """The records that a word of the command line stands for: a file, an export, a folder, an id, a kernel. At least one.
+
+    Raises: as ``story_of``.
+    """
+    path = Path(source)
+    if _has_events(path):
+        found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
+    elif path.is_dir():
+        found = _of_folder(path)
+    elif path.exists():
+        found = _unpacked(path)
+    elif "/" in source or path.suffix == ".json":
+        raise RefusedError(f"{source}: no such file or folder")
+    else:
+        settings = Settings()
+        found = [each.record for each in choose(Cache(settings.cache_dir, is_shared=settings.cache_shared), source)]
+    if not found:
+        raise RefusedError(f"there are no records and no events in {source}")
+    return found
+
+
+def _of_folder(folder: Path) -> list[TuningRecord]:
+    """The records of a cache folder, and of record files and exports that lie in it. Other files cost a warning each."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [entry.record for entry in Cache(folder).entries()]
+    reasons = [str(each.message) for each in told]
+    for file in sorted(folder.glob("*.json")):
+        try:
+            found += _unpacked(file)
+        except RefusedError as error:
+            reasons.append(str(error))
+    if reasons and not found:
+        raise RefusedError(reasons[0])
+    for reason in reasons:
+        warnings.warn(reason, stacklevel=2)
+    return found
+
+
+def _unpacked(path: Path) -> list[TuningRecord]:
+    found = []
+    try:
+        for each in unpack(read_regular(path)):
+            if isinstance(each, BrokenRecordError):
+                raise each
+            found.append(each)
+    except BrokenRecordError as error:
+        raise RefusedError(f"{path} holds no record that can be read: {error}") from error
+    return found

@@ -1,0 +1,20 @@
+"""What a tuning did, for people: event files and records become a page, a text, a running view, a trace or a comparison.
+
+Reads the event files of a log folder and the records of the cache, and writes where it is told; tunes nothing and changes no record.
+Imports jinja2 for the page; matplotlib only where PNG files are asked for.
+"""
+
+from dist_tune.report.compare import Comparison, compare
+from dist_tune.report.gathering import story_of_folder, story_of_records
+from dist_tune.report.page import charts, render
+from dist_tune.report.png import MissingMatplotlibError, write_pngs
+from dist_tune.report.reading import UnreadableEventsError
+from dist_tune.report.story import Story
+from dist_tune.report.text import summary, text
+from dist_tune.report.trace import trace_events
+from dist_tune.report.watching import Watcher, progress_lines
+
+__all__ = [
+    "Comparison", "MissingMatplotlibError", "Story", "UnreadableEventsError", "Watcher", "charts", "compare", "progress_lines", "render",
+    "story_of_folder", "story_of_records", "summary", "text", "trace_events", "write_pngs",
+]  # fmt: skip

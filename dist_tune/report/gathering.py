@@ -1,0 +1,82 @@
+"""Stories from event files or from records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dist_tune.cache import TuningRecord
+from dist_tune.report.reading import EventFile, UnreadableEventsError, event_files
+from dist_tune.report.story import MAX_SPANS, SiteStory, Story, TuningStory
+
+
+def story_of_folder(folder: Path) -> Story:
+    """What the event files of a folder tell.
+
+    Raises:
+        UnreadableEventsError: there are none, or one of them cannot be used.
+        OSError: the folder or a file cannot be read.
+    """
+    files = [EventFile(path) for path in event_files(folder)]
+    if not files:
+        raise UnreadableEventsError(f"there is no rank-<i>.jsonl in {folder}: name the folder of DIST_TUNE_LOG_DIR, or records")
+    story = Story()
+    for file in files:
+        for event in file.read():
+            story.take(event)
+        story.notes += file.notes
+    story.leave_out_stale_ranks()
+    if not story.tunings:
+        raise UnreadableEventsError(f"the files in {folder} tell of no tuning yet")
+    add_records(story)
+    _note_gaps(story)
+    return story
+
+
+def add_records(story: Story) -> None:
+    """Read the records that came with winners."""
+    for _, site in story.sites:
+        if site.won is None or site.record is not None:
+            continue
+        try:
+            site.record = TuningRecord.model_validate(site.won.record)
+        except ValidationError as error:
+            reason = str(error.errors(include_url=False, include_input=False)[0]["msg"])[:120]
+            note = f"site {site.number}: its record cannot be read ({reason})"
+            if note not in story.notes:
+                story.notes.append(note)
+
+
+def _note_gaps(story: Story) -> None:
+    for tuning in story.tunings.values():
+        n_ranks = tuning.world_size
+        absent = sorted(set(range(n_ranks)) - set(tuning.ranks)) if n_ranks <= 100_000 else []
+        if absent:
+            told = ", ".join(map(str, absent[:8])) + ", ..." * (len(absent) > 8)
+            story.notes.append(f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({told}), which may log to other folders")
+        unfinished = [rank for rank, each in sorted(tuning.ranks.items()) if not each.is_done]
+        if unfinished:
+            story.notes.append(f"{tuning.title}: the tuning had not ended on {len(unfinished)} of {len(tuning.ranks)} ranks")
+        for rank, each in sorted(tuning.ranks.items()):
+            if each.error:
+                story.notes.append(f"{tuning.title}: rank {rank} ended with {each.error[:300]}")
+            if each.n_lost_spans:
+                story.notes.append(f"rank {rank}: more than {MAX_SPANS} replays or compilations; the time line leaves out the last")
+
+
+def story_of_records(records: Iterable[TuningRecord]) -> Story:
+    """What records tell: sites that were tuned together are one tuning. There are no events, so no time line."""
+    story = Story()
+    for record in records:
+        # Sites of one tuning have these in common.
+        name = f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"
+        tuning = story.tunings.setdefault(name, TuningStory(name, record.closure))
+        tuning.seconds = {phase: seconds for phase, seconds in record.spent.model_dump().items() if seconds}
+        tuning.n_replays = record.n_replays
+        n_before = len(story.sites)
+        configs = [each.config for each in record.candidates]
+        label = f"{record.kernel} {record.key} #{n_before}"  # two records of one key may differ in their candidates
+        tuning.sites[label] = SiteStory(n_before, f"{record.kernel} {record.key}", record.kernel, record.key, configs, record=record)
+    return story

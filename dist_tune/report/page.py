@@ -1,0 +1,98 @@
+"""The report page: one HTML file with all that it needs inside. Pure, except that it reads its own template.
+
+All texts come from programs and files of unknown origin: the template escapes each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jinja2
+
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
+from dist_tune.printable import printable
+from dist_tune.report import facts
+from dist_tune.report.charts import Chart
+from dist_tune.report.importance import value_of
+from dist_tune.report.overview import Row, headline, overview
+from dist_tune.report.site_charts import site_charts
+from dist_tune.report.story import SiteStory, Story
+from dist_tune.report.svg import draw
+from dist_tune.report.timeline import tuning_charts
+
+_MAX_FIELDS = 12
+"""Columns of config fields; with more differing ones there is one column of whole configs."""
+_MAX_REASON = 160
+
+
+def render(story: Story) -> str:
+    """The page."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("dist_tune.report", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined, finalize=lambda value: printable(value) if type(value) is str else value,
+    )  # fmt: skip
+    tunings = [(tuning, [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
+    rows = overview(story)
+    sites = [_site(row, site) for row, (_, site) in zip(rows, story.sites, strict=True)]
+    return templates.get_template("report.html.j2").render(
+        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=story.messages[:50]
+    )
+
+
+def charts(story: Story) -> Iterator[tuple[str, Chart]]:
+    """All charts, each with a prefix for its file's name."""
+    for k, tuning in enumerate(story.tunings.values(), 1):
+        for chart in tuning_charts(tuning):
+            yield f"tuning-{k}", chart
+    for k, (_, site) in enumerate(story.sites, 1):
+        for chart in site_charts(site.record) if site.record is not None else []:
+            yield f"site-{k}", chart
+
+
+def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
+    record = site.record
+    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": ""}
+    if record is None:
+        return values
+    fields = differing(record.candidates)
+    fields = fields if len(fields) <= _MAX_FIELDS else []
+    shared = {name: value for name, value in record.best.fields.items() if name not in fields} if len(fields) > 0 else {}
+    columns = [
+        "#",
+        "ms",
+        "\N{PLUS-MINUS SIGN} ms",
+        "step ms",
+        "replays",
+        "registers",
+        "spills",
+        "shared KiB",
+        *(fields or ["config"]),
+        "came to",
+        "why",
+    ]
+    table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
+    kept = [k for k in range(len(columns)) if any(cells[k] != "" for cells in table)]
+    return values | {
+        "charts": [draw(chart) for chart in site_charts(record)],
+        "columns": [columns[k] for k in kept],
+        "table": [([cells[k] for k in kept], cells[0] == record.winner) for cells in table],
+        "shared": " ".join(f"{name}={value}" for name, value in shared.items()),
+    }
+
+
+def _order(each: CandidateRecord) -> tuple[bool, bool, float]:
+    return each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0
+
+
+def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> list[str | int]:
+    def rounded(value: float | None, digits: str) -> str:
+        return "" if value is None else f"{value:{digits}}"
+
+    config = [value_of(each, name) for name in fields] or [short_config(each)]
+    why = why_not(each, record)
+    return [
+        each.index, rounded(each.latency_ms, ".4g"), rounded(each.spread_ms, ".2g"), rounded(each.closure_ms, ".4g"), each.n_replays or "",
+        rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(each.shared_bytes and each.shared_bytes / 1024, ".4g"), *config,
+        facts.fate(record, each), why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]}\N{HORIZONTAL ELLIPSIS}",
+    ]  # fmt: skip

@@ -1,0 +1,129 @@
+"""A running tuning, followed from its event files.
+
+Knows the folder and this host's clock as its caller passes it; nothing of terminals.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dist_tune.events import Started
+from dist_tune.printable import printable
+from dist_tune.report.facts import PHASES
+from dist_tune.report.reading import EventFile, event_files
+from dist_tune.report.story import RankStory, Story, TuningStory, shortened
+
+LATE_S = 5.0
+"""Without an event, after which a rank that is behind the others is named, and a candidate that has not come back."""
+_MAX_SITES = 12
+_MAX_RANKS = 8
+"""Sites and ranks that are named."""
+
+
+class Watcher:
+    """The story so far of a folder whose files are being written; ranks may join at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.story = Story()
+        self._folder = folder
+        self._files: dict[Path, EventFile] = {}
+
+    def poll(self) -> bool:
+        """Take in what has been added; true if there was something.
+
+        Raises:
+            UnreadableEventsError: a file cannot be used.
+            OSError: the folder or a file cannot be read.
+        """
+        is_new = False
+        for path in event_files(self._folder):
+            for event in self._files.setdefault(path, EventFile(path)).read():
+                self.story.take(event)
+                is_new = True
+        return is_new
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what was passed over."""
+        return [note for file in self._files.values() for note in file.notes]
+
+
+def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str]:
+    """The present state: tunings under way, or the last one that has ended. ``now``: seconds since 1970."""
+    tunings = [each for each in story.tunings.values() if each.ranks]
+    under_way = [each for each in tunings if not all(rank.is_done for rank in each.ranks.values())]
+    if not tunings:
+        return ["no tuning has begun yet"]
+    lines = [line for tuning in under_way[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
+    lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
+    return [printable(line) for line in lines]
+
+
+def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
+    ranks = sorted(tuning.ranks.values(), key=lambda rank: rank.rank)
+    leader = max(ranks, key=_position)
+    begun_at, last_at = min(rank.begun_at for rank in ranks), max(rank.last_at for rank in ranks)
+    n_done = sum(rank.is_done for rank in ranks)
+    is_over = n_done == len(ranks)
+    told = [leader.phase if is_over or not leader.is_done else f"ended on {n_done} of {len(ranks)} ranks"]
+    bound = leader.phases[-1][2] if leader.phases else None
+    if leader.phase == "compile":
+        told.append(f"{sum(rank.n_compiled for rank in ranks)} compiled")
+    elif not leader.is_done:
+        told.append(f"replay {leader.n_replays}" + f" of at most {bound}" * bool(bound))
+    told.append(
+        f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if len(ranks) >= tuning.world_size else f"{len(ranks)} of {tuning.world_size} ranks"
+    )
+    told.append(f"{(last_at if is_over else now) - begun_at:.0f} s")
+    lines = [f"{tuning.title}: {', '.join(told)}"]
+    sites = list(tuning.sites.values())
+    for site in sites[:_MAX_SITES]:
+        last = site.rungs[-1] if site.rungs else None
+        if site.won is not None:
+            lines.append(f"  {site.title}: winner {site.config(site.won.winner)}, {site.won.reason}")
+        elif last is not None:
+            best = f"best so far {last.best_ms:.4g} ms {site.config(last.best)}"
+            lines.append(f"  {site.title}: {last.n_left} of {len(site.configs)} left, {best}")
+        else:
+            lines.append(f"  {site.title}: {len(site.configs)} candidates, {len(site.dropped)} dropped")
+    if len(sites) > _MAX_SITES:
+        lines.append(f"  and {len(sites) - _MAX_SITES} more sites")
+    return lines + ([] if is_over else _late(tuning, leader, now, late_s))
+
+
+def _late(tuning: TuningStory, leader: RankStory, now: float, late_s: float) -> list[str]:
+    """Ranks that are behind, candidates that have not come back, and silence."""
+    quiet = [rank for rank in sorted(tuning.ranks.values(), key=_position) if now - rank.last_at >= late_s and not rank.is_done]
+    lines = []
+    for rank in [each for each in quiet if _position(each) < _position(leader)][:_MAX_RANKS]:
+        lines.append(
+            f"  rank {rank.rank} is behind rank {leader.rank}: {_distance(rank, leader)}; last event {now - rank.last_at:.0f} s ago"
+        )
+    for rank in quiet[:_MAX_RANKS]:
+        for started in rank.started[:_MAX_SITES]:
+            if now - started.at >= late_s:
+                lines.append(f"  rank {rank.rank} runs {_launch(tuning, rank, started)} for the first time since {now - started.at:.0f} s")
+    if len(quiet) == len(tuning.ranks) and not lines:
+        lines.append(f"  no rank has told anything for {min(now - rank.last_at for rank in quiet):.0f} s")
+    return lines
+
+
+def _position(rank: RankStory) -> tuple[int, int, int]:
+    """How far a rank has come."""
+    phase = len(PHASES) if rank.is_done else PHASES.index(rank.phase) if rank.phase in PHASES else -1
+    return phase, rank.n_replays, rank.n_meetings
+
+
+def _distance(rank: RankStory, leader: RankStory) -> str:
+    if rank.phase != leader.phase:
+        return f"in {rank.phase} and not in {leader.phase}" if not leader.is_done else f"in {rank.phase}, and that one has ended"
+    n_fewer = leader.n_replays - rank.n_replays
+    return f"{n_fewer} replay{'s' * (n_fewer != 1)} fewer" if n_fewer else f"{leader.n_meetings - rank.n_meetings} meetings fewer"
+
+
+def _launch(tuning: TuningStory, rank: RankStory, started: Started) -> str:
+    label = rank.labels.get(started.site, f"site {started.site}")
+    site = tuning.sites.get(label)
+    if site is None:
+        return f"candidate {started.candidate} of {label}"
+    return f"candidate {started.candidate} ({site.config(started.candidate)}) of {site.title}"

@@ -1,0 +1,214 @@
+"""The commands report, watch, diff and trace: files in, files out, one line where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from dist_tune.cache import Cache
+from dist_tune.cli import report as commands
+from dist_tune.cli.transfer import write_export
+from tests.cached_records import candidate, forged, record
+from tests.report.stories import events, lines, write_story
+from tests.report.stories import record as told_record
+
+pytestmark = pytest.mark.once
+
+app = typer.Typer()
+for command in (commands.report, commands.watch, commands.diff, commands.trace):
+    app.command()(command)
+
+
+def run(*words: str | Path, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def refusal(*words: str | Path) -> str:
+    """The one line on stderr of a command that cannot do what was asked."""
+    done = run(*words, code=1)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    write_story(tmp_path / "logs", 2, 24)
+    return tmp_path / "logs"
+
+
+def slower(factor: float) -> object:
+    return record(candidates=[candidate(i, latency_ms=(0.1 + i) * factor) for i in range(3)])
+
+
+def test_a_page_is_written_where_it_is_told(logs: Path, tmp_path: Path):
+    """Without -o it is report.html of the working directory."""
+    done = run("report", logs, "-o", tmp_path / "page.html")
+    assert "page.html: 2 sites, " in done.stdout
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_text_and_json_write_no_page_unasked(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """--text prints; --json tells which page was written."""
+    monkeypatch.chdir(tmp_path)
+    assert run("report", logs, "--text").stdout.startswith("Tuning of step\n")
+    assert not list(tmp_path.glob("*.html"))
+    told = json.loads(run("report", logs, "--json").stdout)
+    assert told["page"] == "report.html"
+    assert [site["slowest_rank"][:6] for site in told["sites"]] == ["rank 3", "rank 3"]
+
+
+def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One page for all of them, without a time line."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    cache = Cache(tmp_path / "cache")
+    path = cache.store(record())
+    assert path is not None
+    write_export(tmp_path / "export.json", [record(), record(kernel="model.other")])
+    for source, n_sites in ((path, 1), (tmp_path / "export.json", 2), (cache.folder, 1), (path.stem[:12], 1), ("gemm", 1)):
+        assert len(json.loads(run("report", source, "--json", "--text").stdout)["sites"]) == n_sites
+    assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
+
+
+def test_watch_once_prints_the_present_state(logs: Path):
+    """As lines, and with --json as a document."""
+    assert run("watch", logs, "--once").stdout.startswith("step: done, 4 ranks, ")
+    assert json.loads(run("watch", logs, "--once", "--json").stdout)["lines"][0].startswith("step: done")
+
+
+def test_watch_follows_until_it_is_interrupted(logs: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where stdout is no terminal: lines whenever there is something new."""
+    told = list(events([told_record(0, 8)], 0, 1, name="step#2"))[1:]
+    file = logs / "rank-0.jsonl"
+    waits = iter([lambda: file.write_bytes(file.read_bytes() + lines(told[:4])), lambda: None])
+
+    def sleep(_seconds: float) -> None:
+        step = next(waits, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr("dist_tune.cli.report.time.sleep", sleep)
+    shown = run("watch", logs).stdout.splitlines()
+    assert [line.split(",")[0] for line in shown if not line.startswith(" ")] == ["step: done", "step: discover"]
+
+
+@pytest.mark.parametrize(("factor", "code", "verdict"), [(1.0, 0, "as fast"), (1.01, 0, "as fast"), (1.5, 1, "slower"), (0.5, 0, "faster")])
+def test_diff_fails_where_a_winner_got_slower(tmp_path: Path, factor: float, code: int, verdict: str):
+    """By more than its noise, which is 0.02 of 1.1 ms."""
+    for name, each in (("a", slower(1.0)), ("b", slower(factor))):
+        write_export(tmp_path / f"{name}.json", [each])  # type: ignore[list-item]  # records
+    done = run("diff", tmp_path / "a.json", tmp_path / "b.json", code=code)
+    assert verdict in done.stdout
+    told = json.loads(run("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", code=code).stdout)
+    assert (told["n_slower"], told["pairs"][0]["verdict"]) == (code, verdict)
+
+
+def test_diff_compares_folders(tmp_path: Path, logs: Path):
+    """Two cache folders; a log folder with itself."""
+    for name in ("a", "b"):
+        Cache(tmp_path / name).store(record())
+    assert run("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()[-1] == "1 compared: 1 as fast"
+    assert run("diff", logs, logs).stdout.splitlines()[-1] == "2 compared: 2 as fast"
+
+
+def test_a_trace_is_one_json_file(logs: Path, tmp_path: Path):
+    assert "events; open it in ui.perfetto.dev" in run("trace", logs, "-o", tmp_path / "trace.json").stdout
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 100
+
+
+@pytest.mark.parametrize("command", ["report", "watch", "trace"])
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, command: str):
+    """So is one without events."""
+    once = ["--once"] if command == "watch" else []
+    line = refusal(command, tmp_path / "nothing", *once)
+    assert "nothing: " in line
+    assert "o such file or " in line
+    assert str(tmp_path) in refusal(command, tmp_path, *once)
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path, command: str):
+    """A folder that is missing, and a path that is a folder."""
+    assert "cannot be written: No such file or directory" in refusal(command, logs, "-o", tmp_path / "no/page.html")
+    assert "cannot be written: Is a directory" in refusal(command, logs, "-o", tmp_path)
+
+
+def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
+    """And a file that holds none."""
+    path = Cache(tmp_path).store(record())
+    assert path is not None
+    raw = path.read_bytes().partition(b'"record": ')[2].removesuffix(b"\n}\n")
+    (tmp_path / "old.json").write_bytes(forged(raw.replace(b'"schema_version": 3', b'"schema_version": 2')))
+    (tmp_path / "no.json").write_text("{}")
+    aside = tmp_path / "cache" / path.parent.name
+    aside.mkdir(parents=True)
+    (aside / path.name).write_bytes((tmp_path / "old.json").read_bytes())
+    assert "written with schema 2, and this dist_tune reads schema 3" in refusal("report", tmp_path / "cache")
+    for command in (("report",), ("diff", path)):
+        assert "old.json holds no record that can be read: written with schema 2, and this dist_tune reads schema 3" in refusal(
+            *command, tmp_path / "old.json"
+        )
+        assert "no.json holds no record that can be read: not laid out as a record" in refusal(*command, tmp_path / "no.json")
+
+
+def test_a_folder_may_hold_other_files_beside_records(tmp_path: Path):
+    """Each costs a line on stderr."""
+    write_export(tmp_path / "export.json", [record()])
+    (tmp_path / "other.json").write_text("{}")
+    done = run("diff", tmp_path, tmp_path)
+    assert done.stdout.splitlines()[-1] == "1 compared: 1 as fast"
+    assert all("other.json holds no record that can be read" in line for line in done.stderr.splitlines())
+
+
+def test_exit_codes_reach_a_parser_that_is_not_standalone(tmp_path: Path):
+    """As dist-tune's own one is run."""
+    parser = typer.main.get_command(app)
+    assert parser.main(["trace", str(tmp_path)], standalone_mode=False) == 1
+
+
+def test_events_of_another_version_are_one_line(logs: Path):
+    (logs / "rank-1.jsonl").write_text('{"v":7}\n')
+    for words in (("report", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
+        assert "written with events version 7, and this dist_tune reads version 1" in refusal(*words)
+
+
+def test_a_log_of_a_gigabyte_is_one_line(logs: Path):
+    with open(logs / "rank-1.jsonl", "ab") as file:
+        file.truncate(2**30)
+    assert "at most 256 MiB are read" in refusal("report", logs)
+
+
+def test_a_word_that_names_nothing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An id that no record has, a file that is not there, --json of a running view, PNG files without matplotlib."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    assert "nothing is called" in refusal("report", "abcdef12")
+    assert "no such file or folder" in refusal("report", tmp_path / "record.json")
+    assert "say --once" in json.loads(run("watch", tmp_path, "--json", code=1).stdout)["error"]
+
+
+def test_png_without_matplotlib_says_how_to_get_it(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    assert "pip install 'dist-tune[report]'" in refusal("report", logs, "--text", "--png", tmp_path / "png")
+
+
+def test_watch_fits_a_terminal_of_40_columns(logs: Path, monkeypatch: pytest.MonkeyPatch):
+    """Lines are broken, and no word is lost."""
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    wide = run("watch", logs, "--once").stdout
+    monkeypatch.setattr("dist_tune.cli.report.time.sleep", interrupt)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = re.sub("\x1b\\[[^A-Za-z]*[A-Za-z]", "", run("watch", logs).stdout)
+    assert max(map(len, shown.splitlines())) <= 40
+    assert "".join(shown.split()).replace("".join(wide.split()), "", 2) == "", "the picture, drawn again at the end"

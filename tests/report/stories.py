@@ -1,0 +1,165 @@
+"""Event files of tunings that never ran, for tests: sites, ranks, stragglers, each number the same at every run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
+from dist_tune.events import (
+    AnyEvent,
+    Compiled,
+    Dropped,
+    Met,
+    PhaseBegun,
+    Ranked,
+    Replayed,
+    RunBegun,
+    SiteMet,
+    Started,
+    TuningBegun,
+    TuningEnded,
+    Won,
+)
+from tests.cached_records import NOON, environment
+
+BEGIN = NOON.timestamp()
+FORGED = "<script>document.title='forged'</script>"
+
+
+def record(number: int = 0, n_candidates: int = 200, n_ranks: int = 4, **changes: Any) -> TuningRecord:
+    """A site whose times depend on BLOCK_M most, then on num_warps; a sixth of its candidates do not run."""
+    chance = random.Random(number)
+    candidates = [_candidate(chance, index, n_ranks) for index in range(n_candidates)]
+    timed = sorted((each for each in candidates if each.latency_ms is not None), key=lambda each: each.latency_ms or 0.0)
+    for place, each in enumerate(timed):
+        rung = 0 if place > len(timed) // 2 else 1 if place > len(timed) // 4 else 3
+        left = None if place < 2 else "left the finals after round 0" if place < 5 else f"left the race after rung {rung}"
+        candidates[each.index] = each.model_copy(update={"left": left, "closure_ms": (each.latency_ms or 0.0) + 0.4 if place < 5 else None})
+    values: dict[str, Any] = {
+        "closure": "step", "kernel": f"model.gemm_{number}", "key": f"[{512 * (number + 1)},2752,torch.bfloat16]", "source": "0123456789",
+        "winner": timed[0].index, "candidates": candidates, "n_replays": 420, "closure_weight": 0.3, "seconds": 14.2,
+        "spent": Seconds(total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, settle=0.4, meetings=0.8),
+        "environment": environment(world_size=n_ranks, ranks_per_host=n_ranks), "tuned_at": NOON,
+    }  # fmt: skip
+    return TuningRecord(**{**values, **changes})
+
+
+def _candidate(chance: random.Random, index: int, n_ranks: int) -> CandidateRecord:
+    fields: dict[str, Any] = {
+        "BLOCK_M": 16 << index % 4, "BLOCK_N": 32 << index // 4 % 3, "BLOCK_K": 32 << index // 12 % 2,
+        "num_warps": 2 << index // 24 % 3, "num_stages": 2 + index // 72 % 3, "num_ctas": 1,
+    }  # fmt: skip
+    values: dict[str, Any] = {"index": index, "config": " ".join(f"{name}={value}" for name, value in fields.items()), "fields": fields}
+    shared_bytes = (fields["BLOCK_M"] + fields["BLOCK_N"]) * fields["BLOCK_K"] * 2 * fields["num_stages"]
+    if chance.random() < 1 / 6:
+        reason = f"rank {index % n_ranks}: OutOfResources: out of resource: shared memory, required: {4 * shared_bytes}, limit: 232448"
+        return CandidateRecord(**values, failure=reason, shared_bytes=4 * shared_bytes)
+    ms = 0.1 * (128 / fields["BLOCK_M"]) ** 0.8 * (8 / fields["num_warps"]) ** 0.3 * (1 + 0.1 * chance.random())
+    ranks_ms = {
+        rank: ms * (1 - 0.02 * chance.random() * (rank != 3)) * (1.15 if rank == 1 and index % 9 == 4 else 1) for rank in range(n_ranks)
+    }
+    slowest = max(ranks_ms.values())
+    n_regs = min(255, fields["BLOCK_M"] * fields["BLOCK_N"] // fields["num_warps"] // 8 + 24)
+    return CandidateRecord(
+        **values, latency_ms=slowest, spread_ms=slowest * 0.004, n_replays=1 + index % 5, rank_latencies_ms=ranks_ms,
+        shared_bytes=shared_bytes, n_regs=n_regs, n_spills=max(0, n_regs - 200),
+    )  # fmt: skip
+
+
+class Clock:
+    """The time of day of one rank."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def after(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> RunBegun:
+    values: dict[str, Any] = {
+        "at": at, "rank": rank, "date": (NOON + timedelta(seconds=at - BEGIN)).isoformat(), "host": "node-1", "pid": 4000 + rank,
+        "world_size": n_ranks, "command": ["train.py", "--layers", "2"], "device": "NVIDIA H200",
+        "versions": {"dist_tune": "0.2.0", "python": "3.11.7", "torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0"},
+    }  # fmt: skip
+    return RunBegun(**{**values, **changes})
+
+
+def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: int = 3, name: str = "step#1") -> Iterator[AnyEvent]:
+    """All that one rank tells of a tuning of these sites; ``straggler`` comes to each meeting 30 ms after the others."""
+    clock = Clock(BEGIN + 1.0)
+    common: dict[str, Any] = {"rank": rank, "tuning": name}
+    late_s = 0.03 if rank == straggler else 0.0
+
+    def meeting(topic: str) -> Met:
+        clock.after(late_s)
+        waited_s = 0.001 if late_s else 0.031
+        return Met(at=clock.after(waited_s), topic=topic, seconds=waited_s, **common)
+
+    yield header(rank, n_ranks)
+    yield TuningBegun(at=clock.now, closure="step", world_size=n_ranks, options={"search": "racing"}, **common)
+    yield PhaseBegun(at=clock.now, phase="discover", **common)
+    for number, each in enumerate(records):
+        configs = [candidate.config for candidate in each.candidates]
+        met: dict[str, Any] = {
+            "kernel": each.kernel,
+            "key": each.key,
+            "configs": configs,
+            "n_pruned": 16,
+            "miss": "no record of this kernel and key",
+        }
+        yield SiteMet(at=clock.after(0.02), site=number, label=f"{each.kernel} {each.key}", **met, **common)
+    yield meeting("manifest")
+    yield PhaseBegun(at=clock.now, phase="compile", **common)
+    for number, each in enumerate(records):
+        for candidate in each.candidates[rank::n_ranks]:
+            yield Compiled(at=clock.after(0.01), site=number, candidate=candidate.index, seconds=0.05, worker=candidate.index % 3, **common)
+    for number, each in enumerate(records):
+        for candidate in each.candidates:
+            if candidate.failure is not None:
+                dropped: dict[str, Any] = {"candidate": candidate.index, "failure": "load", "reason": candidate.failure}
+                yield Dropped(at=clock.now, site=number, **dropped, **common)
+    yield meeting("vote")
+    yield PhaseBegun(at=clock.now, phase="race", bound=400, **common)
+    n_race = max(len(each.candidates) for each in records)
+    for replay in range(n_race):
+        ran = {number: replay % len(each.candidates) for number, each in enumerate(records)}
+        for number, candidate_index in ran.items():
+            yield Started(at=clock.now, site=number, candidate=candidate_index, replay=replay, **common)
+        yield Replayed(at=clock.after(0.01), replay=replay, seconds=0.009, candidates=ran, **common)
+    yield meeting("rung 0")
+    for number, each in enumerate(records):
+        yield Ranked(at=clock.now, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms or 0.0, **common)
+    yield PhaseBegun(at=clock.now, phase="finals", bound=40, **common)
+    for replay in range(n_race, n_race + 20):
+        yield Replayed(at=clock.after(0.01), replay=replay, seconds=0.009, candidates={}, **common)
+    yield meeting("round 0")
+    yield PhaseBegun(at=clock.now, phase="settle", **common)
+    for number, each in enumerate(records):
+        told: dict[str, Any] = {
+            "winner": each.winner,
+            "reason": "fastest step",
+            "record_id": f"{number:06x}",
+            "record": each.model_dump(mode="json"),
+        }
+        yield Won(at=clock.after(0.01), site=number, **told, **common)
+    seconds = {name: value for name, value in records[0].spent.model_dump().items() if value}
+    yield TuningEnded(at=clock.after(0.1), seconds=seconds, n_replays=420, first_ms=2.31, best_ms=1.62, **common)
+
+
+def lines(told: Iterator[AnyEvent] | list[AnyEvent]) -> bytes:
+    return b"".join(event.model_dump_json().encode() + b"\n" for event in told)
+
+
+def write_story(folder: Path, n_sites: int = 2, n_candidates: int = 40, n_ranks: int = 4) -> list[TuningRecord]:
+    """The files of all ranks; returns the records of the sites."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [record(number, n_candidates, n_ranks) for number in range(n_sites)]
+    for rank in range(n_ranks):
+        (folder / f"rank-{rank}.jsonl").write_bytes(lines(events(records, rank, n_ranks)))
+    return records

@@ -1,0 +1,69 @@
+"""Differences between records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dist_tune.cache.records import TuningRecord
+from dist_tune.report import compare
+from tests.cached_records import candidate, environment, record
+
+pytestmark = pytest.mark.once
+
+
+def with_winner(latency_ms: float | None, spread_ms: float | None = 0.01, **changes: Any) -> TuningRecord:
+    return record(candidates=[candidate(0), candidate(1, latency_ms=latency_ms, spread_ms=spread_ms), candidate(2)], **changes)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "n_slower"),
+    [(1.015, "as fast", 0), (1.03, "slower", 1), (0.9, "faster", 0), (None, "unknown", 0)],
+)
+def test_a_winner_is_slower_beyond_the_noise_alone(after: float | None, verdict: str, n_slower: int):
+    """The spreads of both winners added: 0.02 ms of 1 ms."""
+    found = compare([with_winner(1.0)], [with_winner(after)])
+    assert (found.pairs[0].verdict, found.pairs[0].noise_ms, found.n_slower) == (verdict, 0.02, n_slower)
+
+
+@pytest.mark.parametrize("spread_ms", [None, 0.0])
+def test_without_a_spread_one_percent_is_noise(spread_ms: float | None):
+    """Two tunings of one kernel differ by as much."""
+    found = compare([with_winner(1.0, spread_ms)], [with_winner(1.009, spread_ms)])
+    assert found.n_slower == 0
+    assert compare([with_winner(1.0, spread_ms)], [with_winner(1.011, spread_ms)]).n_slower == 1
+
+
+def test_what_changed_is_named():
+    """Versions, code, candidates, the winner; and what is equal is not."""
+    other = record(4, environment=environment(triton="3.9.0"), source="fedcba", winner=2)
+    changes = {name: (a, b) for name, a, b in compare([record()], [other]).pairs[0].changes}
+    assert changes["triton"] == ("3.6.0", "3.9.0")
+    assert changes["code"] == ("0123456789abcdef", "fedcba")
+    assert changes["candidates"] == ("3", "4, 3 in common")
+    assert changes["winner"] == ("BLOCK_M=32 num_warps=4 SCALE=1", "BLOCK_M=64 num_warps=4 SCALE=2")
+    assert "torch" not in changes
+    assert compare([record()], [record()]).pairs[0].changes == ()
+
+
+def test_records_of_two_folders_are_matched_by_kernel_and_key():
+    """Of several with one key the one that has most in common; what has no partner is named."""
+    near, far = record(), record(environment=environment(device="NVIDIA H100", world_size=8))
+    found = compare([near, record(kernel="gone")], [far, near, record(key="[new]")])
+    assert found.pairs[0].changes == ()
+    assert found.only_before == ("gone [4096,2752,torch.bfloat16]",)
+    assert set(found.only_after) == {"model.gemm [new]", "model.gemm [4096,2752,torch.bfloat16]"}
+
+
+def test_two_single_records_are_compared_whatever_they_are():
+    """They were named one by one."""
+    found = compare([record(key="[1]")], [record(key="[2]")])
+    assert found.pairs[0].changes == (("key", "[1]", "[2]"),)
+
+
+def test_the_summary_counts():
+    found = compare([with_winner(1.0)], [with_winner(2.0)])
+    assert found.lines[0] == "model.gemm [4096,2752,torch.bfloat16]: 1 -> 2 ms (+100.0 %), slower; noise 0.02 ms"
+    assert found.lines[-1] == "1 compared: 1 slower"
+    assert compare([], []).lines == ["nothing to compare: no kernel and key in common"]

@@ -1,0 +1,84 @@
+"""Figures of settled sites, on records small enough to check by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dist_tune.cache.records import TuningRecord
+from dist_tune.report import facts
+from dist_tune.report.importance import parameters
+from dist_tune.report.story import RankStory, Span, TuningStory
+from tests.cached_records import candidate, record
+
+pytestmark = pytest.mark.once
+
+
+def site(*times: float | None, winner: int = 0, **changes: Any) -> TuningRecord:
+    """A record with these times; None failed."""
+    candidates = [
+        candidate(i, latency_ms=ms, spread_ms=None if ms is None else 0.01, failure="rank 0: no" if ms is None else None, left=None)
+        for i, ms in enumerate(times)
+    ]
+    return record(candidates=candidates, winner=winner, **changes)
+
+
+@pytest.mark.parametrize(
+    ("times", "winner", "words"),
+    [
+        ((1.1, 1.0, 1.5), 1, "10.0 % ahead of the next kernel, 5.0 x the noise"),
+        ((1.0, 1.01), 0, "1.0 % ahead of the next kernel, within the noise (2.0 %)"),
+        ((1.0, 2.0), 1, "50.0 % behind the fastest kernel, 50.0 x the noise"),
+        ((1.0, None), 0, "nothing to compare with"),
+    ],
+)
+def test_a_lead_is_told_beside_the_noise(times: tuple[float | None, ...], winner: int, words: str):
+    """The spreads of the winner and of the fastest other, added: 0.02 ms here. A winner by its step may have the slower kernel."""
+    assert facts.confidence(site(*times, winner=winner)) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "fate"),
+    [
+        ({"left": "left the race after rung 0"}, "left rung 0"),
+        ({"left": "left the race after rung 7"}, "left rung 2 or later"),
+        ({"left": "left the finals after round 1"}, "left the finals"),
+        ({"left": None}, "to the end"),
+        ({"failure": "rank 1: OutOfResources"}, "dropped"),
+        ({"latency_ms": None, "left": "not raced: slower in an earlier tuning"}, "not raced"),
+    ],
+)
+def test_the_fate_of_a_candidate_follows_from_its_record(changes: dict[str, Any], fate: str):
+    each = candidate(2, **changes)
+    assert facts.fate(record(), each) == fate
+    assert fate in facts.FATES
+
+
+def test_the_last_to_come_is_the_one_who_waits_least():
+    """Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
+    tuning = TuningStory("t")
+    for rank, waits in enumerate([(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]):
+        meetings = [Span(1000.0 * rank, 1000.0 * rank + wait, "rung") for wait in waits]
+        tuning.ranks[rank] = RankStory(rank, meetings=meetings)
+    first, second = facts.stragglers(tuning)
+    assert (first.rank, first.n_last, first.n_meetings, round(first.waited_s, 6)) == (0, 1, 3, 0.3)
+    assert (second.rank, second.n_last, round(second.waited_s, 6)) == (1, 2, 0.2)
+
+
+def test_phases_add_up_to_the_total():
+    """Meetings are a part of them, and what is left is called other."""
+    assert facts.phase_seconds({"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}) == {"compile": 6.0, "race": 3.0, "other": 1.0}
+    assert facts.phase_seconds({"total": 9.0, "compile": 6.0, "race": 3.0}) == {"compile": 6.0, "race": 3.0}
+
+
+def test_the_parameter_that_decides_explains_most():
+    """A alone decides, B does not matter, C is the same for all."""
+    fields = [{"A": a, "B": b, "C": 1} for a in (16, 128, 64) for b in ("x", "y", "z")]
+    candidates = [
+        candidate(i, fields=each, latency_ms=float(each["A"]) * (1 + 0.01 * (i % 2)), failure=None) for i, each in enumerate(fields)
+    ]
+    first, second = parameters(record(candidates=candidates))
+    assert (first.name, first.values, second.name, second.values) == ("A", ["16", "64", "128"], "B", ["x", "y", "z"])
+    assert first.explained > 0.99
+    assert second.explained < 0.1

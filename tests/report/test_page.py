@@ -1,0 +1,123 @@
+"""The page as text: self-contained, escaped, small."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dist_tune.report import Story, charts, render, story_of_folder, story_of_records, summary, text, write_pngs
+from tests.cached_records import candidate
+from tests.cached_records import record as small_record
+from tests.report.stories import FORGED, events, header, record, write_story
+
+pytestmark = pytest.mark.once
+
+
+class Elements(HTMLParser):
+    """Names of all elements of a page, and the values of their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.values: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.values += [value for _, value in attrs if value]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("logs")
+    write_story(folder, n_sites=20, n_candidates=200)
+    return story_of_folder(folder)
+
+
+def test_twenty_sites_of_200_candidates_take_less_than_2_mb(story: Story):
+    """On four ranks, with all charts and a row for each candidate."""
+    page = render(story)
+    assert len(page.encode()) < 2_000_000
+    assert page.count("<tr") >= 20 * 200
+    assert page.count("<svg") == 3 + 20 * 10
+
+
+def test_the_page_needs_nothing_from_outside(story: Story):
+    """Styles and scripts are inside, and its policy forbids all else."""
+    page = render(story)
+    assert not re.search(r"""(?:src|href)=(?!["']?(?:#|data:,))""", page)
+    assert not re.search(r"https?://|url\(|@import", page)
+    assert "default-src 'none'" in page
+
+
+def test_texts_of_unknown_origin_are_escaped():
+    """Kernel names, keys, configs, reasons, hosts, commands, messages."""
+    fields = {FORGED: FORGED, "B": 1}
+    candidates = [candidate(i, config=f"{FORGED} {i}", fields=fields | {"B": i}, left=FORGED, failure=None) for i in range(3)]
+    candidates.append(candidate(3, fields=fields | {FORGED: "other"}, failure=f"rank 0: {FORGED}"))
+    forged = small_record(candidates=candidates, kernel=FORGED, key=FORGED, closure=FORGED)
+    told = Story()
+    for rank in range(2):
+        for event in events([forged], rank, 2):
+            told.take(event)
+    told.take(header(0, 2, host=FORGED, device=FORGED, command=[FORGED], date=FORGED, versions={FORGED: FORGED}))
+    told.notes.append(FORGED)
+    for each in (story_of_records([forged]), told):
+        elements = Elements(render(each))
+        assert elements.names.count("script") == 1
+        assert not [value for value in elements.values if value.startswith("javascript")]
+
+
+def test_control_characters_do_not_reach_the_page():
+    """Nor the terminal."""
+    told = story_of_records([small_record(kernel="gemm\x1b[31m\u202e")])
+    for output in (render(told), text(told)):
+        assert not re.search("[\x1b\u202e]", output)
+
+
+def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
+    page = render(story)
+    for words in (
+        "1.43x",
+        "rank 3 (4 of 4 meetings",
+        "ahead of the next kernel",
+        "cannot run here (shared memory)",
+        "NVIDIA H200",
+        "explains",
+        "Time line by rank",
+    ):
+        assert words in page, words
+
+
+def test_a_site_that_is_not_settled_is_on_the_page():
+    """With what the race knows."""
+    told = Story()
+    for event in events([record(0, 12)], 0, 1):
+        if event.kind not in ("winner", "done"):
+            told.take(event)
+    page = render(told)
+    assert "not settled; best so far: BLOCK_M=" in page
+    assert summary(told)["sites"][0]["winner"] == ""
+    assert "not settled" in text(told)
+
+
+def test_the_text_tells_the_same(story: Story):
+    """A few lines for each site."""
+    told = text(story)
+    assert told.startswith("Tuning of step\n")
+    assert told.count("matters most: BLOCK_M") == 20
+    assert len(summary(story)["sites"]) == 20
+
+
+def test_each_plot_is_a_png(tmp_path: Path):
+    """Those of the tuning and of each site."""
+    pytest.importorskip("matplotlib", reason="PNG files need matplotlib, an optional extra")
+    write_story(tmp_path / "logs", 1, 60)
+    told = story_of_folder(tmp_path / "logs")
+    paths = write_pngs(tmp_path / "png", charts(told))
+    assert len(paths) == len(list(charts(told))) >= 10
+    assert {"tuning-1-time-line.png", "site-1-heat-map.png"} <= {path.name for path in paths}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
