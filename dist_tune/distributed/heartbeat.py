@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, process_name, state_of
+from dist_tune.distributed.parts import absent
 
 _EVERY_S = 0.5
 _RANKS_PER_S = 64.0
@@ -230,8 +231,8 @@ def _place_of(tale: str, beat: str) -> str:
 def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:
     """The latest beat of each of these ranks that has beaten; one that cannot be read is left out."""
     keys = [f"alive/{rank}" for rank in ranks]
-    # One question for all where all have beaten, so that a large group does not keep the store busy.
-    known = list(ranks) if keys and store.check(keys) else [rank for rank, key in zip(ranks, keys, strict=True) if store.check([key])]
+    lacking = set(absent(store, keys))
+    known = [rank for rank, key in zip(ranks, keys, strict=True) if key not in lacking]
     lives = {}
     for rank, text in zip(known, store.multi_get([f"alive/{rank}" for rank in known]) if known else [], strict=True):
         with suppress(ValidationError):
