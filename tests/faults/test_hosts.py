@@ -7,7 +7,13 @@ import pytest
 from tests.faults.hosts import BLOCKS, CASES, FAULTS, TOLD_WITHIN_S, play
 from tests.faults.link import lacks
 
-pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.slow, pytest.mark.skipif(bool(lacks()), reason=lacks())]
+pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_namespaces():
+    if why := lacks():
+        pytest.skip(why)
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each not in FAULTS])
