@@ -18,7 +18,7 @@ def _needs_namespaces():
 
 @pytest.mark.parametrize("case", [each for each in CASES if each not in FAULTS])
 def test_a_tuning_over_two_hosts_chooses_right(case: str):
-    """One winner, and each host compiles each kernel once, but for the first run's, which two ranks may come to at once."""
+    """One winner, and each host compiles the four kernels itself, with one compilation more at most."""
     result = play(case)
     assert [each.get("winner") for each in result.ranks.values()] == [[64]] * 4, result.ranks
     assert all(len(BLOCKS) <= n <= len(BLOCKS) + 1 for n in result.n_compiled.values()), result.row
