@@ -14,7 +14,7 @@ TABLE = [Measured(**each) for each in json.loads((Path(__file__).parents[2] / "l
 
 @pytest.mark.parametrize("one", [each for each in TABLE if not each.is_two_level], ids=str)
 def test_the_model_is_near_what_was_measured_on_one_level(one: Measured):
-    """Within a factor of five: two cores have no core for each process. Two levels are not compared: they took 2 to 13 times as long here."""
+    """Within a factor of five: two cores have no core for each process. Two levels took 2 to 13 times as long as modelled."""
     assert 1 / 5 < fitted(TABLE).flat_ms(one.n_ranks) / one.ms < 5
 
 
