@@ -6,6 +6,7 @@ a store client of its own. There is none in a steady call. Knows a store, and no
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -17,10 +18,13 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, process_name, state_of
+from dist_tune.distributed.parts import absent
 
 _EVERY_S = 0.5
-_RANKS_PER_S = 64.0
-"""Ranks whose beats fit into a second; larger groups beat more slowly."""
+_BEATS_PER_S = 512.0
+"""Of all ranks together; groups of more than 256 beat more slowly, at 4096 every 8 s."""
+_LOOKS_PER_S = 64.0
+"""Of all ranks together, each at the beats of all; larger groups look more rarely, at 4096 every 64 s."""
 _LATE_S = 1.0
 """A rank without a beat for so long is told as late, where this rank waits as well."""
 _SLOW_S = 2.0
@@ -74,7 +78,8 @@ class Heartbeat:
         """Ranks that have not come to this rank's call, as far as beats say; looked at while this rank waits."""
         self._rank = rank
         self._others = [each for each in members if each != rank]
-        self._every_s = max(_EVERY_S, len(members) / _RANKS_PER_S)
+        self._every_s = max(_EVERY_S, len(members) / _BEATS_PER_S)
+        self._look_every_s, self._looked_at = len(members) / _LOOKS_PER_S, -math.inf
         self._n_collectives = n_collectives
         self._call, self._doing, self._may_last, self._since = "", "", False, time.monotonic()
         self._runs: deque[tuple[int, int]] = deque(maxlen=_N_RUNS)
@@ -185,6 +190,9 @@ class Heartbeat:
         if waited_s < _LATE_S / 2:
             self.absent = []
             return
+        if now - self._looked_at < self._look_every_s:
+            return
+        self._looked_at = now
         lives = lives_of(store, self._others)
         self.absent = [rank for rank in self._others if rank not in lives or lives[rank].call != self._call]
         for rank in self._others:
@@ -230,8 +238,8 @@ def _place_of(tale: str, beat: str) -> str:
 def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:
     """The latest beat of each of these ranks that has beaten; one that cannot be read is left out."""
     keys = [f"alive/{rank}" for rank in ranks]
-    # One question for all where all have beaten, so that a large group does not keep the store busy.
-    known = list(ranks) if keys and store.check(keys) else [rank for rank, key in zip(ranks, keys, strict=True) if store.check([key])]
+    lacking = set(absent(store, keys))
+    known = [rank for rank, key in zip(ranks, keys, strict=True) if key not in lacking]
     lives = {}
     for rank, text in zip(known, store.multi_get([f"alive/{rank}" for rank in known]) if known else [], strict=True):
         with suppress(ValidationError):

@@ -21,15 +21,17 @@ import torch.distributed as dist
 
 from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
 from dist_tune.distributed.heartbeat import Heartbeat, cause_of, lives_of
+from dist_tune.distributed.homes import NO_HOME
 from dist_tune.distributed.messages import count_up, read_part, read_verdict
 from dist_tune.distributed.outside import WatchedStore
+from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, end_by, error_of, is_secondary, mismatch_of, text_of
-from dist_tune.distributed.waiting import Wait, beat_of, forget_epochs
+from dist_tune.distributed.waiting import Wait, beat_of
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
-_CHECK_EVERY_S = 0.25
+_CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
 
@@ -43,18 +45,21 @@ class Meetings:
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
-        self._closure = ""
-        self._place = Place("", 0)
-        self._issued_before = 0
-        self._first_run = ""
+        self._closure, self._place = "", Place("", 0)
+        self._first_run, self._issued_before = "", 0
         self._patience_s: float | None = None
         self._epoch = self._agreed = 0
-        self._last_check = 0.0
-        self._is_over = False
+        self._last_check, self._is_over = 0.0, False
         self._root = store
         self._store: Any = store
         self._presence: Presence | None = None
+        self._parts: Parts
         self.life = Heartbeat(rank, members, lambda: self.n_issued)
+
+    @property
+    def n_issued(self) -> int:
+        """Collectives that this rank has issued on the group so far; 0 where it is not known."""
+        return 0
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -89,7 +94,7 @@ class Meetings:
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
                 ended = self._read_verdict()
-                # The end of a call that this rank made without a meeting does not concern it.
+                # The end of a call without a meeting does not concern this rank.
                 if ended["state"] != "apart" and ended["call"] == self._place.text:
                     verdict = ended
             if verdict is not None and not self._is_awaited():
@@ -151,7 +156,7 @@ class Meetings:
             AbsentRanksError: the others gave up waiting.
         """
         now = time.monotonic()
-        if not (is_due := now - self._last_check >= _CHECK_EVERY_S) and not is_new:
+        if not (is_due := now - self._last_check >= max(_CHECK_EVERY_S, len(self.members) / _CHECKS_PER_S)) and not is_new:
             return
         self.life.at(doing, may_last=doing.startswith(("compiling", "loading")))
         with self._hosted(doing):
@@ -200,16 +205,11 @@ class Meetings:
 
     def _begin_life(self) -> None:
         if self._presence is None:
-            # The store may outlive a process group (torchrun's does): each time all ranks make this object anew,
-            # they count one up and leave the keys of the last time alone.
+            # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
             life = count_up(self._root, f"lives/{self.rank}")
             self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
+            self._parts = Parts(self._store, self.rank, self.members)
             self._presence = Presence(self._store, self.rank, self.members, self._state)
-
-    @property
-    def n_issued(self) -> int:
-        """Collectives that this rank has issued on the group so far; 0 where it is not known."""
-        return 0
 
     def _state(self) -> tuple[dict[str, list[int]], str]:
         """For peers that ask: calls that this rank has passed, and the one that it is in."""
@@ -225,34 +225,31 @@ class Meetings:
 
     def _is_awaited(self) -> bool:
         """True if a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
-        parts = [(rank, part) for rank in self.members if self._store.check([part := f"{self._epoch}/parts/{rank}"])]
-        return any(read_part(self._store.get(part), rank).closure == self._closure for rank, part in parts)
+        return any(read_part(text, rank).closure == self._closure for rank, text in self._parts.shown(self._epoch))
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
-        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
         self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
-        self._store.set(f"{self._epoch}/parts/{self.rank}", json.dumps(mine))
-        if count_up(self._store, f"{self._epoch}/count") == len(self.members):
+        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None, self._parts.home.joined()]
+        if self._parts.bring(self._epoch, json.dumps(mine), is_direct=is_gathering):
             self._agree(reduce)
         else:
-            agree, time_out = partial(self._agree, reduce), partial(self._time_out, topic)
-            wait = Wait(self._store, self._epoch, self.rank, self.members, agree=agree, decide=self._decide, time_out=time_out)
+            wait = Wait(self._parts, self._epoch, partial(self._agree, reduce), self._decide, partial(self._time_out, topic))
             if is_gathering:
                 assert self._presence is not None
                 patience_s = self.deadline_s if is_optional else self.gather_s
                 wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
             else:
                 wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s)
-        if "result" in (verdict := self._read_verdict()) and self.rank == self.members[0]:
-            # All ranks have read the verdicts before this one, since all have come to this one.
-            forget_epochs(self._store, range(self._agreed, self._epoch - 1), self.members)
+        if "result" in (verdict := self._read_verdict()):
+            # All ranks have read earlier verdicts, since all have come to this one.
+            self._parts.forget(range(self._agreed, self._epoch - 1))
             self._agreed = self._epoch - 1
         return verdict
 
     def _agree(self, reduce: _Reduce) -> None:
-        texts = self._store.multi_get([f"{self._epoch}/parts/{rank}" for rank in self.members])
-        closures, topics, parts, places, passed = zip(*map(read_part, texts, self.members), strict=True)
+        texts = self._parts.texts(self._epoch)
+        closures, topics, parts, places, passed, homes = zip(*map(read_part, texts, self.members), strict=True)
         steps = list(zip(closures, topics, strict=True))
         known = {rank: each or {} for rank, each in zip(self.members, passed, strict=True)}
         if None not in passed and is_apart(dict(zip(self.members, places, strict=True)), known):
@@ -261,7 +258,8 @@ class Meetings:
             cause = cause_of(lives_of(self._store, self.members))
             self._decide({"state": "agreed", "steps": steps, "cause": cause})  # on nothing: each rank says why, in _result_of
         else:
-            self._decide({"state": "agreed", "result": reduce(dict(zip(self.members, parts, strict=True)))})
+            result = reduce(dict(zip(self.members, parts, strict=True)))
+            self._decide({"state": "agreed", "result": result, **({} if NO_HOME in homes else {"homes": homes})})
 
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
@@ -279,7 +277,9 @@ class Meetings:
 
     def _read_verdict(self) -> Verdict:
         self._epoch += 1
-        return read_verdict(self._store.get(f"{self._epoch - 1}/verdict"), self.rank)
+        verdict = read_verdict(self._parts.verdict(self._epoch - 1), self.rank)
+        self._parts.settle(verdict.get("homes", ()))
+        return verdict
 
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
         missing, others = self.life.places(self._store, beats)

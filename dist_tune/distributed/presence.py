@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from dist_tune.distributed.messages import count_up, read_message
+from dist_tune.distributed.parts import absent
 from dist_tune.errors import PeerFailedError
 
 _WAIT = timedelta(days=10)
@@ -75,6 +76,14 @@ class Presence:
         """The latest answer of a rank; None before its first. Raises ``PeerFailedError`` for what is none."""
         key = f"answer/{rank}"
         return read_message(_ANSWER, self._store.get(key), rank, "its answer") if self._store.check([key]) else None
+
+    def answers_of(self, ranks: Sequence[int]) -> dict[int, Answer]:
+        """As ``answer_of``, of these ranks that have answered yet."""
+        known = {f"answer/{rank}": rank for rank in ranks}
+        for key in absent(self._store, list(known)):
+            del known[key]
+        texts = self._store.multi_get(list(known)) if known else []
+        return {rank: read_message(_ANSWER, text, rank, "its answer") for rank, text in zip(known.values(), texts, strict=True)}
 
     def has_ended(self, rank: int) -> bool:
         """True for a rank whose program has come to its end."""

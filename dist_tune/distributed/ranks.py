@@ -8,7 +8,6 @@ nothing: a gloo group that timed out is dead, and an NCCL communicator may take 
 from __future__ import annotations
 
 import atexit
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.heartbeat import Heartbeat
+from dist_tune.distributed.homes import neighbours
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.outside import Asked, last_signs, post_end
 from dist_tune.distributed.solo import Solo
@@ -42,7 +42,7 @@ class Group(Meetings):
         super().__init__(space, dist.get_rank(), members, deadline_s)
         self.life = Heartbeat(self.rank, members, n_collectives)
         self._group = group
-        self.neighbours = _neighbours(self.rank, members)
+        self.neighbours = neighbours(self.rank, members)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
 
     @property
@@ -128,13 +128,6 @@ class Group(Meetings):
 
 Ranks = Solo | Group
 """``rank``: global rank of this process; ``members``: global ranks that decide together, in the order of their parts."""
-
-
-def _neighbours(rank: int, members: tuple[int, ...]) -> tuple[int, int]:
-    """The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here."""
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
-    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
-    return here.index(rank), len(here)
 
 
 def _backends(*groups: dist.ProcessGroup) -> list[Any]:

@@ -6,7 +6,7 @@ Knows the keys of an epoch on the store, and what missing ranks show of themselv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -14,14 +14,15 @@ import torch.distributed as dist
 from dist_tune.distributed.calls import Place, ahead
 from dist_tune.distributed.heartbeat import lives_of, state_of_rank
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, state_of
+from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import Verdict
 from dist_tune.printable import printable
 
-_POLL_S = (1e-4, 0.02)
-"""Shortest and longest pause between two looks for a verdict; between them a twentieth of the time waited so far."""
-_POLLS_PER_S = 2000.0
-"""Store polls per second over all ranks that have waited for long; small groups poll faster."""
+_POLL_S = 1e-4
+"""Shortest pause between two looks for a verdict; it grows to a twentieth of the time waited so far."""
+_POLLS_PER_S = (20_000.0, 2000.0)
+"""Polls of one store per second over all ranks, at first and after long waits."""
 _ASK_S = (0.02, 1.0)
 """Shortest and longest pause between two questions to missing ranks."""
 _ANSWERS_PER_S = 500.0
@@ -36,10 +37,8 @@ _NEVER_MET = "nothing yet"
 class Wait:
     """The wait of one rank for one verdict, which it fixes itself if it finds that no other rank will."""
 
-    store: dist.Store
+    parts: Parts
     epoch: int
-    rank: int
-    members: tuple[int, ...]
     agree: Callable[[], None]
     """Fixes the verdict that follows from all parts."""
     decide: Callable[[Verdict], None]
@@ -55,7 +54,7 @@ class Wait:
         seen: dict[int, str] = {}
         since = began = time.monotonic()
         for now in self._looks(deadline_s / 4, deadline_s / 4):
-            beats = {rank: beat_of(self.store, rank) for rank in self._missing()}
+            beats = {rank: beat_of(self.parts.store, rank) for rank in self.parts.missing(self.epoch)}
             if not beats:
                 self.agree()  # the rank that should have written the verdict has died over it
                 continue
@@ -70,7 +69,7 @@ class Wait:
 
     def _states(self, ranks: Collection[int]) -> dict[int, tuple[str, int]]:
         """Rank -> state of its process, and the number of its beat where it is in what may last."""
-        lives = lives_of(self.store, list(ranks))
+        lives = lives_of(self.parts.store, list(ranks))
         return {
             rank: (state_of(lives[rank].process), lives[rank].n_beats if lives[rank].may_last else 0) if rank in lives else (UNKNOWN, 0)
             for rank in ranks
@@ -81,12 +80,12 @@ class Wait:
 
         ``is_optional``: "apart" takes the place of "timed out".
         """
-        call, least_s = place.text, len(self.members) / _ANSWERS_PER_S
+        call, least_s = place.text, len(self.parts.members) / _ANSWERS_PER_S
         since = began = time.monotonic()
         asked, asked_at = 0, 0.0
         for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
-            missing = self._missing()
-            answers = {rank: answer for rank in missing if (answer := presence.answer_of(rank)) is not None}
+            missing = self.parts.missing(self.epoch)
+            answers = presence.answers_of(missing)
             # Answers to earlier questions may be about a time before this call.
             fresh = {rank: answer for rank, answer in answers.items() if answer.number >= asked > 0}
             passed = {rank: answer.passed for rank, answer in fresh.items()}
@@ -97,7 +96,7 @@ class Wait:
                 self.decide({"state": "apart", "passed": passed})
             if any(answer.first_run == call for answer in fresh.values()):
                 since = now
-            silent = {rank: state_of_rank(self.store, rank) for rank in answers if rank not in fresh} if now - asked_at >= 1.0 else {}
+            silent = {rank: state_of_rank(self.parts.store, rank) for rank in answers if rank not in fresh} if now - asked_at >= 1.0 else {}
             # One that is stopped, or too busy to answer, in this very call comes to it.
             is_coming = all(answers[rank].first_run == call and state not in (GONE, UNKNOWN) for rank, state in silent.items())
             is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s and not is_coming
@@ -107,11 +106,11 @@ class Wait:
             if is_gone or now - since >= patience_s:
                 # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
                 if is_optional or (is_gone and not has_died):
-                    self.decide({"state": "apart", "passed": {self.rank: {place.closure: [place.number]}}})
+                    self.decide({"state": "apart", "passed": {self.parts.rank: {place.closure: [place.number]}}})
                 else:
                     beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
                     waited_s = round(now - began, 1) if has_died else patience_s
-                    self.time_out({rank: beat or beat_of(self.store, rank) for rank, beat in beats.items()}, waited_s)
+                    self.time_out({rank: beat or beat_of(self.parts.store, rank) for rank, beat in beats.items()}, waited_s)
             elif is_answered or asked == 0:
                 n_asked = presence.n_asked()
                 asked, asked_at = n_asked if n_asked > asked else presence.ask(), now
@@ -120,23 +119,15 @@ class Wait:
         """The time, now and then until there is a verdict, at growing distances."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         began = looked = time.monotonic()
-        while not self.store.check([f"{self.epoch}/verdict"]):
+        n = self.parts.n_polling
+        shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S[0]), n / _POLLS_PER_S[1]
+        while not self.parts.has_verdict(self.epoch):
             now = time.monotonic()
             if now - looked >= every_s:
                 looked, every_s = now, min(1.5 * every_s, at_most_s)
                 yield now
             else:
-                time.sleep(min(max((now - began) / 20, _POLL_S[0]), min(_POLL_S[1], len(self.members) / _POLLS_PER_S)))
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in self.members if not self.store.check([f"{self.epoch}/parts/{rank}"])]
-
-
-def forget_epochs(store: dist.Store, epochs: Iterable[int], members: Sequence[int]) -> None:
-    """Delete the keys of epochs that no rank reads any more."""
-    for epoch in epochs:
-        for name in ("count", "verdict", *(f"parts/{rank}" for rank in members)):
-            store.delete_key(f"{epoch}/{name}")
+                time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
 
 
 def beat_of(store: dist.Store, rank: int) -> str:

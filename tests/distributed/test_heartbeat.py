@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
-from dist_tune.distributed.heartbeat import Life, cause_of
+from dist_tune.distributed.heartbeat import Heartbeat, Life, cause_of
 
 TWO = [(1, 2), (2, 2), (3, 2)]
 
@@ -33,3 +36,38 @@ def test_the_rank_that_skipped_a_collective_is_found(lives: dict[int, Life], cau
     if found is not None and cause is not None:
         assert found[0] == cause[0]
         assert cause[1] in found[1]
+
+
+class CountingStore:
+    """All ranks have beaten; counts what is asked."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self.n_looks = self.n_beats = 0
+        self._n_ranks = n_ranks
+
+    def set(self, key: str, value: str) -> None:
+        self.n_beats += 1
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.n_looks += 1
+        return [b""] * len(keys)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 64, 256, 4096])
+def test_beats_and_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.MonkeyPatch):
+    """512 beats and 64 looks a second of all ranks together, or two of each rank in small groups; some beats within each deadline."""
+    counts = CountingStore(n_ranks)
+    store: Any = counts
+    beating, now = Heartbeat(0, range(n_ranks), lambda: 0), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    beating.at("the meeting")
+    while now[0] < 640.0:
+        now[0] += beating._every_s
+        beating.post(store)
+        beating._look(store, lambda line: None)
+    assert counts.n_beats * n_ranks / 640 <= max(512, 2 * n_ranks if n_ranks <= 256 else 0)
+    assert counts.n_looks * n_ranks / 640 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
+    assert beating._every_s <= 10.0

@@ -1,0 +1,225 @@
+"""A tuning of four ranks on two hosts, two on each, with torchrun's c10d rendezvous; and what happens to the network and the hosts.
+
+    .venv/bin/python -m tests.faults.hosts --write docs/reliability.md
+
+Hosts are network namespaces of this machine (see ``link``), so it runs as root. The fake driver compiles real kernels, so that each host's
+cache of compiled kernels shows which were compiled there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.link import HOSTS, Link, address
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 4.0
+TOLD_WITHIN_S = 4 * DEADLINE_S
+"""A collective across the cut fails after one deadline, its rank waits two more for the others, and machines are busy."""
+BLOCKS = (16, 32, 64, 128)
+FAULT_AT = 6
+"""Run of the step, in the race, at whose beginning the fault happens."""
+N_RANKS = 4
+FAULTS = ("link cut", "host lost")
+CASES = ("nothing", "50 ms", "clocks apart", *FAULTS)
+_BEGIN, _END = "<!-- hosts: begin -->", "<!-- hosts: end -->"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one case."""
+
+    case: str
+    seconds: float
+    """From the fault until the last rank that is left knew; without a fault, the tuning."""
+    ranks: dict[int, Any] = field(default_factory=dict)
+    """Rank -> what it returned or raised; ranks that ended without a word are left out."""
+    n_compiled: dict[str, int] = field(default_factory=dict)
+    """Host -> kernels that were compiled on it, with those that were compiled twice."""
+
+    @property
+    def row(self) -> str:
+        """A line of the table."""
+        told = sorted({each.get("error") or f"right, {each['winner']}" for each in self.ranks.values()})
+        silent = [f"rank {rank} ended" for rank in range(N_RANKS) if rank not in self.ranks]
+        compiled = "-" if self.case in FAULTS else ", ".join(f"{n}" for n in self.n_compiled.values())
+        return f"| {self.case} | {'; '.join(told + silent)} | {self.seconds:.1f} | {compiled} |"
+
+
+# -- a rank ----------------------------------------------------------------------------------------------------------
+
+
+def rank_main(case: str, folder: Path) -> None:
+    """Tune a step of one kernel and an all-reduce; write what came of it."""
+    if case == "clocks apart" and os.environ["HOST"] == "b":
+        now = time.time
+        time.time = lambda: now() + 3600.0
+    import torch
+    import torch.distributed as dist
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    from dist_tune import contextual_autotune
+    from dist_tune.testing import FakeH200, install_fake_driver
+    from tests.ranks.kernels import autotuned, best, launch
+
+    install_fake_driver()
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 64 else 6.0)
+    make_cubin, compiled = CUDABackend.make_cubin, []
+
+    def counting(*args: Any) -> Any:
+        compiled.append(1)
+        return make_cubin(*args)
+
+    CUDABackend.make_cubin = counting
+    dist.init_process_group("gloo")
+    lock = (folder / f"lock-{dist.get_rank()}").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends
+    rank, kernel, n_runs = dist.get_rank(), autotuned(blocks=BLOCKS), 0
+
+    @contextual_autotune(is_dist=True, n_repeat=5, n_warmup=1)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal n_runs
+        n_runs += 1
+        if n_runs == FAULT_AT:
+            (folder / f"at-{rank}").touch()
+            time.sleep(0.5 if case in FAULTS else 0.0)
+        launch(kernel, x)
+        dist.all_reduce(x)
+        return x
+
+    told: dict[str, Any] = {}
+    began = time.perf_counter()
+    try:
+        step(torch.ones(256))
+        told = {"winner": best(kernel)}
+    except Exception as error:  # noqa: BLE001  # the driver shall see it
+        told = {"error": type(error).__name__, "message": str(error)}
+    told |= {"host": os.environ["HOST"], "compiled": len(compiled), "seconds": time.perf_counter() - began}
+    (folder / f"part-{rank}").write_text(json.dumps(told))
+    os.replace(folder / f"part-{rank}", folder / f"told-{rank}")
+    time.sleep(10.0 if "error" in told else 0.5)  # torchrun ends the others when one rank ends
+    os._exit(0)
+
+
+# -- the driver ------------------------------------------------------------------------------------------------------
+
+
+def play(case: str) -> Result:
+    """Start the job on both hosts, let the fault happen, wait for all ranks."""
+    delay_s = 0.025 if case == "50 ms" else 0.0
+    with tempfile.TemporaryDirectory() as name, Link(delay_s) as link:
+        folder = Path(name)
+        jobs = {host: _start(link, host, case, folder) for host in HOSTS}
+        began = _wait(folder, "at", range(N_RANKS))
+        if case == "link cut":
+            link.is_cut = True
+        elif case == "host lost":
+            link.is_cut = True  # a host without power sends no resets
+            _kill(jobs["b"])
+        try:
+            left = range(2) if case == "host lost" else range(N_RANKS)
+            ended = _wait(folder, "told", left)
+        finally:
+            for job in jobs.values():
+                _kill(job)
+        ranks = {rank: json.loads(path.read_text()) for rank in range(N_RANKS) if (path := folder / f"told-{rank}").exists()}
+        hosts = {host: sum(each["compiled"] for each in ranks.values() if each["host"] == host) for host in HOSTS}
+        is_fault = case in FAULTS
+        return Result(case, ended - began if is_fault else max(each["seconds"] for each in ranks.values()), ranks, hosts)
+
+
+def _start(link: Link, host: str, case: str, folder: Path) -> subprocess.Popen[bytes]:
+    own = folder / host
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
+        "HOST": host,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "0",
+        "GLOO_SOCKET_IFNAME": "wire",
+        "OMP_NUM_THREADS": "1",
+        "DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}",
+        "DIST_TUNE_PROGRESS": "0",
+        "DIST_TUNE_CACHE_DIR": str(own / "records"),
+        "DIST_TUNE_LOG_DIR": str(own / "logs"),
+        "TRITON_CACHE_DIR": str(own / "triton"),
+    }
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address('a')}:29400", "--rdzv-id=hosts", f"--local-addr={address(host)}"]
+    place = [f"--node-rank={HOSTS.index(host)}", f"--rdzv-conf=is_host={host == 'a'}", "--nnodes=2", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *place, "-m", "tests.faults.hosts", "--rank", case, str(folder)]
+    return link.start(host, command, env, ahead_s=3600 if case == "clocks apart" and host == "b" else 0)
+
+
+def _wait(folder: Path, what: str, ranks: range) -> float:
+    """The time when these ranks had come there, or ended."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        if all((folder / f"{what}-{rank}").exists() or (what == "told" and _has_ended(folder / f"lock-{rank}")) for rank in ranks):
+            return time.monotonic()
+        time.sleep(0.02)
+    raise TimeoutError(f"ranks have not come to {what!r}: {sorted(each.name for each in folder.iterdir())}")
+
+
+def _has_ended(path: Path) -> bool:
+    """True once a rank's process is gone: torchrun's agent may hang."""
+    if not path.exists():
+        return False
+    with path.open() as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _kill(job: subprocess.Popen[bytes]) -> None:
+    """All processes of a host: the agent's session and those of its ranks."""
+    for pid in [*_descendants(job.pid), job.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [int(each) for task in Path(f"/proc/{pid}/task").glob("*/children") for each in task.read_text().split()]
+    return [found for child in children for found in (*_descendants(child), child)]
+
+
+def table(results: list[Result]) -> str:
+    """All results, as markdown."""
+    head = "| fault | told | seconds | kernels compiled on each host |\n|---|---|---|---|"
+    return "\n".join([head, *(each.row for each in results)])
+
+
+def main() -> None:
+    """Play all cases; or be a rank of one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--case", action="append", choices=CASES, help="only these")
+    parser.add_argument("--write", type=Path, help="put the table into this page")
+    options = parser.parse_args()
+    if options.rank:
+        rank_main(options.rank[0], Path(options.rank[1]))
+        return
+    results = []
+    for case in options.case or CASES:
+        results.append(play(case))
+        print(results[-1].row, flush=True)
+    if options.write:
+        before, _, rest = options.write.read_text().partition(_BEGIN)
+        after = rest.partition(_END)[2]
+        options.write.write_text(f"{before}{_BEGIN}\n\n{table(results)}\n\n{_END}{after}")
+
+
+if __name__ == "__main__":
+    main()
