@@ -6,6 +6,7 @@ The logger is ours alone: handlers of the program's logging do not receive our l
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import textwrap
@@ -13,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dist_tune.event_file import RunFacts
-from dist_tune.logger import Logger, Message, Record
+from dist_tune.logger import Logger
 from dist_tune.printable import printable
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
@@ -29,7 +30,6 @@ WIDTH = 160
 """Characters of a line at most."""
 _INDENT = 23
 """Of the second and later rows of a longer line: time, level, and two."""
-_INFO, _WARNING = 20, 30
 _headed: set[tuple[int, str]] = set()
 """Process and file, of logs that have the header of this process."""
 
@@ -46,17 +46,17 @@ class _Sink:
         self._story = story
         self._shows_progress = shows_progress
 
-    def write(self, line: str, record: Record) -> None:
+    def write(self, line: str, record: logging.LogRecord) -> None:
         """Write a line to the file, and to the terminal if its level is high enough."""
-        level, message = record["level"].no, record["message"]
+        level, message = record.levelno, record.getMessage()
         if level >= self._file_level:
             # Without lines of level INFO there is none that explains a number.
-            text = self._numbered(line[:-1]) if self._file_level <= _INFO else line[:-1]
+            text = self._numbered(line) if self._file_level <= logging.INFO else line
             self._write_file(wrapped(printable(text)))
-        if self._story is not None and level >= _WARNING:
-            self._story.told(record["level"].name, message)
+        if self._story is not None and level >= logging.WARNING:
+            self._story.told(record.levelname, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level
-        if is_verbose or (self._shows_progress and bool(record["extra"].get("progress"))):
+        if is_verbose or (self._shows_progress and bool(_bound(record).get("progress"))):
             text = self._numbered(message) if is_verbose else message  # numbers are explained in lines that verbose shows
             if self._story is not None:
                 self._story.terminal.line(text)
@@ -148,8 +148,8 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         is_link = isinstance(error, OSError) and error.errno == errno.ELOOP
         _warn_of_file(path if is_link else settings.log_dir, settings.log_dir, "it is a symbolic link" if is_link else error)
-    shown_level = logger.level("INFO").no if is_first and (is_verbose or settings.shown == "verbose") else None
-    sink = _Sink(file, logger.level(level).no, shown_level, story, shows_progress=is_first and settings.shown != "quiet")
+    shown_level = logging.INFO if is_first and (is_verbose or settings.shown == "verbose") else None
+    sink = _Sink(file, logging.getLevelNamesMapping()[level], shown_level, story, shows_progress=is_first and settings.shown != "quiet")
     try:
         yield logger.bind(sink=sink)
     finally:
@@ -166,5 +166,11 @@ def _warn_of_file(path: Path, folder: Path, error: object) -> None:
     warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
 
 
-def _write(message: Message) -> None:
-    message.record["extra"]["sink"].write(str(message), message.record)
+def _bound(record: logging.LogRecord) -> dict[str, Any]:
+    """Values of the logger that wrote this record."""
+    bound: dict[str, Any] = vars(record)["bound"]
+    return bound
+
+
+def _write(line: str, record: logging.LogRecord) -> None:
+    _bound(record)["sink"].write(line, record)

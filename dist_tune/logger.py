@@ -1,89 +1,71 @@
-"""A logger with levels and bound values, whose lines go to one function.
+"""The standard library's logging, apart from the program's: a logger with bound values, whose lines go to one function.
 
-Knows neither files nor terminals, which are log.py's. It shares no handler, level or root with the loggers of the program, so neither
-hears the other.
+Records, levels, format and lock are logging's. Its loggers are not used: they stand in one hierarchy with the program's, whose handlers,
+levels, record factory and ``logging.disable`` would reach our lines. Knows neither files nor terminals, which are log.py's.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
+
+TRACE = 5
+"""Below DEBUG: a line for each timed launch."""
+logging.addLevelName(TRACE, "TRACE")
 
 
-class Level(NamedTuple):
-    """A name and its rank: of two levels the higher number is the more severe."""
+class Handler(logging.Handler):
+    """Gives each line, without its end, to a function, from one thread at a time."""
 
-    name: str
-    no: int
+    def __init__(self, write: Callable[[str, logging.LogRecord], None]) -> None:
+        """``write`` gets the line and the record, whose attribute ``bound`` holds the logger's values."""
+        super().__init__()
+        self._write = write
+        self.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
 
-
-class Record(TypedDict):
-    """One event."""
-
-    level: Level
-    message: str
-    extra: dict[str, Any]
-    """Values bound to the logger."""
-
-
-class Message(str):
-    """The line of an event, with time, level and line end."""
-
-    __slots__ = ("record",)
-    record: Record
-
-
-_LEVELS = {each.name: each for each in (Level("TRACE", 5), Level("DEBUG", 10), Level("INFO", 20), Level("WARNING", 30), Level("ERROR", 40))}
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging, under the handler's lock."""
+        self._write(self.format(record), record)
 
 
 class Logger:
     """Writes events from a least level on; those below cost a comparison."""
 
-    def __init__(self, write: Callable[[Message], None], least: str = "DEBUG") -> None:
-        """``write`` is called under a lock, by one thread at a time."""
-        self._write = write
-        self._least = self.level(least).no
-        self._lock = threading.RLock()  # a signal may come in the middle of a line, and its handler may log
-        self._extra: dict[str, Any] = {}
+    def __init__(self, write: Callable[[str, logging.LogRecord], None], least: str = "DEBUG") -> None:
+        """``write``: see ``Handler``. ``least``: name of a level."""
+        self._handler = Handler(write)
+        self._handler.setLevel(least)
+        self._bound: dict[str, Any] = {}
 
-    def bind(self, **extra: Any) -> Logger:
+    def bind(self, **values: Any) -> Logger:
         """The same logger, whose events hold these values as well."""
-        bound = object.__new__(Logger)
-        bound.__dict__ = {**self.__dict__, "_extra": {**self._extra, **extra}}
-        return bound
-
-    def level(self, name: str) -> Level:
-        """The level of this name, in capitals."""
-        return _LEVELS[name]
+        other = object.__new__(Logger)
+        other._handler, other._bound = self._handler, {**self._bound, **values}
+        return other
 
     def trace(self, message: str) -> None:
         """One timed launch."""
-        self._log("TRACE", message)
+        self._log(TRACE, message)
 
     def debug(self, message: str) -> None:
         """One step of a tuning."""
-        self._log("DEBUG", message)
+        self._log(logging.DEBUG, message)
 
     def info(self, message: str) -> None:
         """A result."""
-        self._log("INFO", message)
+        self._log(logging.INFO, message)
 
     def warning(self, message: str) -> None:
         """A problem that the tuning goes on with."""
-        self._log("WARNING", message)
+        self._log(logging.WARNING, message)
 
     def error(self, message: str) -> None:
         """The end of a tuning."""
-        self._log("ERROR", message)
+        self._log(logging.ERROR, message)
 
-    def _log(self, name: str, message: str) -> None:
-        level = _LEVELS[name]
-        if level.no < self._least:
-            return
-        now = datetime.now()
-        line = Message(f"{now:%H:%M:%S}.{now.microsecond // 1000:03d} {name:<7} {message}\n")
-        line.record = {"level": level, "message": message, "extra": self._extra}
-        with self._lock:
-            self._write(line)
+    def _log(self, level: int, message: str) -> None:
+        if level >= self._handler.level:
+            record = logging.LogRecord("dist_tune", level, "", 0, message, (), None)
+            record.bound = self._bound
+            self._handler.handle(record)

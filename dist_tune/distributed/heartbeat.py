@@ -13,11 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, process_name, state_of
+from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.parts import absent
 
 _EVERY_S = 0.5
@@ -90,6 +92,7 @@ class Heartbeat:
         self._told: dict[int, float] = {}
         """Ranks told as late -> since when this rank had waited."""
         self._moved: tuple[object, float] = (None, 0.0)
+        self._client: WatchedStore | None = None
         self._users = 0
         self._lock = threading.Lock()
         self._ended, self._thread = threading.Event(), threading.Thread()
@@ -160,7 +163,9 @@ class Heartbeat:
         if self._pause(ended, tell):  # most calls with a known config are over by then: they cost no client of the store
             return
         with suppress(dist.DistError):  # the store's host is gone: the next meeting says so
-            store: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+            own: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+            store: Any = WatchedStore(own)
+            self._client = store
             while True:
                 self.post(store)
                 self._look(store, tell)
@@ -176,7 +181,17 @@ class Heartbeat:
             self._seen.clear()  # no peer was looked at meanwhile
         return is_last
 
+    @property
+    def unanswered_since(self) -> float | None:
+        """Begin of the beating thread's store call that has no answer yet, by the monotonic clock."""
+        asked = self._client.asked if self._client is not None else None
+        return asked.since if asked is not None else None
+
     # -- of its peers --------------------------------------------------------------------------------------------
+
+    def quiet_s(self, rank: int) -> float:
+        """Seconds in which this rank looked for a new beat of a peer and found none; 0 while it does not look."""
+        return self._looked_at - self._seen[rank][1] if rank in self._seen else 0.0
 
     def _look(self, store: dist.Store, tell: Callable[[str], object]) -> None:
         """Tell of ranks that this one waits for, each once."""

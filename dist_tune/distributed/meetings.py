@@ -235,12 +235,12 @@ class Meetings:
             self._agree(reduce)
         else:
             wait = Wait(self._parts, self._epoch, partial(self._agree, reduce), self._decide, partial(self._time_out, topic))
-            if is_gathering:
-                assert self._presence is not None
+            if is_gathering and self._presence is not None:
                 patience_s = self.deadline_s if is_optional else self.gather_s
                 wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
             else:
-                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s)
+                quiet_s = self.life.quiet_s if topic.startswith(FAILED) else None  # then, a rank that does not even beat will not come
+                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s, quiet_s)
         if "result" in (verdict := self._read_verdict()):
             # All ranks have read earlier verdicts, since all have come to this one.
             self._parts.forget(range(self._agreed, self._epoch - 1))

@@ -73,6 +73,11 @@ class Group(Meetings):
         """A call of the store for this rank's tuning that has no answer yet."""
         return getattr(self._store, "asked", None)
 
+    @property
+    def unanswered_since(self) -> float | None:
+        """Begin of a store call of the beating thread that has no answer yet, by the monotonic clock."""
+        return self.life.unanswered_since
+
     def last_signs(self) -> dict[int, str]:
         """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
         return last_signs(self._store.clone(), self.members)

@@ -72,6 +72,7 @@ class Solo:
     absent: tuple[int, ...] = ()
     gather_s = 0.0
     asked: Asked | None = None
+    unanswered_since: float | None = None
     """Without peers there is no store."""
 
     def last_signs(self) -> dict[int, str]:

@@ -46,10 +46,11 @@ class Wait:
     time_out: Callable[[dict[int, str], float], None]
     """Fixes "timed out": missing rank -> its last sign of progress, and the seconds without another one."""
 
-    def for_parts(self, deadline_s: float, patience_s: float, longest_s: float) -> None:
+    def for_parts(self, deadline_s: float, patience_s: float, longest_s: float, quiet_s: Callable[[int], float] | None = None) -> None:
         """Wait while missing ranks make progress; without progress for ``patience_s``, fix "timed out".
 
         A rank that lives in what may last, as a compilation, or whose process is stopped, is waited for up to ``longest_s``.
+        ``quiet_s``: rank -> seconds without a beat; if all missing ranks have been quiet for ``deadline_s``, the wait is over.
         """
         seen: dict[int, str] = {}
         since = began = time.monotonic()
@@ -62,6 +63,8 @@ class Wait:
             signs = {rank: f"{beat} {states[rank][1]}" for rank, beat in beats.items()}
             if any(state == GONE for state, _ in states.values()):
                 self.time_out(beats, round(now - began, 1))
+            elif quiet_s is not None and all(quiet_s(rank) >= deadline_s and states[rank][0] != STOPPED for rank in beats):
+                self.time_out(beats, deadline_s)
             elif signs != seen:  # progress, or the first look
                 seen, since = signs, now
             elif now - since >= patience_s and (now - began >= longest_s or any(state != STOPPED for state, _ in states.values())):

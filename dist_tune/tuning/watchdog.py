@@ -232,7 +232,8 @@ class Watchdog:
         """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""
         step, launch, asked, deadline_s = self._step, self.launch, self._ranks.asked, self._deadline_s
         if asked is not None:
-            return asked, asked.since, deadline_s
+            # The beating thread may have found the store silent while this one was in a collective.
+            return asked, min(asked.since, self._ranks.unanswered_since or asked.since), deadline_s
         if launch is not None or step.kind is Kind.REPLAY:
             subject = launch or step
             return subject, subject.since, max(deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s)
