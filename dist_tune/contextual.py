@@ -21,9 +21,11 @@ from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
+from dist_tune.sites import Turn, Untuned, check_not_capturing
 from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Anew, Make, Tuning, TuningOptions, Turn, Untuned, check_not_capturing, note_of_tracing
+from dist_tune.tuning import Anew, Tuning, TuningOptions, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
+from dist_tune.watch import Make
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

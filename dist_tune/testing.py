@@ -33,8 +33,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from dist_tune.log import unwrapped
 from dist_tune.measure import WallSpan
+from dist_tune.output import unwrapped
 
 __all__ = ["ExactTime", "FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values"]
 

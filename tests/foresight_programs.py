@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs, distinct
 from dist_tune.runtime.recording import LaunchRecorder
-from dist_tune.tuning.site import Site
+from dist_tune.sites.site import Site
 
 
 @triton.jit

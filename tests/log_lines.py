@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dist_tune.log import unwrapped
+from dist_tune.output.log import unwrapped
 
 _HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{3} INFO    (run of |dist_tune \S*, python |command: )")
 

@@ -15,7 +15,7 @@ from benchmarks.meeting_costs import Cost, latency_ms, tuning
 from benchmarks.simulator import Kernel, Played, World, play
 from benchmarks.timing_tables import load_tables, read_log
 from benchmarks.worlds import kernel_of, many, small, step_of_148
-from dist_tune.events import Told, Won
+from dist_tune.output.events import Told, Won
 from dist_tune.search import Plan, ReducedTimes
 from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record

@@ -21,7 +21,7 @@ from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 
 if TYPE_CHECKING:
-    from dist_tune.logger import Logger
+    from dist_tune.output import Logger
 
 
 class LookupResult(NamedTuple):

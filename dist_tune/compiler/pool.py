@@ -27,7 +27,7 @@ from dist_tune.compiler.processes import STAGES
 from dist_tune.compiler.shared_memory import known_need
 from dist_tune.compiler.stages import Stages
 from dist_tune.compiler.work import Work
-from dist_tune.story import CompiledCandidate
+from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""

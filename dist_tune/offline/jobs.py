@@ -19,19 +19,19 @@ from pydantic import ConfigDict, TypeAdapter
 
 from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, check_group, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
-from dist_tune.log import tuning_log
 from dist_tune.offline.journal import forget
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchOptions
 from dist_tune.offline.rounds import TunerContext
 from dist_tune.offline.tuner import Tuner
+from dist_tune.output import tuning_log
 from dist_tune.settings import read_settings
-from dist_tune.tuning import is_fatal
+from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from dist_tune.logger import Logger
+    from dist_tune.output import Logger
 
 Mode = Literal["split", "merge"]
 _ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))

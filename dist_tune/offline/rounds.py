@@ -21,10 +21,11 @@ from dist_tune.offline.runs import RunLaunch, Runs
 from dist_tune.runtime import RecordedLaunch, TalkedError, compile_ahead, dry_run
 from dist_tune.search import Plan
 from dist_tune.settings import Settings
-from dist_tune.tuning import Tuning, TuningOptions, limited
+from dist_tune.tuning import Tuning, TuningOptions
+from dist_tune.watch import limited
 
 if TYPE_CHECKING:
-    from dist_tune.logger import Logger
+    from dist_tune.output import Logger
 
 _N_REPEAT = 3
 """Timed runs of each finalist of a round, at most; the finals over all rounds have as many as were asked for."""

@@ -16,7 +16,7 @@ from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Span, wrong_output
 from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, Watch
-from dist_tune.tuning import is_fatal
+from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
 Run = Callable[[], Any]

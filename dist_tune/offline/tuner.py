@@ -17,7 +17,7 @@ from dist_tune.offline.runs import Runs
 from dist_tune.offline.search_space import launchable
 from dist_tune.printable import printable
 from dist_tune.search import make_strategy
-from dist_tune.tuning import is_fatal, no_valid_config
+from dist_tune.sites import is_fatal, no_valid_config
 from dist_tune.warn_once import warn_once
 
 _ROUND_S = 10.0

@@ -1,6 +1,6 @@
 """Event files line by line, with limits: a file may be written meanwhile, cut off, damaged, or of another version.
 
-Knows files and ``dist_tune.events``; nothing of what events mean together.
+Knows files and ``dist_tune.output.events``; nothing of what events mean together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from dist_tune.events import EVENT, EVENTS_VERSION, AnyEvent
+from dist_tune.output import EVENT, EVENTS_VERSION, AnyEvent
 from dist_tune.safe_files import opener
 
 MAX_LINE_BYTES = 8 * 2**20

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dist_tune import events
 from dist_tune.cache import TuningRecord, short_kernel, short_key
-from dist_tune.events import AnyEvent, RunBegun
+from dist_tune.output import AnyEvent, RunBegun, events
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""

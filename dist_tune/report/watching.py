@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_tune.events import Started
+from dist_tune.output import Started
 from dist_tune.printable import printable
 from dist_tune.report.facts import PHASES
 from dist_tune.report.reading import EventFile, event_files

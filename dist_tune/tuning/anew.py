@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.distributed import check_group
 from dist_tune.errors import Failures, StuckConfigError
-from dist_tune.tuning.rescue import Make
 from dist_tune.validation import check_ordinary, spelled
+from dist_tune.watch import Make
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

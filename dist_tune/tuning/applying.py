@@ -10,9 +10,9 @@ from dist_tune.cache import environment, reason
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError
 from dist_tune.measure import RngState, peak_bytes
+from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
-from dist_tune.tuning.outcome import Outcome
 from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
 

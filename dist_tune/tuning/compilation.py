@@ -16,12 +16,10 @@ from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
 from dist_tune.search import BatchReport, reduce_reports
+from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.discover import MANIFESTS
 from dist_tune.tuning.equals import EqualCandidates, loaded_on_all
-from dist_tune.tuning.exclusive import note_progress
-from dist_tune.tuning.manifest import RankManifest
-from dist_tune.tuning.site import Site, take_failures
 
 Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""

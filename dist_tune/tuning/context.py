@@ -15,20 +15,17 @@ from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
+from dist_tune.output import Story
 from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
-from dist_tune.story import Story
+from dist_tune.sites import Sites, check_alive, check_machine
 from dist_tune.tuning.notices import Notices
-from dist_tune.tuning.release import Releases, check_release
-from dist_tune.tuning.rescue import Make
-from dist_tune.tuning.site import check_alive, check_machine
-from dist_tune.tuning.sites import Sites
-from dist_tune.tuning.steps import Kind
 from dist_tune.validation import check_function
+from dist_tune.watch import Kind, Make, Releases, check_release
 
 if TYPE_CHECKING:
-    from dist_tune.logger import Logger
-    from dist_tune.tuning.replays import Replayer
+    from dist_tune.output import Logger
+    from dist_tune.replays import Replayer
 
 Closure = Callable[[], Any]
 """The user's function with the arguments of its call."""

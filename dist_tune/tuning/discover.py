@@ -12,11 +12,10 @@ from dist_tune.cache import TuningRecord
 from dist_tune.configs import digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
+from dist_tune.output import amount
 from dist_tune.settings import shared_settings
-from dist_tune.terminal import amount
+from dist_tune.sites import Outcome, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.manifest import RankManifest, SiteManifest, reduce_manifests
-from dist_tune.tuning.outcome import Outcome
 
 _MAX_DISCOVERIES = 4
 _told_settings: set[str] = set()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dist_tune.errors import reasons
+from dist_tune.output import amount
 from dist_tune.search import LateGuide, PriorTimes, guide_of
-from dist_tune.terminal import amount
+from dist_tune.sites import SiteManifest
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.isolation import isolate
-from dist_tune.tuning.manifest import SiteManifest
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.settling import compile_variants, probe
 from dist_tune.tuning.warm_up import warm_up

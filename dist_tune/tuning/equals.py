@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.distributed import Reduction
 from dist_tune.errors import Failures
 from dist_tune.search import BatchReport, reduce_reports
-from dist_tune.tuning.site import Site, take_failures
+from dist_tune.sites import Site, take_failures
 
 if TYPE_CHECKING:
     from dist_tune.tuning.context import TuningContext

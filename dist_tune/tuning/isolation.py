@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dist_tune.errors import reasons
+from dist_tune.replays import ISOLATION
 from dist_tune.search import Trial
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.replays import ISOLATION
 
 
 def isolate(context: TuningContext, closure: Closure, candidates: Mapping[str, Collection[int]]) -> None:

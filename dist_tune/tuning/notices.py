@@ -8,7 +8,7 @@ import torch
 
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
-from dist_tune.log import tuning_log
+from dist_tune.output import tuning_log
 from dist_tune.settings import read_settings
 from dist_tune.tested_versions import newer_than_tested
 from dist_tune.validation import deferred_value
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dist_tune.distributed import Ranks
-    from dist_tune.logger import Logger
+    from dist_tune.output import Logger
     from dist_tune.settings import Settings
     from dist_tune.tuning.context import TuningContext
 

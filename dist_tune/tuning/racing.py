@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dist_tune.errors import Failures
+from dist_tune.replays import RACE, Conditions, finals_of
 from dist_tune.search import ReducedReport, Replay
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.replays import RACE, Conditions, finals_of
 from dist_tune.tuning.settling import compile_variants, settle
 from dist_tune.tuning.waves import try_waves
 

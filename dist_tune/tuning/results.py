@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, differing, short_config, why_not
 from dist_tune.configs import config_fields
 from dist_tune.search import CandidateResult
+from dist_tune.sites import Site
 from dist_tune.tuning.context import TuningContext
-from dist_tune.tuning.site import Site
 
 if TYPE_CHECKING:
-    from dist_tune.logger import Logger
+    from dist_tune.output import Logger
 
 _MAX_FIELDS = 12
 """Fields of a config with a column each; with more differing ones there is one column of whole configs."""

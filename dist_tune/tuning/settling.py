@@ -9,14 +9,12 @@ from collections.abc import Sequence
 
 from dist_tune.compiler import compile_cost
 from dist_tune.errors import reasons
+from dist_tune.replays import MAX_VARIANTS, WARM_UP
 from dist_tune.search import BatchReport, Trial
+from dist_tune.sites import RankManifest, Site, SiteManifest
 from dist_tune.tuning.compilation import load_all
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import MANIFESTS, discover, note_variants, take_cached
-from dist_tune.tuning.manifest import RankManifest, SiteManifest
-from dist_tune.tuning.replays import WARM_UP
-from dist_tune.tuning.site import Site
-from dist_tune.tuning.variants import MAX_VARIANTS
 
 _MAX_SETTLED = 2 * MAX_VARIANTS
 _FEW = 16

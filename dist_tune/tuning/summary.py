@@ -24,7 +24,7 @@ from dist_tune.cache import (
     short_key,
     skew,
 )
-from dist_tune.terminal import amount, milliseconds
+from dist_tune.output import amount, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,31 +17,20 @@ from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Calls, Ranks, is_secondary, regroup_of
 from dist_tune.errors import DistTuneError, Failures, StuckConfigError
-from dist_tune.log import tuning_log
 from dist_tune.measure import RngState, StepState, device_clock, frozen_heap, peak_bytes
+from dist_tune.output import Story, Terminal, tuning_log
+from dist_tune.replays import FirstRun, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
-from dist_tune.story import Story
-from dist_tune.terminal import Terminal
+from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.exclusive import one_at_a_time
-from dist_tune.tuning.first_run import FirstRun
-from dist_tune.tuning.journal import TuningJournal
 from dist_tune.tuning.notices import tell_of_first_run
 from dist_tune.tuning.racing import run_race
-from dist_tune.tuning.release import Release
-from dist_tune.tuning.replays import Replayer
-from dist_tune.tuning.rescue import Rescue
-from dist_tune.tuning.site import Site
-from dist_tune.tuning.sites import Sites
-from dist_tune.tuning.steps import Kind
-from dist_tune.tuning.trials import Trials
-from dist_tune.tuning.variants import Variants
-from dist_tune.tuning.watchdog import Watchdog
+from dist_tune.watch import Kind, Release, Rescue, Watchdog
 
 
 class Tuning:

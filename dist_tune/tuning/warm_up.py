@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.replays import PROBED, WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
+from dist_tune.sites import Site
 from dist_tune.tuning.compilation import Waves, precompile
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.replays import WARM_UP
-from dist_tune.tuning.site import Site
-from dist_tune.tuning.variants import PROBED
 
 
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool, waves: Waves | None = None) -> None:

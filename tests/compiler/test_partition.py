@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement, own_share, partition, split_keys
-from dist_tune.tuning.manifest import RankManifest, reduce_manifests
+from dist_tune.sites.manifest import RankManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
 

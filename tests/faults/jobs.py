@@ -14,8 +14,8 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
+from dist_tune.replays.replays import Conditions, Replayer
 from dist_tune.tuning import compilation
-from dist_tune.tuning.replays import Conditions, Replayer
 
 Phase = Literal["discover", "compile", "race", "finals", "apply"]
 PHASES: tuple[Phase, ...] = ("discover", "compile", "race", "finals", "apply")

@@ -12,7 +12,7 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.measure.clocks import WallSpan
-from dist_tune.tuning import watchdog
+from dist_tune.watch import watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.stuck import BLOCKS, hang, threads_left
 

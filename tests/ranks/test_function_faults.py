@@ -243,7 +243,7 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(pair: Results):
 
 
 def _captures(rank: int) -> Any:
-    from dist_tune.tuning import site
+    from dist_tune.sites import site
 
     function = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
     function(1)

@@ -12,7 +12,7 @@ import torch
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import Outcome, on_ranks, values
-from dist_tune.tuning.watchdog import Watchdog
+from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
 

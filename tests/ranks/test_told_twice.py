@@ -14,7 +14,7 @@ import torch
 import triton
 
 from dist_tune import contextual_autotune
-from dist_tune.events import EVENT
+from dist_tune.output.events import EVENT
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, configs
 

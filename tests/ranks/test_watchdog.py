@@ -21,7 +21,7 @@ import torch.distributed as dist
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, on_ranks, values
 from dist_tune.tuning import Tuning
-from dist_tune.tuning.watchdog import Watchdog
+from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
 from tests.ranks.world import DEADLINE_S, ROOT

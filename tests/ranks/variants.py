@@ -13,9 +13,9 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
+from dist_tune.replays.trials import Trials
 from dist_tune.runtime import interception
 from dist_tune.testing import FakeH200, Outcome, on_ranks
-from dist_tune.tuning.trials import Trials
 
 MS = {16: 12.0, 32: 3.0, 64: 9.0, 128: 12.0}
 """What a launch takes, by block."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
-from dist_tune.events import (
+from dist_tune.output.events import (
     AnyEvent,
     Compiled,
     Dropped,

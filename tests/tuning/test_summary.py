@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord
-from dist_tune.log import WIDTH, wrapped
-from dist_tune.terminal import amount, console_of
+from dist_tune.output.log import WIDTH, wrapped
+from dist_tune.output.terminal import amount, console_of
 from dist_tune.tuning.results import table_rows
 from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, step_times, summary
 from tests.cached_records import candidate, record

@@ -9,8 +9,8 @@ import torch
 
 from dist_tune import contextual_autotune
 from dist_tune.measure.clocks import WallSpan
+from dist_tune.replays.replays import Replayer
 from dist_tune.testing import on_ranks, values
-from dist_tune.tuning.replays import Replayer
 from tests.ranks.kernels import autotuned, launch
 
 pytestmark = pytest.mark.once

@@ -1,0 +1,28 @@
+"""Account of a tuning: the log and the events of a rank, and the terminal of the first one.
+
+Knows texts, numbers and files; nothing of kernels or ranks.
+"""
+
+from dist_tune.output import events
+from dist_tune.output.events import EVENT, EVENTS_VERSION, AnyEvent, RunBegun, Started
+from dist_tune.output.log import tuning_log, unwrapped
+from dist_tune.output.logger import Logger
+from dist_tune.output.story import CompiledCandidate, Story
+from dist_tune.output.terminal import Terminal, amount, milliseconds
+
+__all__ = [
+    "EVENT",
+    "EVENTS_VERSION",
+    "AnyEvent",
+    "CompiledCandidate",
+    "Logger",
+    "RunBegun",
+    "Started",
+    "Story",
+    "Terminal",
+    "amount",
+    "events",
+    "milliseconds",
+    "tuning_log",
+    "unwrapped",
+]

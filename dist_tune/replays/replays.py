@@ -1,0 +1,298 @@
+"""Runs the closure: one replay, or a batch of timed ones with the host ahead of the device.
+
+Knows the order of things around a replay: reset, alignment, listening, undoing. Nothing in here talks to other ranks while
+the closure runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_tune.compiler import noted
+from dist_tune.distributed import Ranks
+from dist_tune.errors import StuckDeviceError
+from dist_tune.measure import MAX_LEAD_MS, Clock, Lead, RngState, Span, wait_for_device
+from dist_tune.replays.first_run import FirstRun
+from dist_tune.replays.trials import Trials
+from dist_tune.runtime import Tunable, interception
+from dist_tune.search import Plan, Replay
+from dist_tune.sites import Sites, note_progress
+from dist_tune.watch import Kind, Watchdog
+
+_POLL_S = 1e-4
+_MAX_JUMPS = 4
+"""Replays of a tuning that are run again because their time is negative, or longer than the batch: more is no clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions under which the replays of a batch follow one another."""
+
+    phase: str
+    """Phase of the tuning, for messages."""
+    is_cold: bool
+    """True: the L2 cache is flushed before each."""
+    times_launches: bool
+    """True: launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
+    has_rests: bool
+    """True: the device rests before each, for half the time of the shortest: at the power limit, a power-hungry candidate throttles the
+    next one."""
+    is_timed: bool = True
+    """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
+    replay be given even longer."""
+    is_race: bool = True
+    """False in the finals, whose samples are no samples of the race."""
+    is_alone: bool = False
+    """True: in each replay one candidate is new, and the process ends for no other."""
+
+
+WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, has_rests=False, is_timed=False)
+ISOLATION = Conditions("isolation", is_cold=False, times_launches=False, has_rests=False, is_timed=False, is_alone=True)
+RACE = Conditions("race", is_cold=True, times_launches=True, has_rests=False)
+
+
+def finals_of(plan: Plan) -> Conditions:
+    """Conditions of the finals of a plan."""
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True, is_race=False)
+
+
+class Replayer:
+    """The replays of one tuning."""
+
+    def __init__(
+        self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float, *, sites: Sites
+    ) -> None:
+        self.watchdog: Watchdog = trials.watchdog
+        self.n_replays = 0
+        """Runs of the closure so far; the caller says so if it has made the first."""
+        self.n_thrown_away = 0
+        """Replays that did not count and were run again, because a kernel was not compiled before. The same on all ranks."""
+        self.run_s = 0.0
+        """Host seconds of the latest run of the closure."""
+        self.batch_s = 0.0
+        """Seconds of the latest batch, until the device was through."""
+        self.first_run_counts = False
+        """True after the last run if the value of the call is the first run's."""
+        self.trials = trials
+        self._ranks = ranks
+        self._sites = sites
+        self._journal = sites.journal
+        self._clock = clock
+        self._reset = reset
+        self._first_run: FirstRun | None = None
+        self._stuck_after_s = stuck_after_s
+        self._lead = Lead()
+        self._shortest_ms = 0.0
+        self._n_jumps = 0
+        self._phase = "", 0
+        """The latest phase, and its first replay."""
+
+    def undo(self) -> None:
+        """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
+
+        What the first run changed stays until it is known whether that one counts.
+        """
+        undo = self.trials.take_undo()
+        if self.n_replays == 1 and self._first_run is not None:
+            self._first_run.take(undo)
+        else:
+            undo.restore()
+
+    def begin_after(self, first_run: FirstRun | None) -> None:
+        """Go on from a run that the caller has made; None if ``reset`` puts all back."""
+        self.n_replays += 1
+        self._first_run = first_run
+
+    def last_run(self, closure: Callable[[], Any], before: RngState) -> Any:
+        """The value of the call: of one more run, as its caller would make it, or of the first, if that one counts."""
+        self.watchdog.phase = "last run"
+        self.restart()
+        if self._first_run is not None and self._first_run.counts:
+            self.first_run_counts = True
+            if not self._ranks.is_alone:
+                # Whether the first run counts is this rank's own finding; so all ranks make the last one, and their collectives match.
+                self.run(closure, {})
+                self.undo()
+            return self._first_run.finish()
+        self.trials.inputs.forget()
+        before.restore()
+        value = self.run(closure, {})
+        self.trials.take_undo().forget()
+        return value
+
+    def finish_first(self) -> Any:
+        """The value of the first run, after which there was nothing to tune."""
+        self.trials.take_undo().forget()
+        assert self._first_run is not None
+        return self._first_run.finish()
+
+    def give_up(self) -> None:
+        """Leave what the first run left, after an error."""
+        self.undo()
+        self.trials.inputs.put_back()
+        if self._first_run is not None:
+            self._first_run.finish()
+
+    def rewind(self) -> Callable[[Any], Any]:
+        """After a replay that was cut off, go back to where replays begin, to make the call anew: its value -> the call's.
+
+        The first run counts all the same where the step acts in place: its value and what it has left are the call's.
+        """
+        self.undo()
+        first_run = self._first_run
+        if self._reset is not None:
+            self._reset()
+        elif first_run is None:
+            self.trials.inputs.put_back()
+        else:
+            first_run.rewind()
+            if first_run.counts:
+                return lambda value: first_run.finish()
+        return lambda value: value
+
+    def keep(self, launch: Tunable) -> None:
+        """Copy the arguments of the function that all replays call, if the user has no ``reset``."""
+        if self._reset is None:
+            wait_for_device()  # what is under way may be writing to them
+            self.trials.inputs.keep(launch.owner.function, *launch.arguments)
+
+    def restart(self, *, compares: bool = True) -> None:
+        """Call the user's ``reset``, or put back what the step changes in place: before each replay but the first.
+
+        ``compares``: the kept arguments with what the last replay changed, and none before; that waits for the device.
+
+        Raises:
+            DistTuneError: it has changed an argument that is too large to be kept, or may not.
+        """
+        if self.n_replays == 0:
+            return
+        if self._reset is not None:
+            self.watchdog.note("reset", Kind.USERS_WORK)
+            self._reset()
+            self.watchdog.note("work between replays")
+        elif self._first_run is not None:
+            self._first_run.restart()
+        else:
+            self.trials.inputs.restart(compares=compares)
+
+    def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
+        """One replay; ``whole`` times it."""
+        self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
+        self.n_replays += 1
+        doing = f"replay {self.n_replays}{self._sites.told(schedule)}"
+        note_progress()
+        self.watchdog.note(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
+        interception.push(self.trials)
+        began = time.perf_counter()
+        try:
+            if whole is not None:
+                whole.begin()
+            with self._ranks.running(self.n_replays, doing):
+                value = self.watchdog.rescue.call(closure)
+            if whole is not None:
+                whole.end()
+            return value
+        finally:
+            self.run_s = time.perf_counter() - began
+            interception.pop()
+            self._sites.story.replayed(self.n_replays - 1, self.run_s, schedule)
+            if self.watchdog.end_replay():
+                self.trials.samples.disturb(self.n_replays - 1)
+
+    def run_batch(self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions) -> None:
+        """Replay a batch, and add the times to the samples when the device is through.
+
+        Raises:
+            StuckDeviceError: the device stands still.
+            DistTuneError: another rank ended the tuning.
+        """
+        wholes: list[tuple[int, Replay, Span]] = []
+        n_done = 0
+        batch_began = time.monotonic()
+        self.watchdog.phase = conditions.phase
+        story, n_before = self._sites.story, self._n_in_phase(conditions)
+        if not conditions.is_timed:
+            story.terminal.step(n_before, n_before + len(batch))
+        for k, schedule in enumerate(batch):
+            doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
+            self._ranks.beat(doing, is_new=is_new)
+            self.restart(compares=k == 0 or not conditions.is_timed)
+            while n_done < len(wholes) and wholes[n_done][2].is_done():
+                ms = self._end_replay(*wholes[n_done], conditions)
+                self._shortest_ms = min(ms, self._shortest_ms or ms)
+                n_done += 1
+            self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
+            story.starting(schedule, self.n_replays)
+            story.terminal.step(n_before + k)
+            self.trials.prepare(schedule)
+            if conditions.is_timed:
+                self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
+            self._ranks.align()
+            whole = self._clock.span()
+            wholes.append((self.n_replays, schedule, whole))
+            with noted(self.trials.note_compilation):
+                self.run(closure, schedule, whole, times_launches=conditions.times_launches)
+            if conditions.is_timed:
+                self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
+            self.undo()
+        self._await_device(wholes, n_done, n_before)
+        if self.watchdog.end_batch(batch):
+            for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
+                self.trials.samples.disturb(number)
+        self.batch_s = time.monotonic() - batch_began
+        for number, schedule, span in wholes[n_done:]:
+            self._end_replay(number, schedule, span, conditions)
+        jumped = []
+        for number, _, span in wholes:
+            if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
+                jumped.append(number)
+                self._n_jumps += 1
+                self.trials.samples.lose(number)  # to be run again: a clock that was set counts against no config
+        self.trials.read_spans()
+        self.trials.samples.strike(jumped)
+        story.end_batch(self.trials.samples.why_discarded)
+
+    def _n_in_phase(self, conditions: Conditions) -> int:
+        """Replays of the phase before this batch."""
+        if conditions.phase != self._phase[0]:
+            self._phase = conditions.phase, self.n_replays
+        return self.n_replays - self._phase[1]
+
+    def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
+        """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
+        ms = whole.ms()
+        self.trials.samples.add_replay(number, ms, schedule)
+        if conditions.is_timed:
+            self.trials.read_spans(number)
+        self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
+        return ms
+
+    def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
+        """Milliseconds that the device spins before the next replay: until the host has queued it, or to rest."""
+        # Replays that it has not come to yet keep it busy as well; their leads are not counted, so that the host gets farther ahead.
+        lead_ms = self._lead.ms(self._shortest_ms * max(0, n_queued - 1))
+        return max(lead_ms, min(0.5 * self._shortest_ms, MAX_LEAD_MS)) if conditions.has_rests else lead_ms
+
+    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int) -> None:
+        """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
+        since, n_noted = time.monotonic(), -1
+        while n_done < len(replays):
+            number, schedule, span = replays[n_done]
+            if span.is_done():
+                n_done, since = n_done + 1, time.monotonic()
+                continue
+            if n_noted != n_done:
+                n_noted = n_done
+                self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
+            self._ranks.beat(f"waiting for the device, {n_done} of {len(replays)} replays done")
+            self._sites.story.terminal.step(n_before + n_done)
+            if time.monotonic() - since > self._stuck_after_s:
+                self.watchdog.free_device(span.is_done)
+                raise StuckDeviceError(
+                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(replays)} within "
+                    f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
+                )
+            time.sleep(_POLL_S)

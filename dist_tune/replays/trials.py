@@ -1,0 +1,299 @@
+"""The launches of a replay: each runs the candidate that the schedule says, timed or checked if it is its turn.
+
+Another candidate stands in for one that fails, so that a bad config never aborts a replay. Knows nothing of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import OutOfMemoryError
+
+from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
+from dist_tune.distributed import Ranks, is_secondary, n_collectives
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
+from dist_tune.measure import Clock, Inputs, Span
+from dist_tune.replays.variants import Variants
+from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
+from dist_tune.search import Replay, Samples, Trial
+from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
+from dist_tune.watch import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """A launch that returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A launch that raised."""
+
+    n_collectives: int
+    """Collectives that it had issued before, if it is the whole closure."""
+
+
+class _NotLoaded:
+    """A launch that was not made, because it would have compiled its kernel."""
+
+
+class Trials:
+    """The launches of one tuning on this rank. A ``Listener``."""
+
+    is_keeping = True  # a launch with a known config is undone like any other
+
+    def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
+        self.is_watching = True
+        self.watchdog = watchdog
+        self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
+        self.samples = Samples()
+        self.suspects: list[str] = []
+        """Candidates that raised after issuing a collective; peers may wait in the rest."""
+        self.recorder: LaunchRecorder | None = None
+        """Writes down the launches inside functions."""
+        self.wrong: dict[str, str] = {}
+        """Sites whose config from the cache has answered wrongly -> how."""
+        self.inputs = Inputs()
+        """Arguments of the function that is tuned, if it is the whole closure."""
+        self._closure = closure
+        self._rank = ranks.rank
+        self._sites = sites
+        self._clock = clock
+        self._log = watchdog.log
+        self.variants = variants
+        self._schedule: Replay = {}
+        self._repeated: set[str] = set()
+        """Sites that do the same as in the replay before."""
+        self._times_launches, self._is_timed, self._replay, self._n_compiled = False, False, 0, 0
+        self._launched: set[str] = set()
+        """Sites launched in this run."""
+        self._zeroes = True
+        self._around: list[str] = []
+        """Functions under way, the outermost first."""
+        self._undo = Undo()
+        self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
+        self._warm_ups: list[tuple[str, int, Span, bool]] = []
+        """Function, candidate, and the clock of an untimed run."""
+
+    # -- a replay ------------------------------------------------------------------------------------------------
+
+    def prepare(self, schedule: Replay) -> None:
+        """Let the scheduled candidates be made ready, before the clock is."""
+        for label, trial in schedule.items():
+            site = self._sites.met.get(label)
+            if site is not None and site.prepare is not None:
+                site.prepare(site.configs[trial.candidate])
+
+    def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
+        """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
+        self._repeated = {label for label, trial in schedule.items() if self._schedule.get(label) == trial}
+        self._replay, self._schedule, self._times_launches = number, schedule, times_launches
+        # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
+        self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
+        self._is_timed = any(trial.is_timed for trial in schedule.values())
+        self._launched.clear()
+        self.variants.begin_replay()
+
+    def take_undo(self) -> Undo:
+        """The tensors that the last run changed; it is put back or forgotten by the caller."""
+        undo, self._undo = self._undo, Undo()
+        return undo
+
+    def read_spans(self, last: int | None = None) -> None:
+        """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
+        while self._spans and (last is None or self._spans[0][2] <= last):
+            label, candidate, replay, span = self._spans.pop(0)
+            self.samples.add_launch(label, candidate, replay, ms := span.ms())
+            facts = f'kernel_ms={ms:.4f} config="{self._sites.met[label].texts[candidate]}"'
+            self._log.trace(f"site={label} candidate={candidate} replay={replay} {facts}")
+        for label, candidate, span, is_clean in self._warm_ups:
+            self.samples.add_warm_up(label, candidate, span.ms(), is_clean=is_clean)
+        self._warm_ups.clear()
+
+    def note_compilation(self, kernel: Any) -> None:
+        """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
+        is_here = interception.listener_here() is self
+        self._n_compiled += is_here
+        if not is_here or not self._is_timed:
+            return
+        around = [f"{label} {self._schedule[label].candidate}" for label in self._around if label in self._schedule]
+        if self.variants.counts_against(self._replay, kernel, around):
+            self.samples.lose(self._replay)
+
+    # -- a listener's part ---------------------------------------------------------------------------------------
+
+    def launching(self, launch: Tunable) -> None:
+        """Before any launch outside scheduled replays."""
+        self._sites.note_hit(launch)
+
+    def keeping(self, launch: Tunable) -> None:
+        """Before a launch with a known config, in any run."""
+        launch.keep(self._undo)
+
+    def missed(self, launch: Tunable) -> Any:
+        """Launch a kernel or function without a config, with the candidate whose turn it is.
+
+        Raises:
+            CaptureError: the closure captures a CUDA graph.
+            NoValidConfigError: no candidate of the site can be launched on this rank.
+        """
+        check_not_capturing(launch, self._closure)
+        site = self._sites.meet(launch)
+        for outer in self._around:
+            self.samples.nest(outer, site.label)
+        if site.winner is not None:  # a kernel object made anew in every replay
+            launch.slot.fill(site.winner, site.timings)
+            return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
+        # As in Triton, where the first launch tunes and the next ones add to what it leaves.
+        self._zeroes = bool(self._schedule) or site.label not in self._launched
+        self._launched.add(site.label)
+        trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
+        if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
+            # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
+            site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
+            site.checker.restore()
+        if site.is_compiled and site.record is None and not self._is_timed:
+            self.variants.see(site, launch, self._replay)
+        for index in site.order(trial.candidate):
+            if index != trial.candidate and self._schedule:
+                self.samples.disturb(self._replay)
+            if site.is_compiled and site.is_new and site.record is None:
+                if self._schedule and site.stand_in is None:  # compiled and loaded in the middle of what is timed at other sites
+                    self.samples.disturb(self._replay)
+                if not self._sites.load(site, index):
+                    continue
+            launched = self._launch(site, launch, index, trial)
+            if isinstance(launched, _NotLoaded):
+                launched = self._launch_loaded(site, launch, index, trial)
+            if isinstance(launched, _Returned):
+                return launched.value
+            # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
+            if launched.n_collectives > 0:
+                self.samples.disturb(self._replay)
+                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
+                return None
+        site.is_given_up = True
+        message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
+        raise no_fit(message, site) from site.last_error
+
+    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
+        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
+        ready, is_asked = self.variants.ready(site, launch, index, self._replay)
+        if not is_asked and self._is_timed:
+            self.samples.lose(self._replay)
+        launched = _Failed(0) if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
+        assert not isinstance(launched, _NotLoaded)
+        return launched
+
+    def _launch(
+        self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False
+    ) -> _Returned | _Failed | _NotLoaded:
+        """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
+        is_turn = index == trial.candidate
+        # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
+        span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
+        warm_up = self._clock.span() if is_turn and trial.is_checked else None
+        is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
+        checker = site.checker if is_checked else None
+        site.is_unchecked &= not is_checked
+        inputs = self.inputs if launch.is_whole else Inputs()  # of a launch inside a closure only while it is judged
+        if not launch.is_whole and not trial.is_timed and site.record is None and (trial.is_checked or site.checker is not None):
+            inputs.keep(launch.owner.function, *launch.arguments)
+        if checker is not None:
+            checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
+        n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
+        is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
+        self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
+        try:
+            with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
+                if warm_up is not None:
+                    warm_up.begin()
+                with self.watchdog.launching(site.label, index):
+                    value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
+                if warm_up is not None:
+                    warm_up.end()
+            if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
+                return _NotLoaded()
+        except NotLoaded:
+            return _NotLoaded()
+        # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
+        except Exception as error:
+            if checker is not None:
+                with suppress(RuntimeError):  # of a device that is lost
+                    checker.restore()
+            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+                raise
+            inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
+            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+            free_frames(error)  # they hold the memory that the next candidate needs
+            site.last_error = error
+            return _Failed(n_collectives() - n_before if launch.is_whole else 0)
+        self._sites.journal.launched()
+        if checker is not None and not self._is_right(site, index, value, launch, inputs):
+            return _Returned(value)
+        if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in
+            self._undo.keep(inputs.copies(inputs.changed()))
+        site.stand_in = index
+        if is_turn and trial.is_timed:
+            self.samples.add_run(site.label, index, self._replay)
+        if warm_up is not None:
+            self._warm_ups.append((site.label, index, warm_up, self._n_compiled == n_compiled))
+        if span is not None and trial.is_timed:
+            self._spans.append((site.label, index, self._replay, span))
+        return _Returned(value)
+
+    def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
+        """Launch; once more if the machine failed, or without copies on the device if it has no memory left: those are the tuner's."""
+        n_before = 0 if launch.is_compiled else n_collectives()
+        try:
+            return launch.run(config, self._undo, span, is_trial=is_trial)
+        except Exception as error:
+            is_first = launch.is_compiled or n_collectives() == n_before
+            if is_first and is_machine_failure(error):
+                self.inputs.put_back()
+                self.samples.lose(self._replay)
+            elif not (isinstance(error, OutOfMemoryError) and launch.is_whole and is_first and self.inputs.move_to_host()):
+                raise
+        return launch.run(config, self._undo, span, is_trial=is_trial)
+
+    def _run_recalled(self, site: Site, launch: Tunable) -> Any:
+        """Launch a config from the cache, and judge its result once."""
+        assert site.checker is not None
+        site.is_unchecked = False
+        site.checker.begin(*launch.arguments, is_repeated=False)
+        try:
+            value = self._run(launch, site.winner)
+        except BaseException:
+            site.checker.restore()
+            raise
+        if wrong := site.checker.judge(value, *launch.arguments):
+            self.wrong[site.label] = wrong
+        return value
+
+    def _is_right(self, site: Site, index: int, value: Any, launch: Tunable, inputs: Inputs) -> bool:
+        """Judge a result, and note which arguments were changed though they are no outputs."""
+        assert site.checker is not None
+        wrong = site.checker.judge(value, *launch.arguments)
+        changed = inputs.changed() - (set() if wrong else site.checker.outputs)
+        if not launch.is_whole:  # nothing else puts back what a closure holds
+            self._undo.keep(inputs.copies(changed))
+        if wrong:
+            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
+        else:
+            site.changes.setdefault(index, set()).update(inputs.harmed(changed))
+        return not wrong
+
+    @contextmanager
+    def _running(self, site: Site, index: int) -> Iterator[None]:
+        """A function runs meanwhile: its launches are recorded, and are a part of its time."""
+        self._around.append(site.label)
+        try:
+            with nullcontext() if self.recorder is None else self.recorder.running(site.label, index):
+                yield
+        finally:
+            self._around.pop()

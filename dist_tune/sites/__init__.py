@@ -1,0 +1,48 @@
+"""Sites of a tuning: kernels at a key with their candidates, names that ranks share, and the journal of what was measured.
+
+Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
+"""
+
+from dist_tune.sites.alone import Untuned
+from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
+from dist_tune.sites.journal import TuningJournal
+from dist_tune.sites.key_history import KeyHistory
+from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
+from dist_tune.sites.nearest import NearestConfigs
+from dist_tune.sites.outcome import Outcome
+from dist_tune.sites.site import (
+    Site,
+    Variant,
+    check_alive,
+    check_machine,
+    check_not_capturing,
+    is_fatal,
+    no_fit,
+    no_valid_config,
+    take_failures,
+)
+from dist_tune.sites.sites import Sites
+
+__all__ = [
+    "KeyHistory",
+    "NearestConfigs",
+    "Outcome",
+    "RankManifest",
+    "Site",
+    "SiteManifest",
+    "Sites",
+    "TuningJournal",
+    "Turn",
+    "Untuned",
+    "Variant",
+    "check_alive",
+    "check_machine",
+    "check_not_capturing",
+    "is_fatal",
+    "no_fit",
+    "no_valid_config",
+    "note_progress",
+    "one_at_a_time",
+    "reduce_manifests",
+    "take_failures",
+]

@@ -1,0 +1,273 @@
+"""Manifests of sites: what each rank has met, and what follows for all of them before anything is compiled or measured.
+
+Pure: plain values that travel as JSON. The reduction is computed once, from the manifests of all ranks, and read by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dist_tune.cache import LookupResult
+from dist_tune.compiler import CompileKeys, Placement
+from dist_tune.configs import digest
+from dist_tune.errors import Failures
+from dist_tune.search import PriorTimes
+from dist_tune.sites.earlier import Offer, all_suspects, first_reasons, shared_offer, with_suspects
+from dist_tune.sites.labels import telling
+
+
+@dataclass(frozen=True, slots=True)
+class RankManifest:
+    """The sites of one rank."""
+
+    placement: Placement
+    sites: dict[str, str] = field(default_factory=dict)
+    """Sites not reported before -> digest of their candidates."""
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    """The candidates of some of them, described. The first rank spells all of its lists out, the others those that are asked for."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Site -> compile keys of its candidates in a row."""
+    hits: dict[str, str] = field(default_factory=dict)
+    """Sites that Triton already has a config for on this rank -> that config."""
+    is_watched: bool = True
+    """True if the launches of the run before were heard from its beginning, so that ``hits`` has them all."""
+    folder: str = ""
+    """Identity of this rank's cache directory; empty without one."""
+    lookups: dict[str, LookupResult] = field(default_factory=dict)
+    """Site -> result of this rank's look-up; of all of ``sites``."""
+    prior: dict[str, PriorTimes] = field(default_factory=dict)
+    """Site -> times of earlier tunings. The first rank brings it."""
+    warm_ups: dict[str, int] = field(default_factory=dict)
+    """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
+    has_recorded: bool = False
+    """True if launches inside one of these are recorded, to compile those of its other candidates."""
+    run_s: float = 0.0
+    """Host seconds of this rank's latest run of the closure."""
+    kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """Kernel and key -> the kernels that share them on this rank, each by its code and by what they differ in."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Sites whose config from the cache has answered wrongly here -> how."""
+    settings: dict[str, float | bool] = field(default_factory=dict)
+    """Environment variables that ranks should have in common."""
+    is_last: bool = False
+    """True if this rank would tune no further keys of the function."""
+    variants: dict[str, int] = field(default_factory=dict)
+    """Site -> variants of its kernel on this rank, where there are several."""
+    in_full: list[str] = field(default_factory=list)
+    """Variants to compile for all candidates."""
+    endless: str = ""
+    """Reason why a site's variants have no end."""
+    wants_probe: bool = False
+    """True if this rank would see a replay before it compiles its new sites."""
+    n_threads: int = 1
+    """That compile on this rank."""
+    resumed: Offer = field(default_factory=dict)
+    """Samples of earlier attempts that this rank's journal has."""
+    suspects: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> candidates under way when an earlier process of this rank died."""
+    barred: Failures = field(default_factory=dict)
+    """Candidates that did not run on this rank in an earlier attempt, or are in quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRecord:
+    """A site that all ranks take from the cache."""
+
+    winner: str
+    """Described."""
+    provider: int
+    """The rank whose record is used."""
+    lacking: list[int]
+    """Ranks without such a record, or with one of another config."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteManifest:
+    """The sites of all ranks."""
+
+    sites: list[str]
+    """All sites that are new on some rank."""
+    lists: dict[str, list[str]]
+    """Sites that are not new on all ranks -> their candidates, described, for the ranks that do not know them."""
+    unlisted: list[str]
+    """Sites whose lists differ or are not spelled out yet: the next meeting brings them."""
+    mismatch: str
+    """The first difference between two ranks' candidates for one site; empty if there is none."""
+    disputed: list[str]
+    """Sites that some rank has a config for while another lacks it or has a different one."""
+    is_watched: bool
+    """True if the hits of all ranks are known, or do not matter: all ranks have missed the same sites in the midst of a call."""
+    compile_keys: dict[str, list[CompileKeys]]
+    cached: dict[str, SharedRecord] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    """Sites with a record on some rank that not all ranks can use."""
+    missed: str = ""
+    """Reason why a site that must have a record has none; empty if all is well."""
+    writers: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> ranks that write its record: one for each folder and key."""
+    prior: dict[str, PriorTimes] = field(default_factory=dict)
+    warm_ups: dict[str, int] = field(default_factory=dict)
+    has_recorded: bool = False
+    """On some rank: all take part in the compilation."""
+    run_s: float = 0.0
+    """Of the slowest rank."""
+    told_apart: dict[str, list[str]] = field(default_factory=dict)
+    """Kernel and key -> names of the values that tell kernels apart. If there are any, sites get new labels, and all else is void."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
+    differing: str = ""
+    """Settings that differ between ranks, with the values; empty if there are none."""
+    is_isolating: bool = False
+    """True if each new candidate runs alone first, because some rank asks for that."""
+    is_last: bool = False
+    """True if all ranks would tune no further keys of the function."""
+    variants: dict[str, int] = field(default_factory=dict)
+    """On the rank with the most."""
+    in_full: list[str] = field(default_factory=list)
+    endless: str = ""
+    """"rank r: reason" of the first such rank."""
+    wants_probe: bool = False
+    n_threads: int = 1
+    """That compile on the host with the most."""
+    resumed: Offer = field(default_factory=dict)
+    """Samples of earlier attempts that all ranks have that met the site."""
+    barred: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Site -> candidate -> "rank r: reason" of the first rank."""
+
+    @property
+    def to_tune(self) -> list[str]:
+        """New sites that are not taken from the cache."""
+        return [label for label in self.sites if label not in self.cached]
+
+
+def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
+    """Reduce the manifests of all ranks: rank -> manifest."""
+    lists: dict[str, list[str]] = {}
+    mismatch = ""
+    for rank, mine in manifests.items():
+        for label, texts in mine.lists.items():
+            known = lists.setdefault(label, texts)
+            if texts != known:
+                mismatch = mismatch or _difference(label, rank, texts, known)
+    everyone = manifests.values()
+    sites = sorted({label for mine in everyone for label in mine.sites})
+    cached, refused = _share_records(sites, manifests)
+    missed = (
+        f"site {label}, rank {rank}: {mine.lookups[label].miss}"
+        for label in sites
+        for rank, mine in manifests.items()
+        if label not in cached and label in mine.lookups and mine.lookups[label].miss
+    )
+    bases = sorted({base for mine in everyone for base in mine.kinds})
+    suspects = all_suspects(mine.suspects for mine in everyone)
+    is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
+    return SiteManifest(
+        sites=sites,
+        lists={label: texts for label, texts in lists.items() if any(label not in mine.sites for mine in everyone)},
+        unlisted=sorted({label for mine in everyone for label, each in mine.sites.items() if digest(lists.get(label, [])) != each}),
+        mismatch=mismatch,
+        disputed=sorted(_disputed(manifests)),
+        is_watched=is_equal or all(mine.is_watched for mine in everyone),
+        compile_keys=_compile_keys(manifests),
+        cached=cached,
+        refused=refused,
+        missed=next(missed, ""),
+        writers={label: _writers(label, manifests) for label in sites},
+        prior=with_suspects({label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}, suspects),
+        resumed=shared_offer([(mine.sites, mine.resumed) for mine in everyone], suspects),
+        barred=first_reasons({rank: mine.barred for rank, mine in manifests.items()}),
+        warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
+        has_recorded=any(mine.has_recorded for mine in everyone),
+        run_s=max((mine.run_s for mine in everyone), default=0.0),
+        told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
+        wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
+        differing=_differing_settings(manifests),
+        is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),
+        is_last=all(mine.is_last for mine in everyone),
+        variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
+        in_full=sorted({label for mine in everyone for label in mine.in_full}),
+        endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
+        wants_probe=any(mine.wants_probe for mine in everyone),
+        n_threads=_n_threads(manifests),
+    )
+
+
+def _n_threads(manifests: Mapping[int, RankManifest]) -> int:
+    """Compile threads of the host with the most."""
+    by_host: dict[str, int] = {}
+    for mine in manifests.values():
+        by_host[mine.placement.host] = by_host.get(mine.placement.host, 0) + mine.n_threads
+    return max(by_host.values())
+
+
+def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
+    """Each variable with its values and the first rank of each: "NAME is 0 on rank 0, 1 on rank 1"."""
+    told = []
+    for name in next(iter(manifests.values())).settings:
+        first = dict[float | bool, int]()
+        for rank, mine in manifests.items():
+            first.setdefault(mine.settings.get(name, 0), rank)
+        if len(first) > 1:
+            told.append(f"{name} is {', '.join(f'{value:g} on rank {rank}' for value, rank in first.items())}")
+    return "; ".join(told)
+
+
+def _share_records(sites: Sequence[str], manifests: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:
+    """Hit on all ranks or on none: the record of the first rank that has one, if all can use it."""
+    shared, refused = {}, []
+    for label in sites:
+        found = {rank: mine.lookups[label] for rank, mine in manifests.items() if label in mine.lookups}
+        having = [rank for rank, each in found.items() if each.winner]
+        if not having:
+            continue
+        first = found[having[0]]
+        # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
+        if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):
+            lacking = [rank for rank in manifests if rank not in found or found[rank].winner != first.winner]
+            shared[label] = SharedRecord(first.winner, having[0], lacking)
+        else:
+            refused.append(label)
+    return shared, refused
+
+
+def _writers(label: str, manifests: Mapping[int, RankManifest]) -> list[int]:
+    first: dict[tuple[str, str], int] = {}
+    for rank, mine in manifests.items():
+        if label in mine.lookups and mine.folder:
+            first.setdefault((mine.folder, mine.lookups[label].key), rank)
+    return sorted(first.values())
+
+
+def _compile_keys(manifests: Mapping[int, RankManifest]) -> dict[str, list[CompileKeys]]:
+    """Site -> the ranks of each host with equal keys; the keys are left out where all ranks of a host have the same."""
+    found: dict[str, dict[tuple[str, str, int], CompileKeys]] = {}
+    for rank, mine in manifests.items():
+        host, position, n_ranks = mine.placement.host, mine.placement.position, mine.placement.n_ranks
+        for label, keys in mine.keys.items():
+            alike = found.setdefault(label, {}).setdefault((host, keys, n_ranks), CompileKeys(host, keys, [], [], n_ranks))
+            alike.ranks.append(rank)
+            alike.positions.append(position)
+    short = {}
+    for label, by_keys in found.items():
+        hosts = [host for host, _ in {(host, keys) for host, keys, _ in by_keys}]
+        short[label] = [replace(each, keys="") if hosts.count(each.host) == 1 else each for each in by_keys.values()]
+    return short
+
+
+def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
+    missed = {label for mine in manifests.values() for label in mine.sites}
+    hits: dict[str, set[str]] = {}
+    for mine in manifests.values():
+        for label, config in mine.hits.items():
+            hits.setdefault(label, set()).add(config)
+    return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
+
+
+def _difference(label: str, rank: int, texts: list[str], others: list[str]) -> str:
+    index = next((i for i, (a, b) in enumerate(zip(texts, others, strict=False)) if a != b), min(len(texts), len(others)))
+    mine, theirs = (f'"{each[index]}"' if index < len(each) else "nothing" for each in (texts, others))
+    return (
+        f"site {label}: rank {rank} has {len(texts)} candidates, ranks before it have {len(others)}; first difference at index {index}: "
+        f"{mine} on rank {rank}, {theirs} before. Build and prune the config list from values that are equal on all ranks."
+    )

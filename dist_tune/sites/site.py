@@ -1,0 +1,216 @@
+"""One (kernel, key) of a closure as this rank sees it, and what is said when it cannot go on.
+
+Knows nothing of launching or of other ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_tune.cache import TuningRecord
+from dist_tune.compiler import Resources
+from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, Failures, MachineError, NoValidConfigError
+from dist_tune.measure import Checker, is_capturing
+from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable, is_out_of_resources
+from dist_tune.search import Race
+
+# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
+_FATAL = re.compile(
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
+    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class Variant:
+    """A specialisation of the arguments of a site's launches, for which each candidate is a kernel of its own."""
+
+    label: str
+    """In place of the site's label for the compiler; the first variant of a site has that one."""
+    arguments: dict[str, Argument]
+    """Of its first launch, by name."""
+    loaded: set[int] = field(default_factory=set)
+    """Candidates on the device; of the first variant they are in the compiler's hands."""
+    replays: set[int] = field(default_factory=set)
+    """Replays that met it since the latest meeting about variants, as far as that was noticed."""
+    is_known: bool = False
+    """True if the other ranks have heard of it."""
+    is_full: bool = False
+    """True if it is compiled for all candidates that are in the race; if not, for a stand-in until the finals. The same on all ranks."""
+    is_foreseen: bool = False
+    """True as long as no launch has met it."""
+
+    @property
+    def compiled(self) -> dict[str, str]:
+        """Name -> class of the argument."""
+        return {name: each.compiled for name, each in self.arguments.items()}
+
+
+@dataclass(slots=True)
+class Site:
+    """One (kernel, key) of the closure; a function with configs is a kernel in this sense."""
+
+    label: str
+    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by. See ``dist_tune.sites.labels``."""
+    kernel: str
+    key: str
+    configs: list[Any]
+    texts: list[str]
+    """The configs described, in order."""
+    n_removed: int = 0
+    """Configs that prune rules removed."""
+    source: str = ""
+    """Digest of the code; empty where no cache is asked."""
+    not_followed: list[str] = field(default_factory=list)
+    """Imports in the code that the digest leaves out."""
+    is_compiled: bool = True
+    """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    is_whole: bool = False
+    """True for a function that is the whole closure."""
+    is_recorded: bool = True
+    """True if the launches inside such a function are recorded, to compile those of other candidates ahead."""
+    prepare: Callable[[Any], None] | None = None
+    """Called before a replay, with its config."""
+    checker: Checker | None = None
+    is_new: bool = True
+    """True until it is reported to the others and loaded."""
+    record: TuningRecord | None = None
+    """Of this rank's cache."""
+    is_unchecked: bool = False
+    """True if the next result is to be judged: of a config from the cache, or inside a closure the first one."""
+    slots: dict[int, Slot] = field(default_factory=dict)
+    """Places for the winner, by the identity of the decorated object."""
+    failures: dict[int, CandidateFailure] = field(default_factory=dict)
+    """Candidate -> why it cannot win, as found here."""
+    suspects: set[int] = field(default_factory=set)
+    """Candidates under way when an earlier process of this rank died: not for launches that any candidate can make."""
+    reported: set[int] = field(default_factory=set)
+    """Failures that the other ranks have heard of."""
+    changes: dict[int, set[str]] = field(default_factory=dict)
+    """Candidate whose results were right -> arguments that it changed though they are no outputs."""
+    resources: dict[int, Resources] = field(default_factory=dict)
+    equal: dict[int, int] = field(default_factory=dict)
+    """Candidate -> the one of lower index with the same kernel on all ranks."""
+    variants: list[Variant] = field(default_factory=list)
+    """Specialisations of its arguments; ``compiled`` candidates without a variant are those of the first."""
+    untried: set[int] = field(default_factory=set)
+    """Candidates that a guided search has not come to: not compiled, or of a function not run. The set of its entry."""
+    near: int | None = None
+    """The candidate that is in use for the nearest other key: the best guess before anything is known."""
+    quickest: list[int] = field(default_factory=list)
+    """Candidates that are compiled ahead, from the quickest to compile on: the first run needs one of them, and waits for it."""
+    stand_in: int | None = None
+    """A candidate that has run here, for launches whose own candidate fails."""
+    is_given_up: bool = False
+    """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
+    last_error: Exception | None = None
+    winner: Any = None
+    timings: Timings = field(default_factory=Timings)
+    """Of the tuning that chose the winner."""
+
+    @property
+    def first_guess(self) -> int:
+        """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
+        first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
+        return first if first not in self.suspects else next(self.order(None))
+
+    @property
+    def tried(self) -> set[int]:
+        """Candidates to compile and load so far."""
+        return set(range(len(self.configs))) - self.untried
+
+    def order(self, first: int | None) -> Iterator[int]:
+        """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
+        wanted = [index for index in (first, self.stand_in) if index is not None]
+        order = list(dict.fromkeys([*wanted, *self.quickest, *sorted(range(len(self.configs)), key=lambda i: i in self.untried)]))
+        order.sort(key=lambda i: i in self.suspects and i != first)
+        # The one asked for may race for other ranks though its kernel is another's here.
+        running = [i for i in order if i not in self.failures and (i == first or i not in self.equal)]
+        # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
+        return iter(running or [i for i in order if self.failures[i].kind is FailureKind.WRONG_RESULT])
+
+
+def is_fatal(error: BaseException) -> bool:
+    """True if the device is lost to this process after it."""
+    return bool(_FATAL.search(str(error)))
+
+
+def take_failures(sites: Iterable[Site]) -> Failures:
+    """Failures on this rank that are new since the last time."""
+    news = {}
+    for site in sites:
+        if site.is_given_up:  # other ranks may do without this one
+            continue
+        if failures := {i: failure for i, failure in site.failures.items() if i not in site.reported}:
+            news[site.label] = failures
+            site.reported |= failures.keys()
+    return news
+
+
+def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], where: str) -> str:
+    """The message of a ``NoValidConfigError``: the first reasons, and how many more there are."""
+    shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
+    more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
+    return (
+        f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
+        "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
+    )
+
+
+def no_fit(message: str, site: Site) -> DistTuneError:
+    """The error of a launch without a candidate: Triton's own kind, too, where resources are short; the machine's, where that failed."""
+    if found := [each for each in site.failures.values() if each.kind is FailureKind.MACHINE]:
+        rank = re.search(r"on rank (\d+)", message)
+        first = found[0]._replace(reason=f"rank {rank[1] if rank else '?'}: {found[0].reason}")
+        return MachineError(machine_failed(site.label, len(site.configs), [first, *found[1:]]))
+    is_short = is_out_of_resources(site.last_error) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
+    return NoFitError(message) if is_short else NoValidConfigError(message)
+
+
+def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -> None:
+    """Go on only if a candidate is left. The same on all ranks; ``site`` is None where this rank never met it.
+
+    Raises:
+        NoValidConfigError: none is.
+    """
+    if search.best(label) is None and not search.is_barren(label):
+        failures = {i: each.failure for i, each in enumerate(search.results(label)) if each.failure is not None}
+        cause = site.last_error if site is not None else None
+        raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
+
+
+def check_machine(label: str, n_candidates: int, search: Race, failures: Mapping[int, CandidateFailure]) -> None:
+    """Go on only if a candidate is left, or all were dropped for what they did. The same on all ranks.
+
+    Raises:
+        MachineError: none is, and some could not be tried.
+    """
+    found = [each for each in failures.values() if each.kind is FailureKind.MACHINE]
+    if found and search.best(label) is None and not search.is_barren(label):
+        raise MachineError(machine_failed(label, n_candidates, found))
+
+
+def machine_failed(label: str, n_candidates: int, failures: Sequence[CandidateFailure]) -> str:
+    """The message of a ``MachineError``, with the first reason, which begins with the rank."""
+    return (
+        f"site {label}: {len(failures)} of its {n_candidates} configs could not be tried, for no fault of theirs; {failures[0].reason}. "
+        f"Twice, the second time alone. Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start again; "
+        f"nothing of this is kept."
+    )
+
+
+def check_not_capturing(launch: Tunable, closure: str) -> None:
+    """Refuse to tune while a CUDA graph is being captured.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if is_capturing():
+        raise CaptureError(
+            f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a CUDA graph, where nothing can be "
+            f"tuned. Call it once with these shapes before the capture."
+        )

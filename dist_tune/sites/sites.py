@@ -1,0 +1,270 @@
+"""The sites of one closure as this rank sees them: entered at their first launch, given a config at the end.
+
+Knows candidates, their compilation and this rank's cache. Knows nothing of replays or of other ranks; what is found here is
+reported at the next meeting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from dist_tune.cache import CacheLookup
+from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
+from dist_tune.output import Story
+from dist_tune.runtime import Slot, Timings, Tunable
+from dist_tune.search import Replay, SearchName, guide_of
+from dist_tune.sites.earlier import Offer
+from dist_tune.sites.journal import TuningJournal
+from dist_tune.sites.labels import Labels
+from dist_tune.sites.outcome import Outcome
+from dist_tune.sites.site import Site, take_failures
+
+
+class Sites:
+    """All sites met in a tuning on this rank."""
+
+    def __init__(
+        self,
+        story: Story,
+        compiler: Compiler,
+        placement: Placement,
+        lookup: CacheLookup,
+        journal: TuningJournal,
+        search: SearchName | None = "racing",
+    ) -> None:
+        self.met: dict[str, Site] = {}
+        self.hits: dict[str, str] = {}
+        """Label -> config, for launches that Triton had a config for."""
+        self.lookup = lookup
+        self.journal = journal
+        self.story = story
+        self._log = story.log
+        self._search = search
+        self._compiler = compiler
+        self._placement = placement
+        self.labels = Labels()
+        self._identities: dict[int, tuple[Any, Mapping[str, str]]] = {}
+        """By id of the decorated object, kept with it, so that its id is not given to another one."""
+        self._hit_slots: dict[str, Slot] = {}
+        self._uncached: set[str] = set()
+        self._outcomes: dict[str, Outcome] = {}
+        self._to_reset: set[str] = set()
+        self._launched: list[tuple[Slot, Any]] = []
+
+    @property
+    def new(self) -> list[str]:
+        """Sites that this rank has yet to report."""
+        return [label for label, site in self.met.items() if site.is_new and not site.is_given_up]
+
+    # -- during a replay -----------------------------------------------------------------------------------------
+
+    def meet(self, launch: Tunable) -> Site:
+        """The site of a launch; entered if it is new."""
+        label = self._label_of(launch)
+        site = self.met.get(label)
+        if site is None:
+            site = self.met[label] = self._enter(label, launch)
+        site.slots.setdefault(id(launch.owner), launch.slot)
+        return site
+
+    def note_hit(self, launch: Tunable) -> None:
+        """Note the config that Triton has for a launch; in the final run, zero once as vanilla Triton does."""
+        config = launch.known_config()
+        if config is None:
+            return
+        label = self._label_of(launch)
+        self.hits[label] = launch.describe(config)
+        self._hit_slots[label] = launch.slot
+        if label in self._to_reset:
+            self._to_reset.discard(label)
+            launch.reset_only(config)
+
+    def load(self, site: Site, index: int) -> bool:
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here."""
+        loaded = self._compiler.load(site.label, index)
+        if isinstance(loaded, Resources):
+            site.resources[index] = loaded
+        if isinstance(loaded, Failure):
+            self.reject(site, index, loaded)
+        return not isinstance(loaded, Failure)
+
+    def reject(self, site: Site, index: int, failure: Failure) -> None:
+        """Note that a candidate does not compile or load here."""
+        if failure.shared_bytes is not None:
+            site.resources[index] = Resources(failure.shared_bytes, None, None)
+        if index not in site.failures:
+            self.fail(site, index, CandidateFailure(failure.kind, failure.reason), failure.output)
+
+    def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> None:
+        """Before the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
+        self.journal.launching({} if is_scheduled else {label: index})
+        self.story.launching(label, index, replay)
+
+    def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
+        """Note that a candidate cannot run here. ``output``: of the compiler."""
+        self.journal.launched()
+        site.failures[index] = failure
+        self.story.dropped({site.label: {index: failure}})
+        self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
+        if output.strip():
+            self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
+
+    def told(self, schedule: Replay) -> str:
+        """The candidates of a replay, for people."""
+        known = {label: each.candidate for label, each in schedule.items() if label in self.met}
+        return "".join(f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items())
+
+    # -- between replays -----------------------------------------------------------------------------------------
+
+    def take_failures(self) -> Failures:
+        """Failures on this rank that are new since the last time: all ranks hear of each once."""
+        failures = take_failures(self.met.values())
+        self.journal.dropped(failures)
+        return failures
+
+    def go_on(self, resumed: Offer, barred: Mapping[str, Mapping[int, str]]) -> None:
+        """Go on from the samples of earlier attempts that all ranks have, and run no candidate that some rank's journal bars."""
+        if n_samples := self.journal.adopt(resumed):
+            self._log.bind(progress=True).info(f"{n_samples} samples of {len(resumed)} sites are taken from an earlier attempt's journal")
+        for label in barred.keys() & self.met.keys():
+            site = self.met[label]
+            for i, reason in barred[label].items():
+                site.failures.setdefault(i, CandidateFailure(FailureKind.QUARANTINED, reason))
+            self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
+            site.reported |= barred[label].keys()
+
+    def evict(self, labels: set[str]) -> None:
+        """Forget the configs known for these sites, so that they are met as misses without a record; and all hits."""
+        for label in labels & self._hit_slots.keys():
+            self._hit_slots[label].clear()
+            self._log.info(f"site={label} is tuned although this rank has a config: not all ranks have the same one")
+        self.hits.clear()
+
+    def distrust_records(self, labels: set[str]) -> None:
+        """Use no records of these sites, because not all ranks can. Sites with a record are met anew."""
+        for label in [label for label in labels & self.met.keys() if self.met[label].record is not None]:
+            del self.met[label]
+            self._log.info(f"site={label} is tuned although this rank has a record: not all ranks can use the same one")
+        self._uncached |= labels
+
+    def settle(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Agree on what tells kernels of one name and key apart (``Labels.settle``): sites known here get their new labels."""
+        renamed = self.labels.settle(names)
+        self.met.update({renamed[old]: self.met.pop(old) for old in [*self.met] if old in renamed})
+        self.hits.update({renamed[old]: self.hits.pop(old) for old in [*self.hits] if old in renamed})
+        self._hit_slots.update({renamed[old]: self._hit_slots.pop(old) for old in [*self._hit_slots] if old in renamed})
+        for label, site in self.met.items():
+            site.label = label
+        self._compiler.rename(renamed)
+        self.lookup.rename(renamed)
+        self.story.rename(renamed)
+        for label in renamed.values() & self.met.keys():
+            self.journal.enter(self.met[label])
+
+    def refute(self, labels: set[str]) -> None:
+        """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
+        for label in labels & self.met.keys():
+            for slot in self.met.pop(label).slots.values():
+                slot.clear()
+        for label in labels:
+            self._outcomes.pop(label, None)
+        self._uncached |= labels
+
+    def apply(self, label: str, outcome: Outcome) -> None:
+        """Use a config from now on; at a site not met here yet as soon as it is met."""
+        self._outcomes[label] = outcome
+        site = self.met.get(label)
+        if site is None or site.is_given_up:
+            return
+        _settle(site, outcome)
+        for slot in site.slots.values():
+            slot.fill(site.winner, site.timings)
+
+    def tell(self, labels: Iterable[str], *, is_hit: bool) -> None:
+        """Tell of the configs that sites met here have from now on, as vanilla Triton does, each once.
+
+        Raises:
+            Exception: from a listener of Triton's knobs.
+        """
+        for label in labels:
+            site = self.met.get(label)
+            if site is None or site.winner is None:
+                continue
+            try:
+                [*site.slots.values()][-1].tell(is_hit=is_hit)
+            except Exception as error:
+                error.add_note(f"site {label} has its config nevertheless: {site.texts[site.configs.index(site.winner)]}")
+                raise
+
+    def note_launched(self) -> None:
+        """Note the configs that the kernels were launched with last."""
+        self._launched = [(slot, slot.launched) for site in self.met.values() for slot in site.slots.values()]
+
+    def restore_launched(self) -> None:
+        """Say of all kernels that these were the last ones: the run that counts was made with them."""
+        for slot, config in self._launched:
+            slot.launched = config
+
+    def leave_given_up(self) -> None:
+        """Let Triton launch the first config where none runs here: it raises the error that the step expects."""
+        for site in self.met.values():
+            if site.is_given_up:
+                for slot in site.slots.values():
+                    slot.fill(site.configs[0], Timings([(config, (inf, inf, inf)) for config in site.configs]))
+
+    def reset_once(self, labels: set[str]) -> None:
+        """In the run to come, which counts, kernels of these sites zero once as vanilla Triton does."""
+        self._to_reset = labels
+
+    # -- a new site ----------------------------------------------------------------------------------------------
+
+    def _enter(self, label: str, launch: Tunable) -> Site:
+        configs = launch.candidates()
+        texts = [launch.describe(config) for config in configs]
+        site = Site(
+            label, launch.name, launch.key_text, configs, texts, launch.n_configs - len(configs),
+            is_compiled=launch.is_compiled, is_whole=launch.is_whole, is_recorded=launch.is_recorded, prepare=launch.prepare,
+        )  # fmt: skip
+        outcome = self._outcomes.get(label)
+        if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run
+            _settle(site, outcome)
+            return site
+        record = self.lookup.look_up(label, launch, texts)
+        site.checker = launch.checker()
+        # On all ranks alike, whether they have a record or not: a reference may be collective.
+        site.is_unchecked = site.checker is not None and not launch.is_whole
+        site.source = self.lookup.source(label)
+        site.not_followed = launch.not_followed() if site.source else []
+        if record is not None and label not in self._uncached:
+            site.record, site.stand_in = record, record.winner
+            return site
+        self.story.site(label, (site.kernel, site.key), texts, site.n_removed)
+        self.journal.enter(site, launch.owner)
+        near = launch.nearest_config()
+        site.near = next((i for i, config in enumerate(configs) if config is near), None)
+        if launch.is_compiled:
+            guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._placement.n_ranks)
+            site.untried = set(range(len(configs))) - set(guide.spread) if guide is not None else set()
+            positions = partition_configs(configs, self._placement.n_ranks, site.tried)
+            # Where there has to be a record only the first run needs anything.
+            first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
+            site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
+            self._compiler.begin(label, launch, configs, first, site.quickest[0])
+            self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
+        return site
+
+    def _label_of(self, launch: Tunable) -> str:
+        if id(launch.owner) not in self._identities:
+            self._identities[id(launch.owner)] = launch.owner, {**launch.identity, "configs": launch.all_configs_digest()}
+        _, identity = self._identities[id(launch.owner)]
+        return self.labels.of(launch.name + launch.key_text, identity)
+
+
+def _settle(site: Site, outcome: Outcome) -> None:
+    """Let a site have its config."""
+    site.is_new = False
+    site.winner = site.configs[site.texts.index(outcome.winner)]
+    site.timings = Timings([(config, outcome.quantiles_ms(i)) for i, config in enumerate(site.configs)], outcome.seconds)

@@ -1,0 +1,121 @@
+"""``rank-<i>.jsonl``: for its owner alone, one event a line, and no event is worth a tuning."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_tune.output.event_file import EventFile
+from dist_tune.output.events import EVENT, Met, RunBegun, Told
+from dist_tune.output.story import Story
+from dist_tune.output.terminal import Terminal
+from dist_tune.safe_files import opener
+
+pytestmark = pytest.mark.once
+
+
+def events_of(folder: Path, rank: int = 0) -> list[Any]:
+    return [EVENT.validate_json(line) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
+
+
+def written(folder: Path, text: str = "text") -> list[str]:
+    """Write one event; returns the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        file = EventFile(folder, 0, "f, call 1", 2)
+        file.add(Told, level="WARNING", text=text)
+        file.begin()
+        file.close()
+    return [str(each.message) for each in caught]
+
+
+def test_a_tuning_without_a_site_leaves_no_file(tmp_path: Path):
+    """Events wait for the first site, and are written with it: a call whose configs are known costs no file."""
+    file = EventFile(tmp_path, 0, "f, call 1", 2)
+    file.add(Met, topic="manifest", seconds=0.1)
+    file.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_header_is_there_once_a_process(tmp_path: Path):
+    """Two tunings of one process: one header, with the command and the versions, then their events in order."""
+    for text in ("one", "two"):
+        assert written(tmp_path, text) == []
+    first, *others = events_of(tmp_path)
+    assert isinstance(first, RunBegun)
+    assert (first.pid, first.world_size, bool(first.command), "torch" in first.versions) == (os.getpid(), 2, True, True)
+    assert [(each.kind, each.text, each.tuning) for each in others] == [("message", text, "f, call 1") for text in ("one", "two")]
+
+
+def test_events_are_their_owners_alone(tmp_path: Path):
+    """Mode 0600 in a folder of mode 0700."""
+    written(tmp_path / "logs")
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "logs", tmp_path / "logs" / "rank-0.jsonl")] == [0o700, 0o600]
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path):
+    """One warning that names the file, and its target is untouched."""
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "rank-0.jsonl").symlink_to(tmp_path / "victim")
+    (text,) = written(tmp_path)
+    assert text == f"dist_tune keeps no events: {tmp_path / 'rank-0.jsonl'} cannot be written (it is a symbolic link)"
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The kernel's own full device: nothing is raised, the rest of the tuning writes no more, and the warning comes once."""
+    full = lambda path, mode, **options: open("/dev/full", "r+b", buffering=0)  # noqa: E731, SIM115
+    monkeypatch.setattr("dist_tune.output.event_file.open", full, raising=False)
+    (text,) = [*written(tmp_path), *written(tmp_path)]
+    assert f"[Errno {errno.ENOSPC}]" in text
+    assert "rank-0.jsonl" in text
+
+
+def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
+    """A process that was killed in the midst of a line: later events are lines of their own."""
+    path = tmp_path / "rank-0.jsonl"
+    with open(path, "wb", opener=opener()) as file:
+        file.write(b'{"v": 1, "ki')
+    written(tmp_path, "after")
+    assert [EVENT.validate_json(line).kind for line in path.read_bytes().splitlines()[1:]] == ["run", "message"]
+
+
+@pytest.mark.parametrize("text", ["a\nb\x1b[2J\u2028", "\udcff", "x" * 1_000_000])
+def test_any_text_is_one_line(tmp_path: Path, text: str):
+    """A newline in a name begins no line, and a lone surrogate costs no event."""
+    written(tmp_path, text)
+    lines = (tmp_path / "rank-0.jsonl").read_bytes().split(b"\n")
+    assert lines[-1] == b""
+    assert EVENT.validate_json(lines[-2]).kind == "message"
+
+
+def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
+    """A time that is no number, as of a clock that was lost: the other events are written."""
+    file = EventFile(tmp_path, 0, "f, call 1", 1)
+    file.add(Met, topic="report", seconds=float("nan"))
+    file.add(Met, topic="done", seconds=1.0)
+    file.begin()
+    file.close()
+    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done"]
+
+
+def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):
+    """On disk before the launch is made, as a hang would find it."""
+
+    class _Log:
+        def info(self, text: str) -> None: ...
+
+    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
+    story.begin("f", _Log(), {})  # type: ignore[arg-type]
+    story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"])
+    for replay, candidate in enumerate((1, 1, 0, 1)):
+        story.launching("k[64]", candidate, replay)
+        started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
+        assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
+    story.close()

@@ -1,0 +1,255 @@
+"""Roll calls as they travel, and what follows from those of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from dist_tune.cache.lookup import LookupResult
+from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
+from dist_tune.configs import digest
+from dist_tune.search.plan import PriorTimes
+from dist_tune.search.selection import ReducedTimes
+from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
+
+pytestmark = pytest.mark.once
+
+BENCH = Placement("h", 0, 1)
+text = st.text(max_size=8)
+benches = st.builds(Placement, text, st.integers(0, 9), st.integers(1, 9))
+texts = st.dictionaries(text, text, max_size=3)
+lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)
+tickets = st.dictionaries(text, st.builds(LookupResult, text, text, text, st.booleans()), max_size=3)
+ms = st.floats(0.0, 1e6)
+agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(
+    lambda ranks_ms: ReducedTimes(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms)
+)
+known = st.builds(PriorTimes, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
+calls = st.builds(
+    RankManifest,
+    benches,
+    texts,
+    lists,
+    texts,
+    texts,
+    st.booleans(),
+    text,
+    tickets,
+    st.dictionaries(text, known, max_size=2),
+    st.dictionaries(text, st.integers(1, 2), max_size=2),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(calls, min_size=1, max_size=3))
+def test_roll_calls_travel_as_json(told: list[RankManifest]):
+    """And so does what follows from them, with ranks as ints."""
+    parts, results = TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
+    for call in told:
+        assert parts.validate_json(parts.dump_json(call)) == call
+    result = reduce_manifests(dict(enumerate(told)))
+    assert results.validate_json(results.dump_json(result)) == result
+
+
+def called(*spelled: list[str]) -> SiteManifest:
+    """Ranks 0, 2, 4, ... that all spell out the candidates of one site."""
+    return reduce_manifests({2 * r: RankManifest(BENCH, {"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
+
+
+def test_a_mismatch_names_site_rank_and_first_difference():
+    """Both candidates at that index are quoted, each with whose it is."""
+    message = called(["A", "B", "C"], ["A", "B", "C"], ["A", "X", "C"]).mismatch
+    assert "site gemm[64]: rank 4 has 3 candidates" in message
+    assert 'first difference at index 1: "X" on rank 4, "B" before' in message
+
+
+def test_a_list_that_is_the_beginning_of_another_differs_at_its_end():
+    """Whichever rank has the shorter one, also none at all."""
+    part = 'rank 2 has 1 candidates, ranks before it have 2; first difference at index 1: nothing on rank 2, "B" before'
+    assert part in called(["A", "B"], ["A"]).mismatch
+    assert 'first difference at index 1: "B" on rank 2, nothing before' in called(["A"], ["A", "B"]).mismatch
+    assert 'first difference at index 0: nothing on rank 2, "A" before' in called(["A"], []).mismatch
+
+
+def test_the_order_of_candidates_is_their_identity():
+    assert 'index 0: "B" on rank 2, "A" before' in called(["A", "B"], ["B", "A"]).mismatch
+
+
+def test_equal_lists_are_told_by_one_rank():
+    """The others send a digest, and nothing is asked for again."""
+    same = {"s": digest(["A", "B"])}
+    told = reduce_manifests({0: RankManifest(BENCH, same, {"s": ["A", "B"]}), 1: RankManifest(BENCH, same), 2: RankManifest(BENCH)})
+    assert (told.lists, told.unlisted, told.mismatch) == ({"s": ["A", "B"]}, [], "")
+
+
+def test_lists_that_differ_or_are_not_told_are_asked_for():
+    """A digest that is not that of the list, or a site that the first rank has not met; sorted, so equal on all ranks."""
+    first = RankManifest(BENCH, {"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
+    other = RankManifest(BENCH, {"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
+    assert reduce_manifests({0: first, 1: other}).unlisted == ["s", "t"]
+
+
+def test_an_empty_list_counts_as_told():
+    """A site that the user pruned to nothing on all ranks needs no second call."""
+    empty = {"s": digest([])}
+    assert reduce_manifests({0: RankManifest(BENCH, empty, {"s": []}), 1: RankManifest(BENCH, empty)}).unlisted == []
+
+
+@pytest.mark.parametrize(
+    ("hits", "missed", "expected"),
+    [
+        ([{"s": "A"}, {"s": "A"}], "", []),
+        ([{"s": "A"}, {}], "", []),  # not launched there: nobody is stranded
+        ([{"s": "A"}, {"s": "B"}], "", ["s"]),
+        ([{"s": "A"}, {}], "s", ["s"]),
+        ([{}, {}], "s", []),
+        ([{"s": "A", "t": "C"}, {"s": "B", "t": "C"}, {"u": "D"}], "u", ["s", "u"]),
+    ],
+)
+def test_a_config_that_another_rank_lacks_is_disputed(hits: list[dict[str, str]], missed: str, expected: list[str]):
+    """Known on one rank and missed on another, or known differently."""
+    told = {rank: RankManifest(BENCH, dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
+    assert reduce_manifests(told).disputed == expected
+
+
+def test_one_rank_that_has_not_watched_is_enough():
+    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH, is_watched=False)}).is_watched is False
+    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH)}).is_watched is True
+
+
+def test_ranks_with_equal_keys_are_one_keyset():
+    """On one host; where they are all of its ranks the keys are left out, so that the message does not grow."""
+    keys = {"s": "a" * KEY_CHARS}
+    told = reduce_manifests(
+        {rank: RankManifest(Placement("hi"[rank // 2], rank % 2, 2), keys=keys if rank else {"s": "b" * KEY_CHARS}) for rank in range(4)}
+    )
+    assert told.compile_keys == {
+        "s": [
+            CompileKeys("h", "b" * KEY_CHARS, [0], [0], 2),
+            CompileKeys("h", "a" * KEY_CHARS, [1], [1], 2),
+            CompileKeys("i", "", [2, 3], [0, 1], 2),
+        ]
+    }
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------------
+
+
+def told(*tickets: LookupResult | None, folders: str = "") -> SiteManifest:
+    """Ranks 0, 2, 4, ... of which each says this of site "s"; None: it has not met it. A folder a letter; a blank: no cache."""
+    calls = {}
+    for n, ticket in enumerate(tickets):
+        of_site = {} if ticket is None else {"s": ticket}
+        calls[2 * n] = RankManifest(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), lookups=of_site)
+    return reduce_manifests(calls)
+
+
+HAS_A, HAS_B, LACKS = LookupResult("key", "A"), LookupResult("key", "B"), LookupResult("key")
+OTHER_A, OTHER_B, OTHER_LACKS = LookupResult("other", "A"), LookupResult("other", "B"), LookupResult("other")
+SHALL_TUNE, SWITCHED_OFF, BROKEN = (
+    LookupResult("key", is_open=False),
+    LookupResult("", is_open=False),
+    LookupResult("key", "A", is_open=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("tickets", "recalled"),
+    [
+        ([HAS_A, HAS_A], SharedRecord("A", 0, [])),
+        ([HAS_A, LACKS, LACKS], SharedRecord("A", 0, [2, 4])),
+        ([LACKS, HAS_A, LACKS], SharedRecord("A", 2, [0, 4])),
+        ([HAS_A, HAS_B], SharedRecord("A", 0, [2])),  # two jobs have tuned at once
+        ([LACKS, HAS_B, HAS_A], SharedRecord("B", 2, [0, 4])),
+        ([HAS_A, OTHER_A], SharedRecord("A", 0, [])),  # two GPUs, and each has come to the same
+        ([OTHER_A, HAS_A, LACKS], None),
+        ([HAS_A, LACKS, OTHER_A], SharedRecord("A", 0, [2])),
+        ([None, HAS_A], SharedRecord("A", 2, [0])),  # who has not met the site gets the record, too
+    ],
+)
+def test_a_hit_on_all_ranks(tickets: list[LookupResult | None], recalled: SharedRecord | None):
+    """The first record that a rank has, where all have the same key or the same winner."""
+    got = told(*tickets)
+    assert got.cached == ({"s": recalled} if recalled is not None else {})
+    assert got.refused == ([] if recalled is not None else ["s"])
+
+
+@pytest.mark.parametrize(
+    ("tickets", "refused"),
+    [
+        ([HAS_A, OTHER_B], True),
+        ([HAS_A, OTHER_LACKS], True),
+        ([HAS_A, SHALL_TUNE], True),
+        ([SWITCHED_OFF, HAS_A], True),
+        ([HAS_A, BROKEN], True),
+        ([BROKEN, BROKEN], True),
+        ([LACKS, LACKS], False),
+        ([SHALL_TUNE, LACKS, SWITCHED_OFF], False),
+        ([SWITCHED_OFF, SWITCHED_OFF], False),
+    ],
+)
+def test_a_hit_on_none(tickets: list[LookupResult | None], refused: bool):
+    """A rank of another key without that winner, one that shall tune, one on which it does not run; those who have a record drop it."""
+    got = told(*tickets)
+    assert (got.cached, got.refused) == ({}, ["s"] if refused else [])
+
+
+def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it():
+    """Not where another rank has it; of several sites the first by name."""
+    miss = LookupResult("key", miss="Why.")
+    assert told(miss, HAS_A).missed == ""
+    assert told(None, LACKS, miss, miss).missed == "site s, rank 4: Why."
+    assert told(HAS_A, LookupResult("other", miss="Why.")).missed == "site s, rank 2: Why."
+    sites = {site: digest([]) for site in "ts"}
+    assert reduce_manifests({0: RankManifest(BENCH, sites, lookups=dict.fromkeys(sites, miss))}).missed.startswith("site s")
+
+
+@pytest.mark.parametrize(
+    ("tickets", "folders", "keepers"),
+    [
+        ([LACKS, LACKS, LACKS], "xxy", [0, 4]),
+        ([LACKS, OTHER_LACKS, LACKS], "xxx", [0, 2]),
+        ([SHALL_TUNE, LookupResult("other", is_open=False)], "xx", [0, 2]),
+        ([SWITCHED_OFF, LACKS], " x", [2]),
+        ([None, LACKS], "xx", [2]),
+    ],
+)
+def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[LookupResult | None], folders: str, keepers: list[int]):
+    """Those that have not met the site do not know its key."""
+    assert told(*tickets, folders=folders).writers == {"s": keepers}
+
+
+def test_what_is_known_is_what_the_first_rank_knows():
+    """A later rank's counts for sites that the first has not met."""
+    one, other = (PriorTimes({0: ReducedTimes(ms, 1.0)}, 0) for ms in (1.0, 2.0))
+    got = reduce_manifests({0: RankManifest(BENCH, prior={"s": one}), 1: RankManifest(BENCH, prior={"s": other, "t": other})})
+    assert got.prior == {"s": one, "t": other}
+
+
+def test_a_recalled_site_is_not_rehearsed():
+    """Others whose candidates cannot be compiled ahead are."""
+    sites = {"s": digest([]), "t": digest([])}
+    got = reduce_manifests({0: RankManifest(BENCH, sites, lookups={"s": HAS_A, "t": LACKS}, warm_ups={"s": 1, "t": 2})})
+    assert (list(got.cached), got.warm_ups) == (["s"], {"t": 2})
+
+
+@pytest.mark.parametrize(
+    ("sites", "watched", "expected"),
+    [("ss", "nn", True), ("ss", "yn", False), ("sn", "nn", False), ("nn", "nn", False), ("sn", "yy", True)],
+)
+def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
+    """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
+    calls = {
+        rank: RankManifest(BENCH, {"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
+        for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
+    }
+    assert reduce_manifests(calls).is_watched is expected
+
+
+def test_compile_threads_are_those_of_the_host_with_the_most():
+    """Two ranks of four threads on one host, and one of six on another: all ranks decide by eight."""
+    placements = [Placement("a", 0, 2), Placement("a", 1, 2), Placement("b", 0, 1)]
+    manifests = {rank: RankManifest(each, n_threads=n) for rank, (each, n) in enumerate(zip(placements, (4, 4, 6), strict=True))}
+    assert reduce_manifests(manifests).n_threads == 8
