@@ -235,7 +235,7 @@ class _Launcher:
         FakeH200.launches.append(self.metadata.name)
         wait_s = FakeH200.launch_ms(self.src, self.metadata) / 1e3
         if ExactTime.is_kept:
-            ExactTime.pass_ms(wait_s * 1e3)
+            ExactTime.pass_ms(max(wait_s * 1e3, 1e-3))  # a time of zero is none
         elif wait_s:
             end = time.perf_counter() + wait_s
             time.sleep(max(0.0, wait_s - 2e-4))
