@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_each_tuning_has_its_line_and_the_library_needs_a_gpu(tmp_path: Path):
     """Two tunings of the small kernels; device times are for a GPU."""
     folders = {"DIST_TUNE_LOG_DIR": str(tmp_path / "logs"), "TRITON_CACHE_DIR": str(tmp_path / "triton"), "COLUMNS": "160"}

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.tests.test_bench_cache import run
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.slow]
 
 
 def test_fresh_processes_hit_alone_and_on_two_ranks(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_an_abort_is_told_to_all_as_that_ranks(levels: Levels, who: int):
     assert [(type(error), error.rank) for error in got] == [(PeerFailedError, who)] * (N_RANKS - 1)
 
 
-@pytest.mark.parametrize("who", [0, 3, 4])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_does_not_come_is_named_by_all(levels: Levels, who: int):
     """Only that one, and not the rest of its home."""
     got = levels.each(lambda rank: rank.reduce("a", "x", joined), [rank for rank in range(N_RANKS) if rank != who])

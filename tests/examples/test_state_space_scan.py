@@ -51,6 +51,7 @@ def test_seconds_of_a_tuning_are_told_by_phase(tmp_path: Path) -> None:
     assert re.match(r"tune: 15 sites, 30 configs, \d+ replays, first call [\d.]+ s \(discover [\d.]+, compile .*, settle [\d.]+\)$", last)
 
 
+@pytest.mark.slow
 def test_parts_of_a_config_that_was_not_launched_fail_the_check(tmp_path: Path) -> None:
     """The host takes the smallest block for the launched one: memory that no program has written is summed, and the command fails."""
     sabotage = """

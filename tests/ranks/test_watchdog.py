@@ -35,8 +35,9 @@ def left_with(outcome: Outcome, code: int) -> None:
     assert f"exit code {code}" in outcome.message, outcome.message
 
 
-@pytest.mark.parametrize("talks", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ["loop", pytest.param("sleep", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/faults plays it in the race
+@pytest.mark.parametrize("talks", [False, True])
+@pytest.mark.parametrize("how", ["loop", "sleep"])
 def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str, talks: bool):
     """Rank 1 leaves with exit code 86 within twice the deadline; rank 0 raises an error that names rank, candidate and phase."""
     first, second = on_ranks(2, stuck_step, how, [1], 1, talks, {}, timeout_s=25)
