@@ -26,8 +26,8 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
 	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py
 
-test-faults: .venv/test.stamp  ## all faults in all phases, and the table of docs/reliability.md: a quarter of an hour
-	$(python) -m pytest tests/faults tests/ranks -m "not gpu"
+test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of docs/reliability.md: half an hour
+	$(python) -m pytest -m "slow and not gpu"
 	$(python) -m tests.faults.matrix --write docs/reliability.md
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
