@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+from dist_tune import __version__
 from dist_tune.output.events import EVENTS_VERSION, Event, RunBegun
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.warn_once import warn_once
@@ -49,9 +49,7 @@ class RunFacts:
     def now() -> RunFacts:
         """Of this moment; libraries that are not imported have no version."""
         torch: Any = sys.modules.get("torch")
-        versions = {"dist_tune": "", "python": platform.python_version()}
-        with suppress(PackageNotFoundError):
-            versions["dist_tune"] = version("dist-tune")
+        versions = {"dist_tune": __version__, "python": platform.python_version()}
         versions |= {
             name: str(sys.modules[name].__version__) for name in ("torch", "triton") if hasattr(sys.modules.get(name), "__version__")
         }

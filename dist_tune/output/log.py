@@ -119,7 +119,7 @@ def unwrapped(text: str) -> str:
 def _header(when: str, name: str) -> str:
     """The run's header. ``when``: the time of the first line. ``name``: the file's, "rank-0"."""
     facts = RunFacts.now()
-    world = re.sub(r"\D", "", os.environ.get("WORLD_SIZE", "")) or "1"
+    world = text if (text := os.environ.get("WORLD_SIZE", "")).isdecimal() else "1"
     told = [
         f"run of {facts.date}: {name.replace('-', ' ')} of {world} on {facts.host}, pid {facts.pid}, device {facts.device}",
         ", ".join(f"{name} {text}" for name, text in facts.versions.items()),

@@ -213,7 +213,7 @@ class Trials:
             with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
-                with self.watchdog.launching(site.label, index):
+                with self.watchdog.launching(site.label, index, is_known=site.record is not None):
                     value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
                 if warm_up is not None:
                     warm_up.end()

@@ -209,6 +209,7 @@ class Tuning:
             if manifest.to_tune:
                 # Not before: until here a rank may be late for reasons of its own.
                 self._exit.enter_context(context.ranks.short_timeouts())
+                self._watchdog.start()
             enter_sites(context, closure, manifest)
         return bool(context.entries)
 
@@ -248,7 +249,8 @@ class Tuning:
 
     def _begin(self) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
-        self._watchdog.start()
+        if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
+            self._watchdog.start()
         self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})")
         self._context.expenses.begin_search()
 

@@ -130,9 +130,9 @@ class Watchdog:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), schedule or {})
 
-    def launching(self, label: str, candidate: int) -> Launching:
-        """The launch of a candidate; a function's may hold others."""
-        if not self._is_armed:
+    def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Launching:
+        """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
+        if not self._is_armed and not is_known:  # a thread takes a millisecond to start, as much as the rest of a hit
             self.start()
             self._arm()
         return Launching(self, Launch(label, candidate, time.monotonic()))

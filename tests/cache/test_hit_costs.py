@@ -103,6 +103,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
         "anatomy": 2,
     }
     assert counted["environment"] == 1
+    assert counted.get("start", 0) == 0  # no thread: what was measured before needs no watch
     assert counted.get("_settings_build_values", 0) == 0  # read at import, in the same environment
 
 
