@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "warn_once",
         "printable",
         "safe_files",
+        "checked_lines",
         "settings",
         "tested_versions",
         "configs",

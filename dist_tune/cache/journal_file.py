@@ -14,7 +14,6 @@ import os
 import stat
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dist_tune.checked_lines import sealed_line, text_of
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener
 from dist_tune.warn_once import warn_once
 
@@ -211,8 +211,7 @@ def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) 
 
 
 def _sealed(line: dict[str, Any]) -> bytes:
-    text = json.dumps(line, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+    return sealed_line(json.dumps(line, separators=(",", ":")).encode())
 
 
 def _lines(content: bytes) -> Iterator[JournalLine | None]:
@@ -224,9 +223,8 @@ def _lines(content: bytes) -> Iterator[JournalLine | None]:
 
 def _valid(content: bytes, model: type[_Model]) -> Iterator[_Model]:
     for line in content.split(b"\n"):
-        checksum, _, text = line.partition(b" ")
-        with suppress(ValueError, ValidationError, RecursionError):
-            if int(checksum, 16) == zlib.crc32(text):
+        with suppress(ValidationError, RecursionError):
+            if (text := text_of(line)) is not None:
                 yield model.model_validate_json(text)
 
 

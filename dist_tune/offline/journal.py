@@ -20,7 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dist_tune.offline.journal_lines import JournalLine, raw_lines, seal, sound_lines
+from dist_tune.checked_lines import sealed_line
+from dist_tune.offline.journal_lines import JournalLine, raw_lines, sound_lines
 from dist_tune.safe_files import PRIVATE, make_folder, opener
 from dist_tune.warn_once import warn_once
 
@@ -156,7 +157,7 @@ class Journal:
         text = json.dumps(entry).encode()
         try:
             with open(self._path, "ab", opener=opener(follows_links=False)) as file:
-                file.write(before + seal(text))
+                file.write(before + sealed_line(text))
                 file.flush()
                 if is_synced:  # the page cache outlives the process, but not the machine
                     os.fsync(file.fileno())

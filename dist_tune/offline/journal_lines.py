@@ -6,7 +6,6 @@ Knows the form of a line; nothing of what follows from several.
 from __future__ import annotations
 
 import errno
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dist_tune.checked_lines import text_of
 from dist_tune.printable import printable
 from dist_tune.safe_files import RefusedFileError, read_regular
 from dist_tune.warn_once import warn_once
@@ -43,16 +43,11 @@ class JournalLine(BaseModel):
         return {*self.candidates, *self.ms, *self.failed, *([] if self.champion is None else [self.champion])}
 
 
-def seal(text: bytes) -> bytes:
-    """A line with its checksum and its end."""
-    return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
 def sound_lines(path: Path, lines: Sequence[bytes], n_candidates: int | None) -> list[JournalLine]:
     """The lines that a journal of these candidates may hold. Torn and damaged ones are left out; wrong ones with a warning."""
     found, wrong = list[JournalLine](), list[str]()
     for number, line in enumerate(lines, 1):
-        text = _checked(line)
+        text = text_of(line)
         if text is None:
             continue
         try:
@@ -78,7 +73,7 @@ def other_values(path: Path, pattern: str) -> dict[str, str] | None:
         for other in sorted(others, key=lambda each: each.lstat().st_mtime, reverse=True):
             with suppress(OSError, ValidationError):
                 first = next(iter(raw_lines(other)), b"")
-                return JournalLine.model_validate_json(_checked(first) or b"").values
+                return JournalLine.model_validate_json(text_of(first) or b"").values
     return None
 
 
@@ -97,12 +92,3 @@ def raw_lines(path: Path) -> list[bytes]:
             raise
         warn_once(f"journal {path} is begun anew: it is {error.strerror}")
         return []
-
-
-def _checked(line: bytes) -> bytes | None:
-    """The JSON of a line, if its checksum is right."""
-    checksum, _, text = line.partition(b" ")
-    try:
-        return text if int(checksum, 16) == zlib.crc32(text) else None
-    except ValueError:
-        return None
