@@ -36,7 +36,9 @@ def kernel_that_hangs(rank: int, how: str, at_launch: int, is_best: bool) -> Any
     return autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook_of(i)) for i, block in enumerate(BLOCKS)])
 
 
-def goes_on(rank: int, how: str, at_launch: int, in_place: bool, options: dict[str, Any], is_best: bool = False) -> Any:
+def goes_on(
+    rank: int, how: str, at_launch: int, in_place: bool, options: dict[str, Any], is_best: bool = False, device: str = "cpu"
+) -> Any:
     """Tune a step that talks on a group of its own, made anew once the old one is dead."""
     kernel, made = kernel_that_hangs(rank, how, at_launch, is_best), [0]
 
@@ -55,10 +57,10 @@ def goes_on(rank: int, how: str, at_launch: int, in_place: bool, options: dict[s
 
     function, group = make()
     step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive", group=group, make=make, **options)(function)
-    x = torch.zeros(64)
+    x = torch.zeros(64, device=device)
     y = step(x)
     n_in_tuning = len(launched)
-    again = step(torch.ones(64))
+    again = step(torch.ones(64, device=device))
     failures = [each.failure for each in step.records[0].candidates]
     tail = launched[n_in_tuning:]
     return made[0], y[0].item(), x[0].item(), again[0].item(), best(kernel), failures, launched[:n_in_tuning], tail, threads_left()
