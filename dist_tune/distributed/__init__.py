@@ -5,7 +5,7 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.distributed.calls import Calls
-from dist_tune.distributed.outside import Asked
+from dist_tune.distributed.outside import Asked, silent_since
 from dist_tune.distributed.ranks import (
     Ranks,
     check_group,
@@ -26,4 +26,5 @@ from dist_tune.distributed.work_queue import WorkQueue
 __all__ = [
     "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "abort_groups", "check_group", "device_identity",
     "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "regroup_of", "shared_store",
+    "silent_since",
 ]  # fmt: skip
