@@ -13,10 +13,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.heartbeat import state_of_rank
 from dist_tune.distributed.host_processes import GONE
+from dist_tune.distributed.parts import absent
 from dist_tune.distributed.ranks import Group, Ranks
 from dist_tune.printable import printable
 
 _POLL_S = 0.01
+_POLLS_PER_S = 500.0
+"""Of all ranks together: one of them may be slow to make its groups."""
 _MAX_REASON = 1000
 """Characters of a reason that ranks read."""
 _YES = "yes"
@@ -45,7 +48,7 @@ class Regroup:
             elif time.monotonic() > until:
                 self.refuse(f"ranks {missing} did not come within {patience_s:g} s to make new process groups")
             else:
-                time.sleep(_POLL_S)
+                time.sleep(max(_POLL_S, len(self._members) / _POLLS_PER_S))
         return verdict
 
     def verdict(self) -> str | None:
@@ -56,7 +59,8 @@ class Regroup:
         return self.refuse(f"the processes of ranks {gone} have ended") if gone else None
 
     def _missing(self) -> list[int]:
-        return [rank for rank in self._members if not self._store.check([f"{self._space}/{rank}"])]
+        keys = {f"{self._space}/{rank}": rank for rank in self._members}
+        return [keys[key] for key in absent(self._store, list(keys))]
 
 
 def regroup_of(ranks: Ranks, number: int = 0) -> Regroup | None:

@@ -16,6 +16,8 @@ from dist_tune.settings import Settings
 from dist_tune.watch.last_words import EXIT_CODE, LastWords
 
 _POLL_S = 0.25
+_POLLS_PER_S = 500.0
+"""Of all ranks together."""
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def making(ranks: Ranks, settings: Settings, stuck: StuckConfigError) -> Iterato
 
 def _watch(ranks: Ranks, settings: Settings, made: Regroup, over: Event) -> None:
     with suppress(StoreError):
-        while not over.wait(_POLL_S):
+        while not over.wait(max(_POLL_S, len(ranks.members) / _POLLS_PER_S)):
             if (why := made.verdict()) is None:
                 continue
             if why and not over.wait(settings.deadline_s):

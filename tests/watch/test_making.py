@@ -30,7 +30,7 @@ def _make(monkeypatch: pytest.MonkeyPatch, leave: Callable[..., None], *makes: C
     monkeypatch.setattr(MODULE, "_POLL_S", 0.001)
 
     def rank_of(rank: int) -> BaseException | None:
-        ranks: Any = SimpleNamespace(rank=rank, gather_s=10.0)
+        ranks: Any = SimpleNamespace(rank=rank, members=(0, 1), gather_s=10.0)
         settings: Any = SimpleNamespace(deadline_s=0.001)
         try:
             with making(ranks, settings, StuckConfigError("rank 1: candidate 2", 1, "candidate 2")):
