@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", type=Path, help="a page with the two marks of a table, which is replaced")
     options = parser.parse_args()
-    n_clean = {n: clean_run(n) for n in (2, 4)}
+    n_clean = {n: max(clean_run(n) for _ in range(3)) for n in (2, 4)}  # a race may leave one candidate, and no finals
     lines = ["| fault | phase | ranks | told | seconds until the last rank knew | runs in the next tuning | left behind |"]
     lines.append("|---|---|---|---|---|---|---|")
     print(*lines, sep="\n")

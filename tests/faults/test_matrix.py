@@ -21,7 +21,7 @@ NAMED = {"raise_error": "the user's own mistake", "never_return": "config", "hol
 
 @functools.cache
 def n_clean(n_ranks: int) -> int:
-    """Replays of a tuning without faults."""
+    """Runs of the step in a tuning without faults."""
     return clean_run(n_ranks)
 
 
@@ -32,7 +32,7 @@ def check(case: Case) -> None:
     assert result.told_s < TOLD_WITHIN_S, result.row
     assert not [rank for rank, each in enumerate(result.outcomes) if each.error == "Hung"], result.row
     assert result.n_again is not None, result.row
-    if case.fault in LATE:
+    if case.fault in LATE and (case.fault, case.phase) != ("no_memory", "apply"):  # a launch of the last run is made once
         assert [each.error for each in result.outcomes] == [""] * case.n_ranks, result.row
         right = case.n_ranks * (case.n_ranks + 1.0)  # each kernel adds one, and each all-reduce sums over ranks
         assert result.n_again == 1, result.row  # the record
