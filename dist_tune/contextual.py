@@ -229,14 +229,17 @@ class _Tuner(Generic[P, R]):
         try:
             value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
         except StuckConfigError as error:
-            function, group, is_new = self.anew.begin(tuning, error)
+            stuck = error
         else:
-            self.anew.end()
             self.note(tuning, state)
             return value
-        self.take(function)
-        self.group = group if is_new else self.group
-        return cast("R", tuning.value_of(self.first_call(args, kwargs)))
+        try:
+            function, group, is_new = self.anew.begin(tuning, stuck)
+            self.take(function)
+            self.group = group if is_new else self.group
+            return cast("R", tuning.value_of(self.first_call(args, kwargs)))
+        finally:
+            self.anew.end()
 
     def note(self, tuning: Tuning, state: StepState | None) -> None:
         """Note what a tuning has found."""

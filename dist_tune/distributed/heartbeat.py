@@ -135,7 +135,7 @@ class Heartbeat:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._ended = threading.Event()
+                self._ended, self._client = threading.Event(), None  # an earlier thread may still stand in a call of its own
                 self._thread = threading.Thread(target=self._beat, args=(self._ended, store, tell), name="dist_tune heartbeat", daemon=True)
                 with suppress(RuntimeError):  # no more threads: peers see the beats of the main thread alone
                     self._thread.start()
@@ -191,7 +191,8 @@ class Heartbeat:
 
     def quiet_s(self, rank: int) -> float:
         """Seconds in which this rank looked for a new beat of a peer and found none; 0 while it does not look."""
-        return self._looked_at - self._seen[rank][1] if rank in self._seen else 0.0
+        seen = self._seen.get(rank)  # the beating thread may clear them meanwhile
+        return self._looked_at - seen[1] if seen is not None else 0.0
 
     def _look(self, store: dist.Store, tell: Callable[[str], object]) -> None:
         """Tell of ranks that this one waits for, each once."""
@@ -207,7 +208,6 @@ class Heartbeat:
             return
         if now - self._looked_at < self._look_every_s:
             return
-        self._looked_at = now
         lives = lives_of(store, self._others)
         self.absent = [rank for rank in self._others if rank not in lives or lives[rank].call != self._call]
         for rank in self._others:
@@ -220,11 +220,13 @@ class Heartbeat:
                 tell(
                     f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {self._call}; rank {rank}: {self._tale(rank, life)}"
                 )
+        self._looked_at = now  # not before: meanwhile ``quiet_s`` would count from the look before, long ago
 
     def _silent_s(self, rank: int, life: Life, now: float) -> float:
-        if self._seen.get(rank, (-1, 0.0))[0] != life.n_beats:
-            self._seen[rank] = life.n_beats, now
-        return now - self._seen[rank][1]
+        n_beats, since = self._seen.get(rank, (-1, now))
+        if n_beats != life.n_beats:
+            self._seen[rank] = life.n_beats, (since := now)
+        return now - since
 
     def _tale(self, rank: int, life: Life) -> str:
         silent_s = self._silent_s(rank, life, time.monotonic())

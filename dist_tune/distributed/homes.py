@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.host_processes import network_name
+from dist_tune.distributed.outside import Asked, WatchedStore
 
 FLAT_RANKS = 64
 """Largest group that meets on one level (logs/meetings-cpu)."""
@@ -35,7 +36,7 @@ class Home:
         """Of this home, once all ranks know all homes; empty before, and after its store was lost."""
         self.n_homes = 0
         self._root = store
-        self._store: Any = None
+        self._store: WatchedStore | None = None
         if len(members) <= FLAT_RANKS:
             return
         position, _ = neighbours(rank, members)
@@ -43,8 +44,9 @@ class Home:
         self.leader = members[members.index(rank) - here]
         if here == 0:
             with suppress(dist.DistError, RuntimeError):  # no more descriptors, or threads
-                self._store = dist.TCPStore("127.0.0.1", 0, None, True, _TIMEOUT, wait_for_workers=False)
-                store.set(f"home/{rank}", f"{self._store.port} {network_name()}")
+                own = dist.TCPStore("127.0.0.1", 0, None, True, _TIMEOUT, wait_for_workers=False)
+                self._store = WatchedStore(own)
+                store.set(f"home/{rank}", f"{own.port} {network_name()}")
 
     def joined(self) -> int:
         """The leader's rank, if this rank has reached the store of its home by now and not yet settled; else -1."""
@@ -54,8 +56,13 @@ class Home:
             port, _, network = self._root.get(f"home/{self.leader}").decode().partition(" ")
             if network and network == network_name() and port.isdecimal():  # else another host's, whose ranks are not numbered as expected
                 with suppress(dist.DistError):
-                    self._store = dist.TCPStore("127.0.0.1", int(port), None, False, _TIMEOUT)
+                    self._store = WatchedStore(dist.TCPStore("127.0.0.1", int(port), None, False, _TIMEOUT))
         return NO_HOME if self._store is None else self.leader
+
+    @property
+    def asked(self) -> Asked | None:
+        """A call of the home's store that has no answer yet: the process that hosts it may be stopped."""
+        return self._store.asked if self._store is not None else None
 
     def settle(self, homes: Mapping[int, list[int]]) -> None:
         """All ranks have reached these homes, so all use them from the next meeting on: leader -> ranks."""

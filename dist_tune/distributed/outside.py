@@ -14,6 +14,9 @@ import torch.distributed as dist
 
 from dist_tune.distributed.verdicts import Verdict
 
+_BOTH_SILENT = 0.25
+"""Deadlines without an answer after which a call is taken to meet the silence that another thread's has met before."""
+
 
 class Asked(NamedTuple):
     """A call of the store that has no answer yet: a store call has no timeout of its own, and waits for ever where packets are lost."""
@@ -46,6 +49,15 @@ class WatchedStore:
 
         setattr(self, name, call)  # found before __getattr__ from here on
         return call
+
+
+def silent_since(own: float, beating: float | None, now: float, deadline_s: float) -> float:
+    """Since when the store is silent, by the monotonic clock: the beating thread may have asked while this rank was in a collective.
+
+    ``own``, ``beating``: begin of the call of either thread that has no answer yet. The beating thread's counts once the other one has
+    waited, too: where one connection alone is lost, the other is answered.
+    """
+    return own if beating is None or now - own < _BOTH_SILENT * deadline_s else min(own, beating)
 
 
 def post_end(store: dist.Store, epoch: int, verdict: Verdict) -> str:

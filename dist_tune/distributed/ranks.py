@@ -70,8 +70,8 @@ class Group(Meetings):
 
     @property
     def asked(self) -> Asked | None:
-        """A call of the store for this rank's tuning that has no answer yet."""
-        return getattr(self._store, "asked", None)
+        """A call of the store, or of the home's, for this rank's tuning that has no answer yet."""
+        return (self._store.asked or self._parts.home.asked) if self._presence is not None else None
 
     @property
     def unanswered_since(self) -> float | None:

@@ -13,10 +13,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.heartbeat import state_of_rank
 from dist_tune.distributed.host_processes import GONE
+from dist_tune.distributed.parts import absent
 from dist_tune.distributed.ranks import Group, Ranks
 from dist_tune.printable import printable
 
 _POLL_S = 0.01
+_POLLS_PER_S = 500.0
+"""Of all ranks together: one of them may be slow to make its groups."""
 _MAX_REASON = 1000
 """Characters of a reason that ranks read."""
 _YES = "yes"
@@ -39,22 +42,30 @@ class Regroup:
         """Wait for all ranks; nothing if all go on, or the reason why none does. Collective."""
         self._store.set(self._mine, "")
         until = time.monotonic() + patience_s
-        while not self._store.check([f"{self._space}/verdict"]):
-            missing = [rank for rank in self._members if not self._store.check([f"{self._space}/{rank}"])]
-            if not missing:
+        while (verdict := self.verdict()) is None:
+            if not (missing := self._missing()):
                 self._store.compare_set(f"{self._space}/verdict", "", _YES)
-            elif gone := [rank for rank in missing if state_of_rank(self._store, rank) == GONE]:
-                self.refuse(f"the processes of ranks {gone} have ended")
             elif time.monotonic() > until:
                 self.refuse(f"ranks {missing} did not come within {patience_s:g} s to make new process groups")
             else:
-                time.sleep(_POLL_S)
-        return self.refuse("")
+                time.sleep(max(_POLL_S, len(self._members) / _POLLS_PER_S))
+        return verdict
+
+    def verdict(self) -> str | None:
+        """Nothing if all go on, or the reason why none does, as that some process has ended; None as long as that is open."""
+        if self._store.check([f"{self._space}/verdict"]):
+            return self.refuse("")
+        gone = [rank for rank in self._missing() if state_of_rank(self._store, rank) == GONE]
+        return self.refuse(f"the processes of ranks {gone} have ended") if gone else None
+
+    def _missing(self) -> list[int]:
+        keys = {f"{self._space}/{rank}": rank for rank in self._members}
+        return [keys[key] for key in absent(self._store, list(keys))]
 
 
-def regroup_of(ranks: Ranks) -> Regroup | None:
-    """The decision after the call that these ranks are in; for any thread. None for a process alone."""
-    return Regroup(ranks._store.clone(), ranks.rank, ranks.members, ranks._place.text) if isinstance(ranks, Group) else None
+def regroup_of(ranks: Ranks, number: int = 0) -> Regroup | None:
+    """The n-th decision after the call that these ranks are in; for any thread. None for a process alone."""
+    return Regroup(ranks._store.clone(), ranks.rank, ranks.members, f"{ranks._place.text}/{number}") if isinstance(ranks, Group) else None
 
 
 def abort_groups() -> None:

@@ -32,6 +32,17 @@ class Past:
     suspects: set[tuple[str, int]] = field(default_factory=set)
     """Those that were not timed since their last death."""
 
+    def forget(self, label: str) -> None:
+        """Forget a site whose key is another one now, so that its candidates may be others; and finals of sites beside it."""
+        self.failures.pop(label, None)
+        self.suspects = {pair for pair in self.suspects if pair[0] != label}
+        for pair in [pair for pair in self.strikes if pair[0] == label]:
+            del self.strikes[pair]
+        for of, lines in list(self.samples.items()):
+            lines[:] = [each for each in lines if of[0] != label and not (of[2] and label in each.on)]
+            if not lines:
+                del self.samples[of]
+
 
 def all_suspects(by_rank: Iterable[Mapping[str, Iterable[int]]]) -> dict[str, set[int]]:
     """Site -> candidates that were under way on any rank when its process died."""
@@ -88,6 +99,8 @@ def past_of(lines: Sequence[JournalLine]) -> Past:
         elif line.t == "struck":
             attempt = [each for each in attempt if each.n[0] not in line.n]
         elif line.t == "site":
+            if past.keys.get(line.label, line.key) != line.key:
+                past.forget(line.label)
             past.keys[line.label] = line.key
         elif line.t == "dropped" and line.kind in _KEPT_KINDS:
             past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)

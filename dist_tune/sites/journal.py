@@ -74,7 +74,9 @@ class TuningJournal:
             self._append("open")
         self._append("site", label=site.label, key=key)
         path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
-        if self._past.keys.get(site.label) == key:
+        if self._past.keys.get(site.label, key) != key:
+            self._past.forget(site.label)
+        elif site.label in self._past.keys:
             barred |= {i: each for i, each in self._past.failures.get(site.label, {}).items() if i < len(site.configs)}
             site.suspects |= {i for label, i in self._past.suspects if label == site.label and i < len(site.configs)}
             for i in sorted(i for i in site.suspects if self._past.strikes[site.label, i] >= MAX_STRIKES):

@@ -35,7 +35,7 @@ class Anew:
         """Call the factory on all ranks after a tuning that ended so: the function, the group, and true if it is a new one.
 
         Raises:
-            StuckConfigError: the given one, where some rank cannot go on, or the call has done so too often.
+            StuckConfigError: the given one, where some rank cannot go on or its factory failed, or the call has done so too often.
             TypeError: the factory gave something else.
         """
         if self.make is None or not tuning.can_go_on or self._n_times == MAX_TIMES:
@@ -44,12 +44,13 @@ class Anew:
         for label, failures in tuning.stuck.items():
             self.barred.setdefault(label, {}).update(failures)
         tuning.begin_anew()
-        made: Any = self.make()
-        function, group = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        if not callable(function):
-            raise TypeError(f"make() must return the function, or the function and its process group; it returned {spelled(made)}")
-        check_ordinary(function, "contextual_autotune")
-        check_group("the group of make()", group)
+        with tuning.making(error):
+            made: Any = self.make()
+            function, group = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            if not callable(function):
+                raise TypeError(f"make() must return the function, or the function and its process group; it returned {spelled(made)}")
+            check_ordinary(function, "contextual_autotune")
+            check_group("the group of make()", group)
         return function, group, isinstance(made, tuple)
 
     def end(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +30,7 @@ from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.notices import tell_of_first_run
 from dist_tune.tuning.racing import run_race
-from dist_tune.watch import Kind, Release, Rescue, Watchdog
+from dist_tune.watch import Kind, Release, Rescue, Watchdog, making
 
 
 class Tuning:
@@ -183,6 +183,10 @@ class Tuning:
     def can_go_on(self) -> bool:
         """True after an error if all ranks will make process groups anew, and the call with them; then ``begin_anew``."""
         return self._value_of is not None
+
+    def making(self, error: StuckConfigError) -> AbstractContextManager[None]:
+        """``make()`` within this block, on all ranks or on none; ``error`` is raised where it failed on another one."""
+        return making(self._context.ranks, self._settings, error)
 
     def begin_anew(self) -> None:
         """Go back to where the call began: generators, and kernels that have their winners already."""

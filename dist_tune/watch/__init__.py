@@ -4,6 +4,7 @@ None of it runs in a steady call.
 """
 
 from dist_tune.watch.last_words import limited
+from dist_tune.watch.making import making
 from dist_tune.watch.release import Release, Releases, check_release
 from dist_tune.watch.rescue import Make, Rescue
 from dist_tune.watch.steps import Kind
@@ -18,4 +19,5 @@ __all__ = [
     "Watchdog",
     "check_release",
     "limited",
+    "making",
 ]

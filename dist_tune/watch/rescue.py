@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident, main_thread
+from threading import Lock, get_ident, main_thread
 from typing import Any
 
 from dist_tune.distributed import Ranks, abort_groups, regroup_of
@@ -32,6 +32,7 @@ class Rescue:
         self._is_wanted = is_wanted
         self._is_freeing = False
         self._number = 0
+        self._lock = Lock()
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -49,8 +50,9 @@ class Rescue:
         try:
             yield
         finally:
-            signal.signal(self._number, signal.SIG_DFL)
-            self._number = 0
+            with self._lock:  # a signal that comes later would end the process
+                signal.signal(self._number, signal.SIG_DFL)
+                self._number = 0
 
     def call(self, closure: Callable[[], Any]) -> Any:
         """Run the closure in a replay; raises ``Freed`` if it was ended."""
@@ -68,8 +70,10 @@ class Rescue:
     def free(self) -> None:
         """End the replay under way. For the watching thread; an abort may wait for the device."""
         abort_groups()
-        self._is_freeing = True
-        signal.pthread_kill(main_thread().ident or 0, self._number)
+        with self._lock:
+            if self.is_ready:
+                self._is_freeing = True
+                signal.pthread_kill(main_thread().ident or 0, self._number)
 
     def refuse(self) -> None:
         """Tell peers that this rank ends, and makes no groups anew."""

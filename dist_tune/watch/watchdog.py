@@ -14,7 +14,7 @@ from threading import Event, Thread, get_ident
 from typing import TYPE_CHECKING
 
 from dist_tune.compiler import is_compiling, noted
-from dist_tune.distributed import Asked, Ranks, abort_groups
+from dist_tune.distributed import Asked, Ranks, abort_groups, silent_since
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, StuckConfigError
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
@@ -198,8 +198,9 @@ class Watchdog:
     def _watch(self) -> None:
         tick_s = min(self._deadline_s / 20, 0.5)
         seen: object = None
-        is_told, excused_s, before = False, 0.0, time.monotonic()
+        is_told, excused_s = False, 0.0
         while not self._over.is_set():
+            before = time.monotonic()  # of the pause alone: time in which this thread tells peers, and waits for that, excuses nothing
             self._over.wait(tick_s)
             self._arm()
             now = time.monotonic()
@@ -211,7 +212,7 @@ class Watchdog:
             # A compilation takes what it takes; and the process may have been stopped, or had no processor.
             if now - before > 5 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
                 excused_s += now - before
-            before, late_s = now, now - since - excused_s
+            late_s = now - since - excused_s
             tell_at_s = limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0)
             if late_s >= tell_at_s and self.phase == "discovery" and self._ranks.absent and now - since < self._ranks.gather_s:
                 excused_s, late_s = now - since, 0.0  # a collective in it may wait for a rank that has yet to come to this call
@@ -232,8 +233,7 @@ class Watchdog:
         """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""
         step, launch, asked, deadline_s = self._step, self.launch, self._ranks.asked, self._deadline_s
         if asked is not None:
-            # The beating thread may have found the store silent while this one was in a collective.
-            return asked, min(asked.since, self._ranks.unanswered_since or asked.since), deadline_s
+            return asked, silent_since(asked.since, self._ranks.unanswered_since, time.monotonic(), deadline_s), deadline_s
         if launch is not None or step.kind is Kind.REPLAY:
             subject = launch or step
             return subject, subject.since, max(deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s)

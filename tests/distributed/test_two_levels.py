@@ -177,10 +177,31 @@ def test_a_home_that_is_lost_costs_time_and_no_result(host: dist.Store):
         def __getattr__(self, name: str) -> Any:
             raise dist.DistNetworkError("connection reset by peer")
 
-    levels.ranks[0]._parts.home._store = levels.ranks[1]._parts.home._store = Lost()
+    lost: Any = Lost()
+    levels.ranks[0]._parts.home._store = levels.ranks[1]._parts.home._store = lost
     for _ in range(2):
         assert levels.each(lambda rank: rank.reduce("a", "x", joined)) == [[f"{i}:x" for i in range(N_RANKS)]] * N_RANKS
     assert levels.sizes == [0, 0, 2, 2, 1]
+    levels.close()
+
+
+def test_a_home_that_does_not_answer_is_seen_from_outside(host: dist.Store):
+    """The process that hosts it may be stopped: the watchdog sees the call without an answer, as one of the job's store."""
+    levels = Levels(host, "silent", 2)
+    home, seen = levels.ranks[1]._parts.home, []
+    watched: Any = home._store
+
+    class Slow:
+        def check(self, keys: list[str]) -> bool:
+            seen.append(home.asked)
+            return True
+
+    own, watched._store = watched._store, Slow()
+    watched.__dict__.pop("check", None)
+    assert home.ask(lambda store: store.check(["a"]))
+    watched._store = own
+    assert [each.call for each in seen if each is not None] == ["check"]
+    assert home.asked is None
     levels.close()
 
 

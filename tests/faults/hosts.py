@@ -27,7 +27,7 @@ from tests.faults.link import HOSTS, Link, address
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 4.0
 TOLD_WITHIN_S = 2 * DEADLINE_S + 2.0
-"""A collective across the cut fails after one deadline, its rank waits two more for the others, and machines are busy."""
+"""A collective across the cut fails after one deadline; half a deadline later cut ranks leave, and others know; and machines are busy."""
 BLOCKS = (16, 32, 64, 128)
 FAULT_AT = 6
 """Run of the step, in the race, at whose beginning the fault happens."""

@@ -34,12 +34,13 @@ class Job:
         self._rank = rank
         self._wanted = phase
         self._fault = fault
-        self._has_met = False
+        self.has_met = False
+        """True once the fault has happened; a race may leave one candidate, and no finals."""
 
     def meet(self, *, in_config: bool) -> None:
         """The fault, once, in the phase that was asked for: in a config's hook, or in the step's own code."""
-        if self.phase == self._wanted and not self._has_met and in_config == (self._fault in OF_CONFIGS or self.phase == "compile"):
-            self._has_met = True
+        if self.phase == self._wanted and not self.has_met and in_config == (self._fault in OF_CONFIGS or self.phase == "compile"):
+            self.has_met = True
             self._fault(self)
 
     def watch(self) -> None:
@@ -153,6 +154,7 @@ def run(rank: int, phase: Phase, fault: str, on_all: bool = False) -> dict[str, 
 
     @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
     def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
         for kernel in kernels:
             x = launch(kernel, x)
             job.meet(in_config=False)
@@ -162,6 +164,7 @@ def run(rank: int, phase: Phase, fault: str, on_all: bool = False) -> dict[str, 
                 dist.all_reduce(x)
         return x
 
+    runs: list[int] = []
     y = step(torch.zeros(128))
     dist.barrier()
     records = step.records
@@ -169,6 +172,7 @@ def run(rank: int, phase: Phase, fault: str, on_all: bool = False) -> dict[str, 
         "value": y[0].item(),
         "winners": [best(kernel) for kernel in kernels],
         "failures": [each.failure for record in records for each in record.candidates],
-        "n_replays": records[0].n_replays,
+        "n_runs": len(runs),
         "is_unpatched": is_unpatched(),
+        "has_met": job.has_met,
     }

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_tune.testing import Outcome, on_ranks
-from tests.faults.jobs import PHASES, Phase, run
+from tests.faults.jobs import PHASES, VICTIM, Phase, run
 
 DEADLINE_S = 4.0
+MAX_PLAYS = 5
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 TOLD_WITHIN_S = 2 * DEADLINE_S + 3.0
 """Until the last rank knows: twice the deadline, and what a loaded machine needs."""
@@ -45,9 +46,9 @@ class Result:
     case: Case
     outcomes: Sequence[Outcome]
     n_again: int | None
-    """Replays of the next tuning with the same cache; None if it did not end."""
+    """Runs of the step in the next tuning with the same cache, its first and last run with them; None if it did not end."""
     n_clean: int
-    """Replays of a tuning without faults."""
+    """The same of a tuning without faults."""
     left: Sequence[str]
     """Processes and temporary files that are still there."""
 
@@ -75,11 +76,11 @@ class Result:
 
 
 def clean_run(n_ranks: int = 2) -> int:
-    """Replays of a tuning without faults."""
+    """The same of a tuning without faults."""
     with tempfile.TemporaryDirectory() as folder:
         outcome = on_ranks(n_ranks, run, "race", "nothing", env=environment(Path(folder)))[0]
     assert outcome.value is not None, outcome
-    return int(outcome.value["n_replays"])
+    return int(outcome.value["n_runs"])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -89,14 +90,23 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def play(case: Case, n_clean: int, *, goes_on: bool = True) -> Result:
-    """Tune with the fault, look around, and tune once more without it."""
+    """Tune with the fault, look around, and tune once more without it. A tuning that came by chance without the phase is made again."""
+    for _ in range(MAX_PLAYS):
+        result = _play(case, n_clean, goes_on=goes_on)
+        told = result.outcomes[VICTIM].value
+        if told is None or told["has_met"]:
+            break
+    return result
+
+
+def _play(case: Case, n_clean: int, *, goes_on: bool) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = environment(folder)
         outcomes = on_ranks(case.n_ranks, run, case.phase, case.fault, case.on_all, env=env, timeout_s=4 * DEADLINE_S + 10)
         left = [*left_processes(folder), *(each.name for each in (folder / "tmp").iterdir())]
         again = on_ranks(case.n_ranks, run, case.phase, "nothing", env=env)[0].value if goes_on else None
-    return Result(case, outcomes, None if again is None else int(again["n_replays"]), n_clean, left)
+    return Result(case, outcomes, None if again is None else int(again["n_runs"]), n_clean, left)
 
 
 def left_processes(folder: Path, within_s: float = 3.0) -> list[str]:
@@ -152,8 +162,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", type=Path, help="a page with the two marks of a table, which is replaced")
     options = parser.parse_args()
-    n_clean = {n: clean_run(n) for n in (2, 4)}
-    lines = ["| fault | phase | ranks | told | seconds until the last rank knew | replays of the next tuning | left behind |"]
+    n_clean = {n: max(clean_run(n) for _ in range(3)) for n in (2, 4)}  # a race may leave one candidate, and no finals
+    lines = ["| fault | phase | ranks | told | seconds until the last rank knew | runs in the next tuning | left behind |"]
     lines.append("|---|---|---|---|---|---|---|")
     print(*lines, sep="\n")
     for case in cases(quick=options.quick):

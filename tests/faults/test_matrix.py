@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ NAMED = {"raise_error": "the user's own mistake", "never_return": "config", "hol
 
 @functools.cache
 def n_clean(n_ranks: int) -> int:
-    """Replays of a tuning without faults."""
+    """Runs of the step in a tuning without faults."""
     return clean_run(n_ranks)
 
 
@@ -31,9 +32,10 @@ def check(case: Case) -> None:
     assert result.told_s < TOLD_WITHIN_S, result.row
     assert not [rank for rank, each in enumerate(result.outcomes) if each.error == "Hung"], result.row
     assert result.n_again is not None, result.row
-    if case.fault in LATE:
+    if case.fault in LATE and (case.fault, case.phase) != ("no_memory", "apply"):  # a launch of the last run is made once
         assert [each.error for each in result.outcomes] == [""] * case.n_ranks, result.row
         right = case.n_ranks * (case.n_ranks + 1.0)  # each kernel adds one, and each all-reduce sums over ranks
+        assert result.n_again == 1, result.row  # the record
         assert all(each.value["is_unpatched"] and each.value["value"] == right for each in result.outcomes), result.row
         return
     others = [each for rank, each in result.survivors.items() if rank != VICTIM]
@@ -50,7 +52,14 @@ def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
     check(case)
 
 
+def marked(case: Case) -> Any:
+    """A case, marked where ranks cannot yet tell that they are in one call."""
+    is_first_run = (case.fault, case.phase) == ("skip_collective", "discover")
+    mark = pytest.mark.xfail(reason="peers wait for the timeout of their process group: docs/reliability.md, The first cause", strict=True)
+    return pytest.param(case, marks=mark if is_first_run else (), id=str(case))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [each for each in cases(quick=False) if each not in QUICK], ids=str)
+@pytest.mark.parametrize("case", [marked(each) for each in cases(quick=False) if each not in QUICK])
 def test_every_fault_in_every_phase_is_told_in_time_and_nothing_is_lost(case: Case):
     check(case)

@@ -66,6 +66,24 @@ def goes_on(
     return made[0], y[0].item(), x[0].item(), again[0].item(), best(kernel), failures, launched[:n_in_tuning], tail, threads_left()
 
 
+def factory_fails(rank: int) -> Any:
+    """The factory raises on rank 1, while rank 0 waits for it in its own."""
+    kernel, groups = kernel_that_hangs(rank, "loop", 2, False), [dist.new_group()]
+
+    def make() -> Any:
+        if rank == 1:
+            raise ValueError("no groups left")
+        groups.append(dist.new_group())
+        return step, groups[-1]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        dist.all_reduce(y, group=groups[-1])
+        return y
+
+    contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive", group=groups[0], make=make)(step)(torch.zeros(64))
+
+
 def device_waits(rank: int) -> Any:
     """The device stands still after config 2's first launch, until process groups are aborted."""
     state, is_done = {"n_aborted": 0}, WallSpan.is_done

@@ -8,8 +8,9 @@ import pytest
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import on_ranks, values
-from tests.ranks.anew import device_waits, goes_on, hangs_between_launches
+from tests.ranks.anew import device_waits, factory_fails, goes_on, hangs_between_launches
 from tests.ranks.stuck import BLOCKS
+from tests.ranks.test_watchdog import left_with
 
 pytestmark = pytest.mark.once
 
@@ -83,6 +84,15 @@ def test_without_its_make_on_a_rank_that_cannot_be_freed_all_leave():
     first, second = on_ranks(2, goes_on, "locked", 1, False, {}, timeout_s=60)
     assert second.error == "Died"
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
+
+
+@pytest.mark.slow  # tests/watch/test_making.py has the decision
+def test_a_factory_that_fails_on_one_rank_strands_no_other():
+    """Rank 0 is in ``new_group`` then, which nothing ends: it leaves a deadline later, with the reason in its log."""
+    first, second = on_ranks(2, factory_fails, env={"DIST_TUNE_DEADLINE_S": "2"}, timeout_s=30)
+    assert (second.error, second.message) == ("ValueError", "no groups left")
+    left_with(first, 86)
+    assert "make() of rank 1 raised ValueError: no groups left" in first.log
 
 
 def test_make_needs_ranks_that_decide_together():

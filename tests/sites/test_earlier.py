@@ -54,6 +54,22 @@ def test_of_several_under_way_one_at_most_gets_a_second_strike():
     assert past_of(lines(*first, OPEN, begun(1, s=0, t=5))).strikes == {("s", 0): 1, ("t", 5): 1}
 
 
+def test_what_was_measured_of_other_candidates_is_forgotten():
+    """A site that comes back with another key has other candidates: neither samples, nor strikes, nor finals beside it count any more."""
+    first = [OPEN, *({"t": "site", "label": label, "key": "a"} for label in "st"), measured(1, s=0, t=1), measured(2, s=1, t=0)]
+    finals = {**measured(3, s=1, t=1), "is_final": True}
+    failed = {"t": "dropped", "label": "t", "n": [2], "kind": "launch", "reason": "once"}
+    both = past_of(lines(*first, finals, failed, begun(4, t=3)))
+    assert {label for label, _, _ in both.samples} == {"s", "t"}
+    again = [OPEN, {"t": "site", "label": "s", "key": "a"}, {"t": "site", "label": "t", "key": "b"}]
+    past = past_of(lines(*first, finals, failed, begun(4, t=3), *again))
+    assert past.keys == {"s": "a", "t": "b"}
+    assert set(past.samples) == {("s", 0, False), ("s", 1, False)}
+    assert (past.failures, past.suspects, past.strikes["t", 3]) == ({}, set(), 0)
+    past.forget("s")
+    assert not past.samples
+
+
 @pytest.mark.parametrize("end", [{"t": "stop"}, {"t": "ran", "n": [1]}])
 def test_an_interruption_casts_no_suspicion(end: dict[str, Any]):
     assert past_of(lines(OPEN, begun(1, s=0), end)).suspects == set()

@@ -1,0 +1,50 @@
+"""The watching thread's loop, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_tune.distributed import Asked
+from dist_tune.watch.watchdog import Watchdog
+
+DEADLINE_S = 4.0
+
+
+class _Left(Exception):
+    """In place of the end of the process."""
+
+
+@pytest.mark.parametrize(("tells_for_s", "stopped_s"), [(0.0, 0.0), (1.9, 0.0), (0.0, 3.0)])
+def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
+    tells_for_s: float, stopped_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    """However long the message takes, which asks that very store; time in which the process was stopped does not count."""
+    now, asked = [0.0], Asked("get", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds + (stopped_s if now[0] == 0.0 else 0.0)
+
+    def tell(what: str, then: str) -> None:
+        now[0] += tells_for_s
+
+    def leave(what: str, advice: str) -> None:
+        raise _Left(what)
+
+    ranks: Any = SimpleNamespace(rank=0, asked=asked, unanswered_since=None, absent=(), gather_s=60.0)
+    settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
+    monkeypatch.setattr(
+        "dist_tune.watch.watchdog.LastWords", lambda *args: SimpleNamespace(tell=tell, leave=leave, within=lambda call: None)
+    )
+    rescue: Any = SimpleNamespace(is_ready=False, refuse=None)
+    anything: Any = SimpleNamespace()
+    watchdog = Watchdog(ranks, anything, settings, anything, (), rescue=rescue)  # type: ignore[arg-type]
+    monkeypatch.setattr(watchdog, "_arm", lambda: None)
+    monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
+    with pytest.raises(_Left, match="the c10d store has not answered for"):
+        watchdog._watch()
+    assert 1.5 * DEADLINE_S <= now[0] - stopped_s <= 1.5 * DEADLINE_S + 0.4
