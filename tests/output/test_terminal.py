@@ -27,7 +27,7 @@ class _Screen(io.TextIOWrapper):
 
     @property
     def text(self) -> str:
-        return self.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        return str(self.buffer.getvalue().decode())  # type: ignore[attr-defined]
 
     @property
     def rows(self) -> list[str]:
