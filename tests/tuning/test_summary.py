@@ -78,6 +78,17 @@ def test_a_narrow_terminal_has_no_line_beyond_its_width(n_sites: int):
     assert "0.146" in plain
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
+def test_a_table_shortens_names_and_no_numbers(columns: int):
+    """Time, gain and share are whole at any width; kernel and config end with an ellipsis where there is no room."""
+    sites = [Settled(i, ag_gemm(kernel=f"m.a_kernel_with_a_long_name_{i}"), f"{i:06}") for i in range(12)]
+    _, *rows, _, _ = re.sub(r"\x1b\[[\d;]*m", "", shown(sites, columns, NO_COLOR="1")).splitlines()
+    for each in rows[:10]:
+        assert len(each.rstrip()) <= columns
+        assert re.search(r"  0.146  1.43x  59 %( |$)", each)
+    assert ("…" in rows[0]) == (columns < 160)
+
+
 def test_no_colour_where_it_is_not_wanted():
     """NO_COLOR, and a terminal that understands none."""
     for environment in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
