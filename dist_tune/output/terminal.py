@@ -52,7 +52,7 @@ class Terminal:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        self._erase()
+        self._begin_row()
         to_terminal(f"dist_tune: {printable(text)}\n")
 
     def page(self, render: Callable[[Console], None], plain: Sequence[str] = ()) -> None:
@@ -62,7 +62,7 @@ class Terminal:
         """
         if not self._is_shown:
             return
-        self._erase()
+        self._begin_row()
         if plain and not is_live(sys.stderr):
             to_terminal("".join(f"{printable(line)}\n" for line in plain))
             return
@@ -124,6 +124,12 @@ class Terminal:
         if self._is_drawn:
             self._is_drawn = False
             self._write(_CLEAR)
+
+    def _begin_row(self) -> None:
+        """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
+        self._erase()
+        if self._is_live and sys.stderr is self._stream:
+            self._write(" " * (columns_of(self._stream, self._columns) - 1) + "\r")
 
     def _write(self, text: str) -> bool:
         with suppress(OSError, ValueError, AttributeError):  # full or gone, closed

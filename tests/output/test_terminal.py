@@ -47,9 +47,12 @@ class _Screen(io.TextIOWrapper):
             elif each in ("\x1b7", "\x1b8"):
                 saved, at = (at, at) if each == "\x1b7" else (saved, saved)
             else:
+                if column == int(os.environ["COLUMNS"]):  # it wraps
+                    row, column = row + 1, 0
+                    rows += [""] * (row + 1 - len(rows))
                 rows[row] = f"{rows[row][:column].ljust(column)}{each}{rows[row][column + 1 :]}"
                 at = row, column + 1
-        return "\n".join(rows).rstrip("\n").split("\n")
+        return "\n".join(each.rstrip() for each in rows).rstrip("\n").split("\n")
 
     @property
     def row(self) -> str:
@@ -131,6 +134,17 @@ def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest
     assert live.startswith("f: first run")
 
 
+def test_a_line_that_stays_begins_a_row(monkeypatch: pytest.MonkeyPatch):
+    """The program has left the cursor behind a bar of its own, which stays as it is."""
+    shown = screen(monkeypatch)
+    progress = Terminal("f", is_shown=True)
+    progress.line("site 1")
+    print("\r 50 %|###", end="", file=shown)
+    progress.line("site 2")
+    progress.page(lambda console: console.print("page"))
+    assert shown.rows == ["dist_tune: site 1", " 50 %|###", "dist_tune: site 2", "page"]
+
+
 def test_compilers_output_led_away_leaves_the_live_line(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
     """Descriptor 2 leads to a file for a while: neither the line nor the terminal's width is lost."""
     shown = screen(monkeypatch)
@@ -146,7 +160,7 @@ def test_compilers_output_led_away_leaves_the_live_line(clock: _Clock, monkeypat
     monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", refuse)
     clock.now += 1
     progress.step(1, 2)
-    assert 30 < len(shown.row) < 40
+    assert 30 < len(shown.text.rpartition("\x1bD")[2].removesuffix("\x1b8")) < 40
 
 
 @pytest.mark.parametrize("is_later", [False, True])
