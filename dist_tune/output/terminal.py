@@ -129,7 +129,7 @@ class Terminal:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
         self._erase()
         if self._is_live and sys.stderr is self._stream:
-            self._write(" " * (columns_of(self._stream, self._columns) - 1) + "\r")
+            self._write(" " * (columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
 
     def _write(self, text: str) -> bool:
         with suppress(OSError, ValueError, AttributeError):  # full or gone, closed
