@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     numbers = context.story.numbers
     pruned: dict[str, str] = {}
     missed: dict[str, str] = {}
+    unknown: defaultdict[str, list[str]] = defaultdict(list)
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
         site = context.sites.met.get(label)
         if site is None:  # another rank's
@@ -109,7 +111,10 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         if reason:
             missed[f"missed {label}"] = f"site={label} is tuned: {reason}"
         else:
-            context.log.info(f"site={label} is tuned: {why}")
+            unknown[why].append(label)
+    for why, found in unknown.items():
+        are = f"site={found[0]} is" if len(found) == 1 else f"sites {', '.join(str(numbers[label]) for label in found)} are"
+        context.log.info(f"{are} tuned: {why}")
     context.notices.say_each(context.log, pruned, f"sites more have configs that prune rules removed: {context.story.path}")
     context.notices.say_each(context.log, missed, f"sites more are tuned for such reasons: {context.story.path}")
 
