@@ -141,7 +141,7 @@ def tune(
     else:
         kept = "from now on this choice comes from the cache" if options.epoch == "any" else "this choice is not kept"
         console.print(f"{spent}; why: .autotune_logs/rank-<i>.log; {kept}")
-    console.print(f"{record.n_variants} variants of each config")
+    console.print(f"{record.n_variants} variant{'s' * (record.n_variants != 1)} of each config")
     console.print(f"relative error {error:.1e}")
     if len(set(winners)) > 1:
         raise RuntimeError(f"ranks hold different winners: {winners}")

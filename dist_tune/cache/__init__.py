@@ -17,6 +17,7 @@ from dist_tune.cache.account import (
     short_kernel,
     short_key,
     skew,
+    weighing,
     why_not,
 )
 from dist_tune.cache.anatomy import anatomy
@@ -44,5 +45,6 @@ __all__ = [
     "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "Fates", "JournalFile",
     "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "environment", "fates",
     "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
-    "read_record", "reason", "seal", "short_config", "short_kernel", "short_key", "skew", "sweep", "unseal", "why_not", "write_whole",
+    "read_record", "reason", "seal", "short_config", "short_kernel", "short_key", "skew", "sweep", "unseal", "weighing", "why_not",
+    "write_whole",
 ]  # fmt: skip

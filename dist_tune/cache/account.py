@@ -125,6 +125,14 @@ def reason(record: TuningRecord) -> str:
     return "fastest step" if all(_step_ms(best, record) <= _step_ms(each, record) for each in near) else "tied within noise"
 
 
+def weighing(record: TuningRecord) -> str:
+    """Weight of differences of the step's time beside those of the kernel, in words; empty where it was 1, or there was one finalist."""
+    n_finalists = sum(each.left is None and each.failure is None and each.closure_ms is not None for each in record.candidates)
+    if n_finalists < 2 or record.closure_weight >= 1.0:
+        return ""
+    return f"the rest of the step counted by {100 * record.closure_weight:.0f} %, the less the more it varies by itself"
+
+
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     """The reason why a candidate is not the winner; for the winner the reason of the choice."""
     if each.index == record.winner:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, why_not
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, weighing, why_not
 from dist_tune.cli.selection import Listed, by_environment
 from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
 
@@ -63,7 +63,7 @@ def record_page(listed: Listed) -> list[RenderableType]:
     shared = " ".join(f"{name}={value!r}" for name, value in shared_fields(record).items())
     pairs = {
         "winner": f"{record.winner}: {plain(record.best.config, _MAX_CONFIG)}",
-        "chosen": plain(reason(record)),
+        "chosen": "; ".join(filter(None, [plain(reason(record)), weighing(record)])),
         "measured": _SEPARATOR.join(_measured(record.best)),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",

@@ -41,6 +41,8 @@ def records_of(source: str) -> list[TuningRecord]:
         found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
     elif path.is_dir():
         found = _of_folder(path)
+    elif path.suffix in (".jsonl", ".log") and path.is_file():
+        raise RefusedError(f"{source} is the log of one rank: name its folder, {path.parent}")
     elif path.exists():
         found = _unpacked(path)
     elif "/" in source or path.suffix == ".json":

@@ -1,7 +1,8 @@
 """The terminal of the rank that shows progress: lines that stay, and one live line, or a plain one every few seconds.
 
-Drawn by the tuning's own thread between replays, because a thread that draws would disturb what is timed. Text that the program
-writes to its standard streams takes the live line's place, which is drawn again later. Knows nothing of tunings.
+Drawn by the tuning's own thread between replays, because a thread that draws would disturb what is timed. The live line stands in the row
+below the cursor, which stays where the program left it: what the program, its threads, its C code and other ranks print needs no catching,
+and no stream of theirs is touched. Knows nothing of tunings.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 5.0
-_CLEAR = "\r\x1b[2K"
-"""Cursor to the first column, and the row emptied."""
+_RIGHT = 100
+"""Column at which the live line ends, at most."""
+_CLEAR = "\x1b[J"
+"""Erases from the cursor on: the live line, which is below it, or in its row if the program has ended a line since."""
+_BELOW = "\x1bD\x1bM\x1b7\x1b[J\r\x1bD{}\x1b8"
+"""Draws in the row below: make room by a scroll, save the cursor, erase, draw, back to the cursor."""
 _WORDS = {"discover": "first run", "compile": "compiling", "race": "racing", "finals": "finals", "settle": "last run"}
 
 
@@ -35,20 +40,19 @@ class Terminal:
         self._name = name.rpartition(".")[2]
         self.best_ms: float | None = None
         self._is_shown = is_shown
-        self._is_live: bool | None = None
-        """None until the stream was asked."""
-        self._live = ""
-        """The live line as it stands on the terminal; empty without one."""
-        self._stream: Any = None
+        self._stream: Any = sys.stderr if is_shown else None
+        # Asked now: while compilers run, file descriptor 2 leads to a file. A stream of another class, as that of rich's Live, keeps rows
+        # of its own.
+        self._is_live = isinstance(self._stream, io.TextIOWrapper) and is_live(self._stream)
+        self._columns = columns_of(self._stream) if self._is_live else 0
+        self._is_drawn = False
         self._phase = "discover"
         self._n, self._total = 0, 0
         self._began = self._phase_began = self._drawn = time.monotonic()
-        self._wrapped: list[tuple[Any, Any]] = []
-        """Standard streams whose ``write`` is ours, and ours."""
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        self._erase()
+        self._begin_row()
         to_terminal(f"dist_tune: {printable(text)}\n")
 
     def page(self, render: Callable[[Console], None], plain: Sequence[str] = ()) -> None:
@@ -58,7 +62,7 @@ class Terminal:
         """
         if not self._is_shown:
             return
-        self._erase()
+        self._begin_row()
         if plain and not is_live(sys.stderr):
             to_terminal("".join(f"{printable(line)}\n" for line in plain))
             return
@@ -81,9 +85,7 @@ class Terminal:
         self._n, self._total = n, total if total is not None else self._total
         if not self._is_shown or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
             return
-        if self._is_live is None:
-            self._is_live = is_live(sys.stderr)
-        if self._is_live:
+        if self._is_live and sys.stderr is self._stream:
             self._drawn = now
             self._draw(self._text(n, now))
         elif now - self._drawn >= PLAIN_EVERY_S:
@@ -94,11 +96,6 @@ class Terminal:
         """Nothing is live from here on."""
         self._erase()
         self._is_shown = False
-        for stream, ours in self._wrapped:
-            with suppress(AttributeError, TypeError):
-                if vars(stream).get("write") is ours:
-                    del stream.write
-        self._wrapped.clear()
 
     def _text(self, n: int, now: float) -> str:
         phase_s = now - self._phase_began
@@ -116,53 +113,35 @@ class Terminal:
     def _draw(self, text: str) -> None:
         from rich.cells import set_cell_size
 
-        stream = sys.stderr
-        width = columns_of(stream) - 1  # a full row would wrap, and could not be erased
-        text = _fitting(printable(text), stream)
+        width = columns_of(self._stream, self._columns) - 1  # a full row would wrap, and could not be erased
+        text = _fitting(printable(text), self._stream)
         text = text if len(text) <= width else set_cell_size(text, max(0, width))
-        self._erase()
-        self._wrap()
-        with suppress(OSError, ValueError, AttributeError, UnicodeError):
-            write_of(stream)(f"{_CLEAR}{text}")
-            stream.flush()
-            self._live, self._stream = text, stream
+        # At the right: the second of two lines that come between two draws begins in this row.
+        text = text.rjust(min(width, _RIGHT))
+        self._is_drawn = self._write(_BELOW.format(text))
 
     def _erase(self) -> None:
-        if self._live:
-            self._live = ""
-            with suppress(OSError, ValueError, AttributeError):
-                write_of(self._stream)(_CLEAR)
-                self._stream.flush()
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write(_CLEAR)
 
-    def _wrap(self) -> None:
-        """Let what the program writes to a terminal erase the live line before."""
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError, TypeError):  # closed, None, or a stream that takes no attributes
-                if not stream.isatty() or any(vars(stream).get("write") is ours for each, ours in self._wrapped if each is stream):
-                    continue
-                ours = self._erasing(stream.write)
-                stream.write = ours  # type: ignore[method-assign]
-                self._wrapped.append((stream, ours))
+    def _begin_row(self) -> None:
+        """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
+        self._erase()
+        if self._is_live and sys.stderr is self._stream:
+            self._write(" " * (columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
 
-    def _erasing(self, own: Callable[[str], int]) -> Callable[[str], int]:
-        def write(text: str) -> int:
-            if self._live:
-                self._erase()
-            return own(text)
-
-        vars(write)["own"] = own
-        return write
+    def _write(self, text: str) -> bool:
+        with suppress(OSError, ValueError, AttributeError):  # full or gone, closed
+            self._stream.write(text)
+            self._stream.flush()
+            return True
+        return False
 
 
 def amount(n: int, noun: str) -> str:
     """Number and noun: "1 site", "2 sites"."""
     return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def write_of(stream: Any) -> Callable[[str], int]:
-    """The stream's ``write`` without ours around it."""
-    write: Callable[[str], int] = stream.write
-    return getattr(write, "own", write)
 
 
 def console_of(stream: Any, text: io.StringIO) -> Console:
@@ -172,11 +151,11 @@ def console_of(stream: Any, text: io.StringIO) -> Console:
     return Console(file=text, width=columns_of(stream), force_terminal=is_live(stream), highlight=False, markup=False, emoji=False)
 
 
-def columns_of(stream: Any) -> int:
-    """Columns of a terminal; of a file 100, unless COLUMNS says otherwise."""
+def columns_of(stream: Any, otherwise: int = 100) -> int:
+    """Columns of a terminal; ``otherwise`` of a file, unless COLUMNS says more."""
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
-    return 100
+    return otherwise
 
 
 def _fitting(text: str, stream: Any) -> str:

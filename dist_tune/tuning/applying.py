@@ -55,12 +55,13 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     seconds = context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
     settled = []
-    for label in winners:
-        record = make_record(context, label, where)
+    records = {label: make_record(context, label, where) for label in winners}
+    context.records.extend(records.values())
+    numbers = context.story.numbers
+    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         log_table(context.log, record, label)
-        context.records.append(record)
         record_id = context.lookup.record_id(record) if label not in context.machine else ""
-        settled.append(Settled(context.story.numbers.get(label, 0), record, record_id))
+        settled.append(Settled(numbers.get(label, 0), record, record_id))
         context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))

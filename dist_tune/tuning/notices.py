@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,16 @@ from dist_tune.tested_versions import newer_than_tested
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dist_tune.distributed import Ranks
     from dist_tune.output import Logger
     from dist_tune.settings import Settings
     from dist_tune.tuning.context import TuningContext
+
+
+_MAX_SHOWN = 3
+"""Lines of one kind about the sites of a tuning on the terminal; those of more sites are in the log."""
 
 
 class Notices:
@@ -35,6 +40,21 @@ class Notices:
             self._told.add(topic)
             log.bind(progress=True).warning(text)
         return is_new
+
+    def say_each(self, log: Logger, told: Mapping[str, str], more: str) -> None:
+        """Write a line for each topic (topic -> text) to the log, and the first few that were not told before to the terminal.
+
+        ``more``: what is said there of the number of others.
+        """
+        new = [text for topic, text in told.items() if topic not in self._told]
+        for topic, text in told.items():
+            if topic in self._told:
+                log.info(text)
+        self._told.update(told)
+        for k, text in enumerate(new):
+            log.bind(progress=k < _MAX_SHOWN).warning(text)
+        if len(new) > _MAX_SHOWN:
+            log.bind(progress=True).info(f"{len(new) - _MAX_SHOWN} {more}")
 
     def note(self, log: Logger, topic: str, text: str) -> None:
         """The same at level INFO."""
@@ -72,7 +92,11 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
         _of_process.say(context.log, "versions", newer)
-    for label in labels:
+    numbers = context.story.numbers
+    pruned: dict[str, str] = {}
+    missed: dict[str, str] = {}
+    unknown: defaultdict[str, list[str]] = defaultdict(list)
+    for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
         site = context.sites.met.get(label)
         if site is None:  # another rank's
             kernel, _, key = label.partition("[")
@@ -80,13 +104,19 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             continue
         if site.n_removed:
             n_configs = len(site.configs) + site.n_removed
-            text = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
-            context.notices.say(context.log, f"pruned {label}", text)
+            pruned[f"pruned {label}"] = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
         reason = context.lookup.reason_of_miss(label)
         why = reason or context.lookup.why_no_record(label)
         context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
-        if not reason or not context.notices.say(context.log, f"missed {label}", f"site={label} is tuned: {reason}"):
-            context.log.info(f"site={label} is tuned: {why}")
+        if reason:
+            missed[f"missed {label}"] = f"site={label} is tuned: {reason}"
+        else:
+            unknown[why].append(label)
+    for why, found in unknown.items():
+        are = f"site={found[0]} is" if len(found) == 1 else f"sites {', '.join(str(numbers[label]) for label in found)} are"
+        context.log.info(f"{are} tuned: {why}")
+    context.notices.say_each(context.log, pruned, f"sites more have configs that prune rules removed: {context.story.path}")
+    context.notices.say_each(context.log, missed, f"sites more are tuned for such reasons: {context.story.path}")
 
 
 def tell_of_endless_keys(name: str, keys: Sequence[str], config: str, notices: Notices, ranks: Ranks, settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord, differing, short_config, why_not
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord, differing, short_config, weighing, why_not
 from dist_tune.configs import config_fields
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site
@@ -77,7 +77,16 @@ def table_rows(record: TuningRecord, label: str) -> list[str]:
     rows = [_cells(each, record, names, ranks) for each in ordered]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     shared = "" if not names else _shared(ordered[0], names)
-    title = f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms{f'; all with {shared}' if shared else ''}"
+    title = "; ".join(
+        filter(
+            None,
+            [
+                f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms",
+                weighing(record),
+                shared and f"all with {shared}",
+            ],
+        )
+    )
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     return [title, *(_line(row, widths) for row in [{name: name for name in columns}, *rows])]
 

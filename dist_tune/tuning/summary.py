@@ -35,6 +35,8 @@ MAX_BLOCKS = 5
 _MAX_ROWS = 10
 _MIN_WIDE = 80
 """Columns of a terminal from which a table names configs."""
+_GAP = 2
+"""Spaces between the columns of a table."""
 _PHASES = ("discover", "compile", "race", "finals", "settle")
 
 
@@ -115,22 +117,35 @@ def _table(sites: Sequence[Settled], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kernel", overflow="ellipsis", no_wrap=True)
-    for name in ("ms", "gain", "step"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=5)
     has_ids = width >= _MIN_WIDE and any(site.record_id for site in sites)
-    if has_ids:
-        table.add_column("show", no_wrap=True, min_width=6)
-    if width >= _MIN_WIDE:
-        table.add_column("config", overflow="ellipsis", no_wrap=True)
+    columns: dict[str, list[str]] = defaultdict(list)
     for site in sorted(sites, key=lambda each: (-(each.record.best.latency_ms or 0.0), each.number))[:_MAX_ROWS]:
         best, ratio = site.record.best, gain(site.record)
-        share = f"{100 * best.latency_ms / best.closure_ms:.0f} %" if best.latency_ms and best.closure_ms else ""
-        ms = milliseconds(best.latency_ms) if best.latency_ms is not None else "-"
-        cells = [site.name, ms, f"{ratio:.2f}x" if ratio else "", share, *[site.record_id] * has_ids, short_config(best)]
-        table.add_row(*map(Text, cells[: len(table.columns)]))
+        columns["kernel"].append(site.name)
+        columns["ms"].append(milliseconds(best.latency_ms) if best.latency_ms is not None else "-")
+        columns["gain"].append(f"{ratio:.2f}x" if ratio else "")
+        columns["step"].append(f"{100 * min(1.0, best.latency_ms / best.closure_ms):.0f} %" if best.latency_ms and best.closure_ms else "")
+        if has_ids:
+            columns["show"].append(site.record_id)
+        if width >= _MIN_WIDE:
+            columns["config"].append(short_config(best))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for name, column_width in _widths(columns, width).items():
+        is_number = name in ("ms", "gain", "step")
+        table.add_column(name, justify="right" if is_number else "left", width=column_width, overflow="ellipsis", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, cells))
     return table
+
+
+def _widths(columns: Mapping[str, Sequence[str]], width: int) -> dict[str, int]:
+    """Characters of each column: kernel and config share what numbers and ids leave, because rich would shorten numbers alike."""
+    widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
+    rest = width - _GAP * (len(widths) - 1) - sum(widths[name] for name in widths if name not in ("kernel", "config"))
+    if "config" in widths:
+        widths["config"] = max(6, min(widths["config"], max(rest - widths["kernel"], rest // 2)))
+        rest -= widths["config"]
+    return {**widths, "kernel": max(6, min(widths["kernel"], rest))}
 
 
 def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import cause, fates, gain, lead, reason, short_config, short_kernel, short_key, skew, why_not
+from dist_tune.cache import cause, fates, gain, lead, reason, short_config, short_kernel, short_key, skew, weighing, why_not
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 
@@ -95,6 +95,15 @@ def test_without_a_race_there_are_no_finals():
 )
 def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
     assert cause(failure) == words
+
+
+def test_a_step_that_varies_by_itself_says_how_far_it_counted():
+    """So that the differences which decided can be found in the table; nothing of it with one finalist, or where all counted."""
+    finals = timed(1.0, 2.0), timed(1.1, 2.1)
+    told = "the rest of the step counted by 25 %, the less the more it varies by itself"
+    assert weighing(of(*finals).model_copy(update={"closure_weight": 0.25})) == told
+    assert weighing(of(*finals).model_copy(update={"closure_weight": 1.0})) == ""
+    assert weighing(of(finals[0], UNTIMED).model_copy(update={"closure_weight": 0.25})) == ""
 
 
 def test_no_candidate_is_out_without_a_reason():

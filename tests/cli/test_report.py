@@ -194,6 +194,13 @@ def test_a_word_that_names_nothing_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert "say --once" in json.loads(run("watch", tmp_path, "--json", code=1).stdout)["error"]
 
 
+def test_the_log_of_one_rank_names_its_folder(logs: Path):
+    """The file that is seen first in a folder of logs: its reader is told what to name."""
+    (logs / "rank-0.log").touch()
+    for name in ("rank-0.jsonl", "rank-0.log"):
+        assert f"is the log of one rank: name its folder, {logs}" in refusal("report", logs / name)
+
+
 def test_png_without_matplotlib_says_how_to_get_it(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert "pip install 'dist-tune[report]'" in refusal("report", logs, "--text", "--png", tmp_path / "png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from typing import Any
@@ -14,20 +15,49 @@ from dist_tune.output.terminal import LIVE_EVERY_S, Terminal, console_of, millis
 pytestmark = pytest.mark.once
 
 
-class _Screen(io.StringIO):
-    """A terminal, or a file."""
+class _Screen(io.TextIOWrapper):
+    """A terminal of few rows, or a file."""
 
     def __init__(self, *, is_terminal: bool) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+        self.is_terminal = is_terminal
 
     def isatty(self) -> bool:
-        return self._is_terminal
+        return self.is_terminal
+
+    @property
+    def text(self) -> str:
+        return str(self.buffer.getvalue().decode())  # type: ignore[attr-defined]
+
+    @property
+    def rows(self) -> list[str]:
+        """Rows as a terminal would show them, without the empty ones at the end."""
+        rows, at, saved = [""], (0, 0), (0, 0)
+        for each in re.findall(r"\x1b\[J|\x1b.|.", self.text, re.DOTALL):
+            row, column = at
+            if each in ("\n", "\x1bD"):
+                at = row + 1, 0 if each == "\n" else column
+                rows += [""] * (row + 2 - len(rows))
+            elif each == "\x1b[J":
+                rows[row:] = [rows[row][:column]]
+            elif each == "\r":
+                at = row, 0
+            elif each == "\x1bM":
+                at = row - 1, column
+            elif each in ("\x1b7", "\x1b8"):
+                saved, at = (at, at) if each == "\x1b7" else (saved, saved)
+            else:
+                if column == int(os.environ["COLUMNS"]):  # it wraps
+                    row, column = row + 1, 0
+                    rows += [""] * (row + 1 - len(rows))
+                rows[row] = f"{rows[row][:column].ljust(column)}{each}{rows[row][column + 1 :]}"
+                at = row, column + 1
+        return "\n".join(each.rstrip() for each in rows).rstrip("\n").split("\n")
 
     @property
     def row(self) -> str:
-        """The row of the cursor, as a terminal would show it."""
-        return re.split(r"\x1b\[2K", self.getvalue().rpartition("\n")[2])[-1].rpartition("\r")[2]
+        """The last row, without spaces before."""
+        return self.rows[-1].lstrip()
 
 
 class _Clock:
@@ -51,6 +81,11 @@ def screen(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True, term: s
     return made
 
 
+def above(shown: _Screen) -> list[str]:
+    """Rows above the last one, but that of a cursor in the first column."""
+    return [row for row in shown.rows[:-1] if row]
+
+
 def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
     """Drawn at most four times a second, in place of the line before; gone at the end."""
     shown = screen(monkeypatch)
@@ -68,24 +103,82 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
     assert len(dict.fromkeys(rows)) - 1 <= 2.0 / LIVE_EVERY_S  # less the empty row before the first
     progress.end()
     assert shown.row == ""
-    assert "\n" not in shown.getvalue()
+    assert "\n" not in shown.text
 
 
 def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """Its text takes the live line's place, also through a stream that was got before; the next step draws the line again below."""
+    """Whoever writes it, and by whatever way: the live line is in the row below, and is drawn again below what came."""
     shown = screen(monkeypatch)
     progress = Terminal("f", is_shown=True)
-    held = sys.stderr
-    clock.now += 1
-    progress.step(1, 2)
-    print("the program's", file=held)
-    assert shown.getvalue().endswith("\r\x1b[2Kthe program's\n")
-    clock.now += 1
-    progress.step(1, 2)
+
+    def step() -> str:
+        clock.now += 1
+        progress.step(1, 2)
+        return shown.row
+
+    live = step()
+    shown.buffer.write(b"another rank's\n")
+    assert step().startswith("f: first run 1 of 2")
+    assert above(shown) == ["another rank's"]
+    print("50 %", end="", file=shown)
+    step()
+    assert above(shown) == ["another rank's", "50 %"]
+    print(", 60 %", file=shown)
+    step()
+    assert above(shown) == ["another rank's", "50 %, 60 %"]
     progress.line("site 1")
-    assert shown.getvalue().endswith("\r\x1b[2Kdist_tune: site 1\n")
+    assert shown.rows == ["another rank's", "50 %, 60 %", "dist_tune: site 1"]
+    step()
     progress.end()
-    assert "write" not in vars(shown)
+    assert shown.rows == ["another rank's", "50 %, 60 %", "dist_tune: site 1"]
+    assert live.startswith("f: first run")
+
+
+def test_a_line_that_stays_begins_a_row(monkeypatch: pytest.MonkeyPatch):
+    """The program has left the cursor behind a bar of its own, which stays as it is."""
+    shown = screen(monkeypatch)
+    progress = Terminal("f", is_shown=True)
+    progress.line("site 1")
+    print("\r 50 %|###", end="", file=shown)
+    progress.line("site 2")
+    progress.page(lambda console: console.print("page"))
+    assert shown.rows == ["dist_tune: site 1", " 50 %|###", "dist_tune: site 2", "page"]
+
+
+def test_compilers_output_led_away_leaves_the_live_line(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+    """Descriptor 2 leads to a file for a while: neither the line nor the terminal's width is lost."""
+    shown = screen(monkeypatch)
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", lambda descriptor: os.terminal_size((40, 24)))
+    monkeypatch.setattr(shown, "fileno", lambda: 2, raising=False)
+    progress = Terminal("f" * 100, is_shown=True)
+
+    def refuse(descriptor: int) -> os.terminal_size:
+        raise OSError
+
+    shown.is_terminal = False
+    monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", refuse)
+    clock.now += 1
+    progress.step(1, 2)
+    assert 30 < len(shown.text.rpartition("\x1bD")[2].removesuffix("\x1b8")) < 40
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_stream_of_the_programs_own_gets_plain_lines(clock: _Clock, monkeypatch: pytest.MonkeyPatch, is_later: bool):
+    """As rich's Live puts in place, which keeps rows of its own; it may come while the tuning runs."""
+
+    class _Own(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen(monkeypatch)
+    before = Terminal("m.f", is_shown=True)
+    monkeypatch.setattr(sys, "stderr", own := _Own())
+    progress = before if is_later else Terminal("m.f", is_shown=True)
+    clock.now += 6
+    progress.step(1, 2)
+    progress.end()
+    assert own.getvalue() == "dist_tune: f: first run 1 of 2, 6 s left\n"
 
 
 def test_a_long_name_stays_in_one_row(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +200,7 @@ def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clo
         clock.now += 0.1
         progress.step(n, 120)
     progress.end()
-    lines = shown.getvalue().splitlines()
+    lines = shown.text.splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"dist_tune: f: compiling \d+ of 120, \d+ s left", lines[0])
 
@@ -119,7 +212,7 @@ def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch
     progress.step(1, 2)
     progress.page(lambda console: console.print("page"), ["page"])
     progress.end()
-    assert shown.getvalue() == ""
+    assert shown.text == ""
 
 
 @pytest.mark.parametrize("stream", ["none", "closed", "raises"])

@@ -78,6 +78,17 @@ def test_a_narrow_terminal_has_no_line_beyond_its_width(n_sites: int):
     assert "0.146" in plain
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
+def test_a_table_shortens_names_and_no_numbers(columns: int):
+    """Time, gain and share are whole at any width; kernel and config end with an ellipsis where there is no room."""
+    sites = [Settled(i, ag_gemm(kernel=f"m.a_kernel_with_a_long_name_{i}"), f"{i:06}") for i in range(12)]
+    _, *rows, _, _ = re.sub(r"\x1b\[[\d;]*m", "", shown(sites, columns, NO_COLOR="1")).splitlines()
+    for each in rows[:10]:
+        assert len(each.rstrip()) <= columns
+        assert re.search(r"  0.146  1.43x  59 %( |$)", each)
+    assert ("…" in rows[0]) == (columns < 160)
+
+
 def test_no_colour_where_it_is_not_wanted():
     """NO_COLOR, and a terminal that understands none."""
     for environment in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
@@ -101,7 +112,8 @@ def test_one_site_is_no_sites(n: int, text: str):
 def test_the_table_is_aligned_and_names_a_reason_for_each():
     """Fastest first, then what cannot run; each that did not win has its reason, a finalist, too."""
     title, head, *rows = table_rows(ag_gemm(), "ag_gemm[4096]")
-    assert title == "site=ag_gemm[4096]: 216 candidates from fastest to slowest, times in ms; all with BLOCK_M=128 num_warps=8"
+    told = "times in ms; the rest of the step counted by 50 %, the less the more it varies by itself; all with BLOCK_M=128 num_warps=8"
+    assert title == f"site=ag_gemm[4096]: 216 candidates from fastest to slowest, {told}"
     assert len(rows) == 216
     at = head.index("BLOCK_N") + len("BLOCK_N")
     assert all(re.fullmatch(r".*\d", each[:at]) for each in rows)
