@@ -112,25 +112,38 @@ def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
 
 def _table(sites: Sequence[Settled], width: int) -> Table:
     """The sites with the largest share of the step; on a narrow terminal without configs and ids."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kernel", overflow="ellipsis", no_wrap=True)
-    for name in ("ms", "gain", "step"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=5)
     has_ids = width >= _MIN_WIDE and any(site.record_id for site in sites)
-    if has_ids:
-        table.add_column("show", no_wrap=True, min_width=6)
-    if width >= _MIN_WIDE:
-        table.add_column("config", overflow="ellipsis", no_wrap=True)
-    for site in sorted(sites, key=lambda each: (-(each.record.best.latency_ms or 0.0), each.number))[:_MAX_ROWS]:
-        best, ratio = site.record.best, gain(site.record)
-        share = f"{100 * best.latency_ms / best.closure_ms:.0f} %" if best.latency_ms and best.closure_ms else ""
-        ms = milliseconds(best.latency_ms) if best.latency_ms is not None else "-"
-        cells = [site.name, ms, f"{ratio:.2f}x" if ratio else "", share, *[site.record_id] * has_ids, short_config(best)]
-        table.add_row(*map(Text, cells[: len(table.columns)]))
+    names = ["kernel", "ms", "gain", "step", *["show"] * has_ids, *["config"] * (width >= _MIN_WIDE)]
+    rows = [_cells(site, has_ids) for site in sorted(sites, key=lambda each: (-(each.record.best.latency_ms or 0.0), each.number))]
+    columns = [[name, *cells] for name, cells in zip(names, zip(*rows[:_MAX_ROWS], strict=True), strict=False)]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    # rich would shorten all columns alike, and numbers to nothing: the kernel and the config share what numbers and gaps leave.
+    room = width - sum(widths[1 : 4 + has_ids]) - 2 * len(widths)
+    widths[0] = max(1, min(widths[0], room if width < _MIN_WIDE else max(room // 2, room - widths[-1])))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, cells_wide in zip(names, widths, strict=True):
+        is_text = name in ("kernel", "show", "config")
+        table.add_column(
+            name,
+            width=min(cells_wide, room - widths[0]) if name == "config" else cells_wide,
+            overflow="ellipsis",
+            no_wrap=True,
+            justify="left" if is_text else "right",
+        )
+    for cells in rows[:_MAX_ROWS]:
+        table.add_row(*map(Text, cells[: len(names)]))
     return table
+
+
+def _cells(site: Settled, has_ids: bool) -> list[str]:
+    best, ratio = site.record.best, gain(site.record)
+    share = f"{100 * best.latency_ms / best.closure_ms:.0f} %" if best.latency_ms and best.closure_ms else ""
+    ms = milliseconds(best.latency_ms) if best.latency_ms is not None else "-"
+    return [site.name, ms, f"{ratio:.2f}x" if ratio else "", share, *[site.record_id] * has_ids, short_config(best)]
 
 
 def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:
