@@ -15,9 +15,9 @@ from dist_tune.printable import printable
 from dist_tune.report import facts
 from dist_tune.report.charts import Chart
 from dist_tune.report.importance import value_of
-from dist_tune.report.overview import Row, headline, overview
+from dist_tune.report.overview import Row, headline, messages, overview
 from dist_tune.report.site_charts import site_charts
-from dist_tune.report.story import SiteStory, Story
+from dist_tune.report.story import SiteStory, Story, shortened
 from dist_tune.report.svg import draw
 from dist_tune.report.timeline import tuning_charts
 
@@ -32,11 +32,12 @@ def render(story: Story) -> str:
         loader=jinja2.PackageLoader("dist_tune.report", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
-    tunings = [(tuning, [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
+    tunings = [(story.name_of(tuning), [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
     rows = overview(story)
+    templates.filters["shortened"] = shortened
     sites = [_site(row, site) for row, (_, site) in zip(rows, story.sites, strict=True)]
     return templates.get_template("report.html.j2").render(
-        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=story.messages[:50]
+        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=messages(story, 50)
     )
 
 
@@ -68,7 +69,7 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
         "spills",
         "shared KiB",
         *(fields or ["config"]),
-        "came to",
+        "outcome",
         "why",
     ]
     table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
