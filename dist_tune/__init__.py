@@ -7,7 +7,8 @@ Here are the two decorators and what their users need. Beside them:
     dist_tune.cli          the command dist-tune
     dist_tune.launch       torchrun with defaults for this machine
 
-The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache, runtime, sites, watch, replays, tuning, report.
+The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache, runtime, sites, watch, replays, tuning,
+report.
 
 A name is imported when it is first used, because torch and Triton take seconds: ``import dist_tune`` takes milliseconds.
 """
