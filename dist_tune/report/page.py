@@ -5,6 +5,7 @@ All texts come from programs and files of unknown origin: the template escapes e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     columns = [
         "#",
         "ms",
+        "x winner",
         "\N{PLUS-MINUS SIGN} ms",
         "step ms",
         "replays",
@@ -90,10 +92,15 @@ def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> li
     def rounded(value: float | None, digits: str) -> str:
         return "" if value is None else f"{value:{digits}}"
 
+    best_ms = record.best.latency_ms
+    ratio = each.latency_ms / best_ms if each.latency_ms and best_ms and math.isfinite(each.latency_ms / best_ms) else None
     config = [value_of(each, name) for name in fields] or [short_config(each)]
     why = why_not(each, record)
+    # The spread of one sample is unknown, and no zero.
+    spread_ms = each.spread_ms if each.n_replays > 1 else None
+    shared_kib = each.shared_bytes and each.shared_bytes / 1024
     return [
-        each.index, rounded(each.latency_ms, ".4g"), rounded(each.spread_ms, ".2g"), rounded(each.closure_ms, ".4g"), each.n_replays or "",
-        rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(each.shared_bytes and each.shared_bytes / 1024, ".4g"), *config,
+        each.index, rounded(each.latency_ms, ".4g"), rounded(ratio, ".2f"), rounded(spread_ms, ".2g"), rounded(each.closure_ms, ".4g"),
+        each.n_replays or "", rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(shared_kib, ".4g"), *config,
         facts.fate(record, each), why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]}\N{HORIZONTAL ELLIPSIS}",
     ]  # fmt: skip

@@ -125,6 +125,15 @@ def test_a_first_config_that_cannot_run_is_no_blank_gain():
     assert "first config fails" in render(told)
 
 
+def test_the_table_says_how_much_slower_a_candidate_is():
+    """As a multiple of the winner's time; nothing where there is no time."""
+    rows = [candidate(0, latency_ms=0.2), candidate(1, latency_ms=0.1), candidate(2, latency_ms=None, failure="rank 0: x")]
+    page = render(story_of_records([small_record(candidates=rows, winner=1)]))
+    assert "<button>x winner</button>" in page
+    body = page[page.index('class="sortable"') :]
+    assert [re.findall(r"<td[^>]*>([^<]*)", row)[2].strip() for row in body.split("<tr")[2:5]] == ["1.00", "2.00", ""]
+
+
 def test_names_of_thousands_of_letters_do_not_fill_the_page():
     """A site's heading and the page's title end with an ellipsis; the table of winners, too."""
     name = "k" * 5000
