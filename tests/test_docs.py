@@ -75,3 +75,5 @@ def test_what_a_page_points_to_exists(page: Path):
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
     linked = [page.parent / target for target in re.findall(r"\]\(([^):#]+)\)", prose)]
     assert [str(path) for path in named + linked if not path.exists()] == []
+    outside = [str(path) for path in linked if not path.resolve().is_relative_to(ROOT / "docs")]
+    assert outside == [], "mkdocs refuses links out of docs/: name the file in backticks"
