@@ -87,7 +87,8 @@ def diff(
 ) -> None:
     """What changed between records; exit code 1 where a winner got slower by more than its noise.
 
-    Exit code 2: the records cannot be read. Noise: the spread_ms of both winners added (the median distance of a launch from the median), and at least 1 % of the time.
+    Exit code 2: records cannot be read. Noise: the spread_ms of both winners added (the median distance of a launch from the median),
+    and at least 1 % of the time.
     """
     with _one_line(as_json, code=2):
         from dist_tune.cli.sources import records_of
