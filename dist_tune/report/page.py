@@ -54,7 +54,7 @@ def charts(story: Story) -> Iterator[tuple[str, Chart]]:
 
 def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     record = site.record
-    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": ""}
+    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": "", "step_weight": ""}
     if record is None:
         return values
     fields = differing(record.candidates)
@@ -77,6 +77,7 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
     kept = [k for k in range(len(columns)) if any(cells[k] != "" for cells in table)]
     return values | {
+        "step_weight": facts.step_weight(record),
         "charts": [draw(chart) for chart in site_charts(record)],
         "columns": [columns[k] for k in kept],
         "table": [([cells[k] for k in kept], cells[0] == record.winner) for cells in table],
