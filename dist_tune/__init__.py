@@ -23,8 +23,11 @@ if TYPE_CHECKING:
         AbsentRanksError,
         CacheMissError,
         CaptureError,
+        CommunicatesError,
         DistTuneError,
         EndlessVariantsError,
+        InPlaceError,
+        MachineError,
         NestedTuningError,
         NoValidConfigError,
         PeerFailedError,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
         StoreGoneError,
         StuckConfigError,
         StuckDeviceError,
+        WrongResultError,
     )
     from dist_tune.function import autotune
     from dist_tune.keys import power_of_two, size_classes, to_hashable
@@ -45,8 +49,9 @@ __all__ = [  # noqa: RUF022  # by what it is for
     "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
-    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "EndlessVariantsError", "NestedTuningError",
-    "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError", "StuckConfigError", "StuckDeviceError",
+    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError", "EndlessVariantsError", "InPlaceError",
+    "MachineError", "NestedTuningError", "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError",
+    "StuckConfigError", "StuckDeviceError", "WrongResultError",
 ]  # fmt: skip
 
 _HOMES = {

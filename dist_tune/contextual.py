@@ -56,7 +56,7 @@ def contextual_autotune(
     runs it once more and returns that value. Any other call is an ordinary call. With ``is_dist`` all ranks of ``group``
     must call the function; a config that fails on any rank is dropped on all, and the slowest rank's time decides.
 
-    Replays repeat the function's side effects: see the README for what is put back.
+    Replays repeat the function's side effects; what is put back stands in docs/side-effects.md.
 
     Args:
         is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.

@@ -18,6 +18,7 @@ class FailureKind(StrEnum):
     """The step at which a candidate failed."""
 
     COMPILE = "compile"
+    """It did not compile."""
     LOAD = "load"
     """Onto the device: shared memory, registers, threads."""
     LAUNCH = "launch"
@@ -38,6 +39,7 @@ class CandidateFailure(NamedTuple):
     """Why a candidate cannot win. Travels as a JSON array."""
 
     kind: FailureKind
+    """The step at which it failed."""
     reason: str
     """For people: nothing is decided by it. As agreed on, "rank r: reason" of the first rank on which it failed."""
 

@@ -63,6 +63,7 @@ class Outcome:
     error: str = ""
     """Class name of the raised exception, "Hung" after the time limit, "Died" without a result; empty if the rank returned."""
     message: str = ""
+    """Its text."""
     seconds: float = 0.0
     """Time in the function, without the start of the process."""
     log: str = ""

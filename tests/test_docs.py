@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -47,6 +48,31 @@ def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("cache/records.py", {"TuningRecord", "CandidateRecord", "Environment", "Seconds"}),
+        ("offline/problem.py", {"Problem", "Outcome", "Failed"}),
+        ("offline/class_configs.py", {"ConfigFile", "Settled"}),
+        ("measure/benchmark.py", {"Latency"}),
+        ("testing.py", {"Outcome"}),
+        ("errors.py", {"FailureKind", "CandidateFailure"}),
+    ],
+)
+def test_each_field_of_the_api_page_says_what_it_is(file: str, names: set[str]):
+    """The page leaves out a field without a docstring, and its reader would not know that it exists."""
+    tree = ast.parse((ROOT / "dist_tune" / file).read_text())
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in names]
+    assert {each.name for each in classes} == names
+    bare = [
+        f"{each.name}.{ast.unparse(field.target if isinstance(field, ast.AnnAssign) else field.targets[0])}"
+        for each in classes
+        for field, after in zip(each.body, [*each.body[1:], None], strict=True)
+        if isinstance(field, ast.AnnAssign | ast.Assign) and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+    ]
+    assert [name for name in bare if not name.endswith(("model_config", "schema_version"))] == []
+
+
 def test_the_site_has_every_page():
     """Pages that mkdocs.yml does not list are found by no reader."""
     listed = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
@@ -75,3 +101,5 @@ def test_what_a_page_points_to_exists(page: Path):
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
     linked = [page.parent / target for target in re.findall(r"\]\(([^):#]+)\)", prose)]
     assert [str(path) for path in named + linked if not path.exists()] == []
+    outside = [str(path) for path in linked if not path.resolve().is_relative_to(ROOT / "docs")]
+    assert outside == [], "mkdocs refuses links out of docs/: name the file in backticks"

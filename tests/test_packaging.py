@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dist_tune
+from dist_tune import errors
 
 pytestmark = pytest.mark.once
 
@@ -200,6 +201,7 @@ def test_importing_is_cheap_until_something_is_used():
     program = """
 import sys
 import dist_tune
+from dist_tune import errors
 print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "filelock", "typer"} & set(sys.modules)))
 dist_tune.contextual_autotune
 print("torch" in sys.modules)
@@ -222,3 +224,9 @@ assert not torch.distributed.is_initialized()
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_every_error_that_ends_a_call_is_a_name_of_the_package():
+    """``AloneError`` ends none."""
+    found = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DistTuneError)}
+    assert found - set(dist_tune.__all__) == {"AloneError"}

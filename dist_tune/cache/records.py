@@ -37,10 +37,15 @@ class Environment(BaseModel):
     world_size: int
     """Ranks of the tuning."""
     ranks_per_host: int
+    """Ranks of the tuning on each machine."""
     python: str
+    """Version, as "3.11"."""
     torch: str
+    """Version."""
     triton: str
+    """Version."""
     cuda: str | None
+    """Version that torch was built with; None without one."""
 
 
 HARDWARE = ("device", "device_count", "world_size", "ranks_per_host")
@@ -71,6 +76,7 @@ class CandidateRecord(BaseModel):
     model_config = _STRICT
 
     index: int
+    """Place in the list of candidates."""
     config: str
     """On one line, as in the log."""
     fields: dict[str, Scalar]
@@ -88,12 +94,15 @@ class CandidateRecord(BaseModel):
     failure: str | None = None
     """Reason why it was dropped, with the rank."""
     left: str | None = None
-    """Rung of the race at which slower candidates were dropped, this one among them."""
+    """Part of the search after which it ran no more, as "left the race after rung 0"; None for those that stayed to the end."""
     equal_to: int | None = None
     """The candidate of lower index with the same kernel, which raced for both: the times are that one's."""
     shared_bytes: int | None = None
+    """Bytes of shared memory that a program takes; None where it is not known."""
     n_regs: int | None = None
+    """Registers of a thread."""
     n_spills: int | None = None
+    """Registers of a thread that are spilled to memory."""
 
 
 class Seconds(BaseModel):
@@ -102,6 +111,7 @@ class Seconds(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     total: float = 0.0
+    """Duration of the whole tuning."""
     discover: float = 0.0
     """From the first miss to the manifest: the closure's first run, and the compilation that it waited for."""
     compile: float = 0.0
@@ -109,6 +119,7 @@ class Seconds(BaseModel):
     race: float = 0.0
     """Replays until a few candidates are left; all replays of an exhaustive search."""
     finals: float = 0.0
+    """Replays that compare the last few candidates."""
     settle: float = 0.0
     """The run whose value is returned."""
     meetings: float = 0.0
@@ -128,6 +139,7 @@ class TuningRecord(BaseModel):
     kernel: str
     """Name of the kernel or function that was tuned, with its module."""
     key: str
+    """Tuning key as text: sizes, dtypes."""
     source: str
     """Digest of its code and of all it calls; empty on a rank that never met the site."""
     not_followed: list[str] = []
@@ -135,6 +147,7 @@ class TuningRecord(BaseModel):
     winner: int
     """Index into ``candidates``."""
     candidates: list[CandidateRecord]
+    """All candidates, by index."""
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
     n_variants: int = 1
@@ -144,9 +157,11 @@ class TuningRecord(BaseModel):
     seconds: float
     """Duration of the whole tuning, of all its sites."""
     spent: Seconds
+    """Seconds by phase."""
     meeting_seconds: list[float] = []
     """Duration of each meeting on this rank, including the wait for the last rank."""
     environment: Environment
+    """Hardware and versions."""
     tuned_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     """End of the tuning."""
     is_recalled: bool = Field(default=False, exclude=True)

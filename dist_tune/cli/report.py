@@ -1,6 +1,6 @@
 """``dist-tune report``, ``watch``, ``diff`` and ``trace``: what tunings did, from event files and records.
 
-Each function is a command of typer. Bad input is one line on stderr and exit code 1.
+Each function is a command of typer. Bad input is one line on stderr and exit code 1; of diff, where 1 means slower, exit code 2.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def diff(
 ) -> None:
     """What changed between records; exit code 1 where a winner got slower by more than its noise.
 
-    Noise: the spread_ms of both winners added (the median distance of a launch from the median), and at least 1 % of the time.
+    Exit code 2: records cannot be read. Noise: the spread_ms of both winners added (the median distance of a launch from the median),
+    and at least 1 % of the time.
     """
-    with _one_line(as_json):
+    with _one_line(as_json, code=2):
         from dist_tune.cli.sources import records_of
         from dist_tune.printable import printable
         from dist_tune.report import compare
@@ -117,8 +118,8 @@ def trace(
 
 
 @contextmanager
-def _one_line(as_json: bool) -> Iterator[None]:
-    """Errors of the input as one line and exit code 1; warnings of the cache as a line each."""
+def _one_line(as_json: bool, code: int = 1) -> Iterator[None]:
+    """Errors of the input as one line and this exit code; warnings of the cache as a line each."""
     from dist_tune.cli.tables import RefusedError, plain
     from dist_tune.report import MissingMatplotlibError, UnreadableEventsError
     from dist_tune.settings import SettingsError
@@ -133,7 +134,7 @@ def _one_line(as_json: bool) -> Iterator[None]:
         if as_json:
             _print(json.dumps({"error": reason}))
         typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
-        raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
+        raise typer.Exit(2 if isinstance(error, SettingsError) else code) from None
 
 
 def _print(text: str) -> None:

@@ -27,8 +27,11 @@ class Latency:
     """Time of a run in microseconds, outliers left out."""
 
     mean_us: float
+    """Mean of the timed runs that count."""
     min_us: float
+    """Fastest of them."""
     median_us: float
+    """Median of them."""
     n_samples: int
     """Timed runs that count."""
     n_outliers: int

@@ -29,13 +29,17 @@ class ConfigFile:
     """A file of tuned configs to be: one config for each class of sizes."""
 
     json_file_name: str
+    """Name of the file, without a folder."""
     sizes: Sequence[int]
+    """Sizes to tune at, each once."""
     make_for_size: Callable[[int], MakeRun]
     """From a size to its ``make_run_and_gt_fn``."""
     search_space: Sequence[Mapping[str, Any]]
+    """Configs: dicts of values by name."""
     classes: Callable[[int], str] = field(default_factory=small_medium_large)
     """From a size to the name of its class."""
     config_callback: Callable[[dict[str, Any]], object] | None = None
+    """Called with a copy of each config before it is used, to change it in place."""
 
     def problem(self, size: int, name: str = "", search_space: Sequence[Mapping[str, Any]] | None = None) -> Problem:
         """The problem at one size; ``search_space`` in place of the file's, under a longer name.
@@ -73,13 +77,17 @@ class Settled:
     """The choice for one class of a file."""
 
     json_file_name: str
+    """Name of the file."""
     size_class: str
+    """Name of the class, as "small"."""
     config: dict[str, Any]
+    """The new config."""
     latencies_us: dict[int, float]
     """Size -> time of the new config."""
     old_config: dict[str, Any] | None = None
     """Config of the file before, if it was compared."""
     old_latencies_us: dict[int, float] = field(default_factory=dict)
+    """Size -> time of the old config."""
     gain: float | None = None
     """Share by which the new config is faster than the old one: 0.03 is 3 %. None where they were not compared."""
     is_saved: bool = True

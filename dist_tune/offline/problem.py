@@ -63,8 +63,11 @@ class Problem:
     name: str
     """Name in logs, in journals and among shared-out problems: unique, and the same on all ranks."""
     search_space: Sequence[Mapping[str, Any]]
+    """Configs: dicts of values by name."""
     make_run_and_gt_fn: MakeRun
+    """From a config to a run and its expected output, as ``tune_kernel`` takes it."""
     config_callback: Callable[[dict[str, Any]], object] | None = None
+    """Called with a copy of each config before it is used, to change it in place."""
     source: object = None
     """Object whose code and values the measurements depend on, beside the factory's: that of a factory made on demand."""
     release: Callable[[], None] = lambda: None
@@ -94,7 +97,9 @@ class Outcome:
     """Result of a tuned problem. Indices count the configs that run here, without repeats, in the order of the space."""
 
     name: str
+    """Name of the problem."""
     winner: int
+    """Index of the best config; ``Problem.config_of`` has it."""
     latency_us: float
     """Time of the winner; NaN where ranks tune together and only one config runs, because then there is no race."""
     latencies_us: dict[int, float] = field(default_factory=dict)
@@ -114,6 +119,7 @@ class Failed:
     """A problem that could not be tuned."""
 
     name: str
+    """Name of the problem."""
     error: str
     """"Type: message"."""
 

@@ -56,6 +56,15 @@ def confidence(record: TuningRecord) -> str:
     return f"{words}, {abs(ahead) / unsure:.1f} x the noise" if unsure else words
 
 
+def step_weight(record: TuningRecord) -> str:
+    """The share of the step's time in the choice: with 0 % a candidate may lose although its measured step is shorter."""
+    if sum(each.closure_ms is not None for each in record.candidates) < 2:
+        return ""
+    percent = round(100 * record.closure_weight)
+    words = {0: "its differences are noise, so the kernel's time decided", 100: "it decided"}
+    return f"{percent} %: {words.get(percent, 'the kernel decided the rest, because a part of its differences is noise')}"
+
+
 class Straggler(NamedTuple):
     """How often the others waited for a rank at meetings, and how long."""
 

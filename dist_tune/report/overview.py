@@ -8,9 +8,9 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from dist_tune.cache import fates, gain, short_config, skew
+from dist_tune.cache import TuningRecord, fates, gain, short_config, skew
 from dist_tune.report import facts
-from dist_tune.report.story import SiteStory, Story, TuningStory
+from dist_tune.report.story import SiteStory, Story, TuningStory, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Row:
     ms: float | None = None
     gain: float | None = None
     """Times as fast as the first config."""
+    gain_text: str = ""
+    """The gain, or the reason why there is none."""
     first_ms: float | None = None
     confidence: str = ""
     reason: str = ""
@@ -46,12 +48,15 @@ class Headline:
 
 def headline(story: Story) -> Headline:
     """Title, machine, versions, and each tuning's steps and seconds."""
-    closures = list(dict.fromkeys(tuning.title for tuning in story.tunings.values()))
+    closures = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
     title = ", ".join(closures[:3]) + (f" and {len(closures) - 3} more" if len(closures) > 3 else "")
     pairs = [*_machine(story)]
     for tuning in story.tunings.values():
-        name = tuning.title if len(story.tunings) > 1 else ""
-        pairs += [(f"{what} {name}".strip(), text) for what, text in _told(tuning).items() if text]
+        told = _told(tuning)
+        if len(story.tunings) == 1:
+            pairs += told.items()
+        elif told:
+            pairs.append((shortened(story.name_of(tuning), 80), "; ".join(f"{what} {text}" for what, text in told.items())))
     return Headline(title, tuple(pairs[:60]))
 
 
@@ -114,12 +119,31 @@ def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
         winner=short_config(record.best),
         ms=record.best.latency_ms,
         gain=gain(record),
+        gain_text=_gain_text(record),
         first_ms=record.candidates[0].latency_ms,
         confidence=facts.confidence(record),
         reason=facts.reason(site),
         outcomes=fates(record).text,
         slowest_rank=f"rank {drag[0]} ({100 * drag[1]:+.1f} %)" if drag else "",
     )
+
+
+def _gain_text(record: TuningRecord) -> str:
+    if (ratio := gain(record)) is not None:
+        return f"{ratio:.2f}x"
+    return "first config fails" if record.candidates[0].failure is not None else ""
+
+
+def messages(story: Story, limit: int) -> list[str]:
+    """Warnings and errors of the log, each once with the ranks that wrote it; at most ``limit`` of them."""
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for each in story.messages:
+        ranks.setdefault((each.level, each.text), set()).add(each.rank)
+    found = []
+    for (level, text), writers in list(ranks.items())[:limit]:
+        named = ", ".join(map(str, sorted(writers)[:8])) + ", ..." * (len(writers) > 8)
+        found.append(f"rank{'s' * (len(writers) > 1)} {named}, {level}: {text}")
+    return found
 
 
 def _so_far(site: SiteStory) -> dict[str, Any]:

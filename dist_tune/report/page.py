@@ -5,6 +5,7 @@ All texts come from programs and files of unknown origin: the template escapes e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,9 @@ from dist_tune.printable import printable
 from dist_tune.report import facts
 from dist_tune.report.charts import Chart
 from dist_tune.report.importance import value_of
-from dist_tune.report.overview import Row, headline, overview
+from dist_tune.report.overview import Row, headline, messages, overview
 from dist_tune.report.site_charts import site_charts
-from dist_tune.report.story import SiteStory, Story
+from dist_tune.report.story import SiteStory, Story, shortened
 from dist_tune.report.svg import draw
 from dist_tune.report.timeline import tuning_charts
 
@@ -32,11 +33,12 @@ def render(story: Story) -> str:
         loader=jinja2.PackageLoader("dist_tune.report", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
-    tunings = [(tuning, [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
+    tunings = [(story.name_of(tuning), [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
     rows = overview(story)
+    templates.filters["shortened"] = shortened
     sites = [_site(row, site) for row, (_, site) in zip(rows, story.sites, strict=True)]
     return templates.get_template("report.html.j2").render(
-        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=story.messages[:50]
+        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=messages(story, 50)
     )
 
 
@@ -52,7 +54,7 @@ def charts(story: Story) -> Iterator[tuple[str, Chart]]:
 
 def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     record = site.record
-    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": ""}
+    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": "", "step_weight": ""}
     if record is None:
         return values
     fields = differing(record.candidates)
@@ -61,6 +63,7 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     columns = [
         "#",
         "ms",
+        "x winner",
         "\N{PLUS-MINUS SIGN} ms",
         "step ms",
         "replays",
@@ -68,12 +71,13 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
         "spills",
         "shared KiB",
         *(fields or ["config"]),
-        "came to",
+        "outcome",
         "why",
     ]
     table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
     kept = [k for k in range(len(columns)) if any(cells[k] != "" for cells in table)]
     return values | {
+        "step_weight": facts.step_weight(record),
         "charts": [draw(chart) for chart in site_charts(record)],
         "columns": [columns[k] for k in kept],
         "table": [([cells[k] for k in kept], cells[0] == record.winner) for cells in table],
@@ -89,10 +93,15 @@ def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> li
     def rounded(value: float | None, digits: str) -> str:
         return "" if value is None else f"{value:{digits}}"
 
+    best_ms = record.best.latency_ms
+    ratio = each.latency_ms / best_ms if each.latency_ms and best_ms and math.isfinite(each.latency_ms / best_ms) else None
     config = [value_of(each, name) for name in fields] or [short_config(each)]
     why = why_not(each, record)
+    # The spread of one sample is unknown, and no zero.
+    spread_ms = each.spread_ms if each.n_replays > 1 else None
+    shared_kib = each.shared_bytes and each.shared_bytes / 1024
     return [
-        each.index, rounded(each.latency_ms, ".4g"), rounded(each.spread_ms, ".2g"), rounded(each.closure_ms, ".4g"), each.n_replays or "",
-        rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(each.shared_bytes and each.shared_bytes / 1024, ".4g"), *config,
+        each.index, rounded(each.latency_ms, ".4g"), rounded(ratio, ".2f"), rounded(spread_ms, ".2g"), rounded(each.closure_ms, ".4g"),
+        each.n_replays or "", rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(shared_kib, ".4g"), *config,
         facts.fate(record, each), why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]}\N{HORIZONTAL ELLIPSIS}",
     ]  # fmt: skip

@@ -47,7 +47,7 @@ def sorted_times(record: TuningRecord) -> Chart:
         marks.append(Bars("fastest to slowest rank", 6, bars))
     every = [each.latency_ms or 0.0 for each in candidates] + [end for pair in spreads.values() for end in pair]
     n_others = len(record.candidates) - len(candidates)
-    note = f"{n_others} candidates without a time of their own are in the table alone." if n_others else ""
+    note = f"The table has the other candidates, too: {n_others} without a time of their own." if n_others else ""
     x = linear("place, from fastest to slowest", 0.0, len(candidates) + 1.0, 8, is_tight=True)
     y = times(f"slowest rank's {_TIME}", every)
     return Chart("times", "Candidates by time, with the rung at which each left", x, y, tuple(marks), True, 280, note)

@@ -134,6 +134,14 @@ class Story:
         """All sites with their tunings, in the order in which they were met."""
         return [(tuning, site) for tuning in self.tunings.values() for site in tuning.sites.values()]
 
+    def name_of(self, tuning: TuningStory) -> str:
+        """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""
+        alike = [each for each in self.tunings.values() if each.title == tuning.title]
+        if len(alike) < 2:
+            return tuning.title
+        call = tuning.name.rpartition(", call ")[2]
+        return f"{tuning.title}, {f'call {call}' if call.isdecimal() else f'tuning {alike.index(tuning) + 1}'}"
+
     def take(self, event: AnyEvent) -> None:
         """Take in one event. Of a site that several ranks tell, the first word counts."""
         if isinstance(event, RunBegun):

@@ -7,7 +7,7 @@ from typing import Any
 
 from dist_tune.printable import printable
 from dist_tune.report.importance import parameters
-from dist_tune.report.overview import Row, headline, overview
+from dist_tune.report.overview import Row, headline, messages, overview
 from dist_tune.report.story import SiteStory, Story, shortened
 from dist_tune.report.timeline import straggler_words
 
@@ -21,7 +21,7 @@ def text(story: Story) -> str:
     lines = [f"Tuning of {head.title}", *(f"  {name}: {value}" for name, value in head.facts)]
     lines += [f"  came last to meetings{of}: {words}" for of, words in _stragglers(story)]
     lines += [f"  note: {note}" for note in story.notes]
-    lines += [f"  rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[:20]]
+    lines += [f"  {shortened(each)}" for each in messages(story, 20)]
     for row, (_, site) in zip(overview(story), story.sites, strict=True):
         lines += ["", *_site(row, site)]
     return "".join(f"{printable(line)}\n" for line in lines)
@@ -38,7 +38,7 @@ def summary(story: Story) -> dict[str, Any]:
 
 
 def _stragglers(story: Story) -> list[tuple[str, str]]:
-    told = [(f" of {tuning.title}" * (len(story.tunings) > 1), straggler_words(tuning)) for tuning in story.tunings.values()]
+    told = [(f" of {story.name_of(tuning)}" * (len(story.tunings) > 1), straggler_words(tuning)) for tuning in story.tunings.values()]
     return [(of, words) for of, words in told if words]
 
 

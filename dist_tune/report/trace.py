@@ -16,7 +16,7 @@ _PHASES, _REPLAYS, _MEETINGS, _WORKERS = 1, 2, 3, 10
 
 
 def trace_events(story: Story) -> Iterator[dict[str, Any]]:
-    """All events of the story's ranks."""
+    """All events of the story's ranks: names, then spans and marks in the order of time."""
     ranks = [(tuning, rank) for tuning in story.tunings.values() for rank in tuning.ranks.values()]
     begins = [rank.begun_at for _, rank in ranks] + [span.begin for _, rank in ranks for span in _all_spans(rank)]
     zero = min(begins, default=0.0)
@@ -29,8 +29,10 @@ def trace_events(story: Story) -> Iterator[dict[str, Any]]:
             yield _named("thread_name", number, thread, label)
         for lane in sorted({span.lane for _, rank in ranks if rank.rank == number for span in rank.compiles}):
             yield _named("thread_name", number, _WORKERS + lane, f"compile worker {lane}")
+    found: list[dict[str, Any]] = []
     for tuning, rank in ranks:
-        yield from _of_rank(tuning, rank, zero)
+        found += _of_rank(tuning, rank, zero)
+    yield from sorted(found, key=lambda each: (each["ts"], -each.get("dur", 0)))  # an outer span before those within it
 
 
 def _of_rank(tuning: TuningStory, rank: RankStory, zero: float) -> Iterator[dict[str, Any]]:
@@ -42,17 +44,19 @@ def _of_rank(tuning: TuningStory, rank: RankStory, zero: float) -> Iterator[dict
         yield _span(span, rank.rank, _MEETINGS, zero)
     for span in rank.compiles:
         yield _span(span, rank.rank, _WORKERS + span.lane, zero)
+    if rank.error:
+        yield _mark(rank.last_at, rank.rank, f"failed: {rank.error[:300]}", zero)
     for site in tuning.sites.values():
         told = [(each.at, each.rank, f"rung: site {site.number}, {each.n_left} left") for each in site.rungs]
         told += [(each.at, each.rank, f"dropped: site {site.number} candidate {each.candidate}") for each in site.dropped.values()]
         told += [(site.won.at, site.won.rank, f"winner: site {site.number} candidate {site.won.winner}")] if site.won else []
         for at, number, name in told:
             if number == rank.rank:
-                yield {"ph": "i", "s": "t", "name": name, "pid": number, "tid": _PHASES, "ts": _microseconds(at, zero)}
+                yield _mark(at, number, name, zero)
 
 
 def _all_spans(rank: RankStory) -> list[Span]:
-    return [*rank.replays, *rank.meetings, *rank.compiles]
+    return [*rank.phase_spans(), *rank.replays, *rank.meetings, *rank.compiles]
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
@@ -61,7 +65,12 @@ def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 def _span(span: Span, process: int, thread: int, zero: float) -> dict[str, Any]:
     begin = _microseconds(span.begin, zero)
-    return {"ph": "X", "name": span.name, "pid": process, "tid": thread, "ts": begin, "dur": _microseconds(span.end, zero) - begin}
+    duration = max(0, _microseconds(span.end, zero) - begin)  # a clock of a host may be set back
+    return {"ph": "X", "name": span.name, "pid": process, "tid": thread, "ts": begin, "dur": duration}
+
+
+def _mark(at: float, process: int, name: str, zero: float) -> dict[str, Any]:
+    return {"ph": "i", "s": "t", "name": name, "pid": process, "tid": _PHASES, "ts": _microseconds(at, zero)}
 
 
 def _microseconds(at: float, zero: float) -> int:

@@ -20,9 +20,9 @@ const click = name => table.tHead.rows[0].cells[names.indexOf(name)].querySelect
 seen.loaded = column("ms");
 click("ms"); click("ms"); seen.down = column("ms");
 click("#"); seen.index = column("#");
-click("came to"); seen.fates = column("came to");
+click("outcome"); seen.fates = column("outcome");
 const filter = table.closest("details").querySelector("input");
-filter.value = "DROPPED OutOf"; filter.dispatchEvent(new Event("input")); seen.dropped = column("came to");
+filter.value = "DROPPED OutOf"; filter.dispatchEvent(new Event("input")); seen.dropped = column("outcome");
 seen.links = [...document.querySelectorAll("a[href^='#']")].map(link => {
   const site = document.getElementById(link.hash.slice(1));
   site.open = false; link.click(); return site.open;

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dist_tune.output.events import Told
 from dist_tune.report import Story, charts, render, story_of_folder, story_of_records, summary, text, write_pngs
+from dist_tune.report.overview import headline, messages, overview
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import FORGED, events, header, record, write_story
@@ -90,6 +92,54 @@ def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
         "Time line by rank",
     ):
         assert words in page, words
+
+
+def test_two_tunings_of_one_closure_are_told_apart():
+    """By the number of the call: two batch sizes of one step are tuned one after the other."""
+    told = Story()
+    for number in (1, 4):
+        for event in list(events([record(number, 12)], 0, 1, name=f"train.step, call {number}"))[1:]:  # without a header
+            told.take(event)
+    facts = dict(headline(told).facts)
+    assert facts["step, call 1"].startswith("step 2.31 ms with the first configs")
+    assert "; took 14.2 s" in facts["step, call 4"]
+    assert headline(told).title == "step"
+    assert all(text in render(told) for text in ("<h3>step, call 1</h3>", "<h3>step, call 4</h3>"))
+
+
+def test_what_all_ranks_say_is_said_once():
+    """With the numbers of the ranks."""
+    told = Story()
+    for rank in range(3):
+        told.take(Told(at=0.0, rank=rank, tuning="step, call 1", level="WARNING", text="the disk is full"))
+    told.take(Told(at=0.0, rank=2, tuning="step, call 1", level="ERROR", text="gone"))
+    assert messages(told, 10) == ["ranks 0, 1, 2, WARNING: the disk is full", "rank 2, ERROR: gone"]
+
+
+def test_a_first_config_that_cannot_run_is_no_blank_gain():
+    """The gain over it is unknown, and the page says why."""
+    given = record(1, 40)
+    assert given.candidates[0].failure is not None
+    told = story_of_records([given])
+    assert overview(told)[0].gain_text == "first config fails"
+    assert "first config fails" in render(told)
+
+
+def test_the_table_says_how_much_slower_a_candidate_is():
+    """As a multiple of the winner's time; nothing where there is no time."""
+    rows = [candidate(0, latency_ms=0.2), candidate(1, latency_ms=0.1), candidate(2, latency_ms=None, failure="rank 0: x")]
+    page = render(story_of_records([small_record(candidates=rows, winner=1)]))
+    assert "<button>x winner</button>" in page
+    body = page[page.index('class="sortable"') :]
+    assert [re.findall(r"<td[^>]*>([^<]*)", row)[2].strip() for row in body.split("<tr")[2:5]] == ["1.00", "2.00", ""]
+
+
+def test_names_of_thousands_of_letters_do_not_fill_the_page():
+    """A site's heading and the page's title end with an ellipsis; the table of winners, too."""
+    name = "k" * 5000
+    page = render(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
+    headings = re.findall(r"<(?:h1|title|summary)[^>]*>(.*?)</", page, re.DOTALL)
+    assert max(map(len, headings)) < 300
 
 
 def test_a_site_that_is_not_settled_is_on_the_page():

@@ -33,5 +33,26 @@ def test_each_rank_is_a_process_with_its_threads():
     ]
 
 
+def test_events_are_in_the_order_of_time():
+    """Names first, then all ranks' spans and marks by their beginning, as viewers that read a part of the file expect them."""
+    told = Story()
+    for rank in range(2):
+        for event in events([record(0, 20)], rank, 2):
+            told.take(event)
+    found = list(trace_events(told))
+    times = [each["ts"] for each in found if each["ph"] != "M"]
+    assert times == sorted(times)
+    assert [each["ph"] == "M" for each in found] == [True] * (len(found) - len(times)) + [False] * len(times)
+
+
+def test_an_error_that_ended_a_tuning_is_a_mark():
+    """On the rank that ended with it, at its time."""
+    told = Story()
+    for event in events([record(0, 20)], 0, 1):
+        told.take(event.model_copy(update={"error": "PeerFailedError: rank 1 raised ValueError: x"}) if event.kind == "done" else event)
+    (mark,) = [each for each in trace_events(told) if each["name"].startswith("failed")]
+    assert mark["name"] == "failed: PeerFailedError: rank 1 raised ValueError: x"
+
+
 def test_no_rank_is_no_trace():
     assert list(trace_events(Story())) == []

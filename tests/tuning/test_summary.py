@@ -104,6 +104,16 @@ def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
     assert len(lines) == 12
 
 
+@pytest.mark.parametrize("columns", [40, 80, 100, 140])
+def test_long_keys_leave_room_for_times_and_ids(columns: int):
+    """A kernel with twelve dtypes in its key, and a config of nine fields: both are shortened before a number is."""
+    rows = [row(i, 0.5 + i, config=" ".join(f"BLOCK_{k}={i}" for k in range(9))) for i in range(2)]
+    sites = [Settled(i, ag_gemm(key=f"[{i}{',torch.float32' * 12}]", candidates=rows), "085d29") for i in range(6)]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown(sites, columns, NO_COLOR="1", TERM="xterm")).splitlines()
+    assert lines[0].split()[:4] == ["kernel", "ms", "gain", "step"]
+    assert all("ag_gemm [" in line and "1.500" in line and ("085d29" in line) == (columns >= 80) for line in lines[1:7])
+
+
 @pytest.mark.parametrize(("n", "text"), [(0, "0 sites"), (1, "1 site"), (2, "2 sites")])
 def test_one_site_is_no_sites(n: int, text: str):
     assert amount(n, "site") == text
