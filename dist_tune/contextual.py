@@ -120,9 +120,7 @@ class _Tuner(Generic[P, R]):
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
         self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        self.is_dist = is_dist
-        self.group = group
-        self.options = options
+        self.is_dist, self.group, self.options = is_dist, group, options
         self.anew = Anew(options.make)
         self.records: list[TuningRecord] = []
         self.calls = Calls()
@@ -146,14 +144,11 @@ class _Tuner(Generic[P, R]):
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
         function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
-
         note_tracing = self.note_tracing
 
         def take(made: Callable[P, R]) -> None:
             nonlocal function
             self.function = function = made
-
-        self.take = take
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
@@ -191,7 +186,7 @@ class _Tuner(Generic[P, R]):
             del value
             return self.tune(interception.pop(), args, kwargs, held)
 
-        self.call = call
+        self.call, self.take = call, take
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
         return wrapper
@@ -276,10 +271,9 @@ class _Tuner(Generic[P, R]):
         return member_ranks(self.group) if self.is_dist else frozenset()
 
     def launching(self, launch: Tunable) -> None:
-        """Not asked for."""
+        """Not asked for; nor is keeping."""
 
-    def keeping(self, launch: Tunable) -> None:
-        """Not asked for."""
+    keeping = launching
 
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
@@ -298,9 +292,7 @@ class _Tuner(Generic[P, R]):
         if not self.is_dist:
             return
         outer = interception.listener_here()
-        asked = outer.members if outer is not None else frozenset()
-        missing = member_ranks(self.group) - asked
-        if missing:
+        if missing := member_ranks(self.group) - (outer.members if outer is not None else frozenset()):
             raise NestedTuningError(
                 f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
                 f"Give the outer closure is_dist=True and a group that contains theirs."
