@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +124,8 @@ def test_a_kernel_that_writes_a_part_of_its_output_is_found_out(pair: Results):
         assert y == [2.0] * 64
         assert whole is None
         assert "the result is wrong: " in part
-        assert "48 of 64 elements" in part
+        # 48, unless another thread has had the poisoned memory meanwhile: what it left there is wrong, too.
+        assert re.search(r"[1-9]\d* of 64 elements", part)
 
 
 def _writes_nothing(rank: int) -> Any:
