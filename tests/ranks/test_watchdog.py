@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, on_ranks, values
-from dist_tune.tuning import Tuning
 from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
@@ -261,44 +257,3 @@ def waits_for_ever(rank: int) -> Any:
         return y
 
     return tuned(kernel, step, search="exhaustive")(torch.zeros(64)).sum().item()
-
-
-def test_a_tuning_that_is_given_up_unmade_is_watched_no_more():
-    """An error between the first run and the first meeting leaves neither thread nor timer."""
-    assert values(on_ranks(1, given_up, is_dist=False)) == [[]]
-
-
-def given_up(rank: int) -> Any:
-    kernel = autotuned()
-
-    class Unmade(Tuning):
-        def tune_after(self, *args: Any, **options: Any) -> Any:
-            raise ValueError("not made")
-
-    pytest.MonkeyPatch().setattr("dist_tune.contextual.Tuning", Unmade)
-    with pytest.raises(ValueError, match="not made"):
-        contextual_autotune()(lambda: launch(kernel, torch.zeros(64)))()
-    gc.collect()
-    return threads_left()
-
-
-def test_without_threads_a_tuning_goes_on_unwatched():
-    """A process that can start no more threads is warned once, and no config is blamed."""
-    assert values(on_ranks(1, has_no_threads, is_dist=False)) == [([None] * 3, ["dist_tune does not watch for configs that never return"])]
-
-
-def has_no_threads(rank: int) -> Any:
-    own = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if "watchdog" in thread.name:
-            raise RuntimeError("can't start new thread")
-        own(thread)
-
-    pytest.MonkeyPatch().setattr(threading.Thread, "start", start)
-    kernel = autotuned()
-    step = contextual_autotune(n_repeat=1, n_warmup=0)(lambda: launch(kernel, torch.zeros(64)))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        step()
-    return [each.failure for each in step.records[0].candidates], [str(each.message).partition(":")[0] for each in told]
