@@ -20,7 +20,7 @@ MAX_BYTES = 64 * 2**20
 
 
 class Rights(NamedTuple):
-    """Permissions of new files and folders, whatever the umask."""
+    """Permissions of new files and folders; the umask does not change them."""
 
     file: int
     folder: int

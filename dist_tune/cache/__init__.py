@@ -5,8 +5,6 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
 from dist_tune.cache.account import (
-    ID_CHARS,
-    Fates,
     cause,
     differing,
     fates,
@@ -41,8 +39,8 @@ from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, un
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "ID_CHARS", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
-    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "Fates", "JournalFile",
+    "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
+    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
     "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "environment", "fates",
     "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
     "read_record", "reason", "seal", "short_config", "short_kernel", "short_key", "skew", "sweep", "unseal", "weighing", "why_not",

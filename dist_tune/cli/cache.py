@@ -53,7 +53,7 @@ def _configured() -> Cache:
 
 
 def path() -> Answer:
-    """The cache folder, whatever is there."""
+    """The cache folder; nothing is read."""
     folder = _configured().folder.absolute()
     return Answer({"path": str(folder), "exists": os.path.isdir(folder)}, [Text(str(folder))])
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "cache clear": "dist_tune.cli.commands:clear",
 }
 """Command -> module and function, whose signature typer reads. These modules import nothing heavy, or ``--help`` would take seconds."""
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of typer's click or of its own copy, whichever it uses
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
 _EXAMPLES = (
     "Examples:",
     "dist-tune cache ls --since 2h   what was tuned lately, and what won",

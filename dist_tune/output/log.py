@@ -35,7 +35,7 @@ _headed: set[tuple[int, str]] = set()
 
 
 class _Sink:
-    """The file and the terminal of one tuning. One event is one line in both, whatever names and error texts hold."""
+    """The file and the terminal of one tuning. One event is one line in both: line ends in names and errors are escaped."""
 
     def __init__(
         self, file: TextIO | None, file_level: int, shown_level: int | None, story: Story | None = None, *, shows_progress: bool

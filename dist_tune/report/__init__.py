@@ -4,7 +4,7 @@ Reads the event files of a log folder and the records of the cache, and writes w
 Imports jinja2 for the page; matplotlib only where PNG files are asked for.
 """
 
-from dist_tune.report.compare import Comparison, compare
+from dist_tune.report.compare import compare
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.page import charts, render
 from dist_tune.report.png import MissingMatplotlibError, write_pngs
@@ -15,6 +15,6 @@ from dist_tune.report.trace import trace_events
 from dist_tune.report.watching import Watcher, progress_lines
 
 __all__ = [
-    "Comparison", "MissingMatplotlibError", "Story", "UnreadableEventsError", "Watcher", "charts", "compare", "progress_lines", "render",
+    "MissingMatplotlibError", "Story", "UnreadableEventsError", "Watcher", "charts", "compare", "progress_lines", "render",
     "story_of_folder", "story_of_records", "summary", "text", "trace_events", "write_pngs",
 ]  # fmt: skip

@@ -166,7 +166,7 @@ def _spins(rank: int) -> Any:
 
 
 def test_a_kernel_that_spins_for_ever_is_an_error_after_the_deadline():
-    """Rank 1 waits for a signal that nobody sends: all ranks raise, and none hangs."""
+    """Rank 1 waits for a signal that never comes: all ranks raise, and none hangs."""
     outcomes = on_ranks(2, _spins, mode="gpu")
     assert [o.error for o in outcomes] == ["StuckDeviceError"] * 2, [o.notes for o in outcomes]
     assert all("rank 1" in o.message and o.seconds < 6 * DEADLINE_S for o in outcomes)
@@ -181,7 +181,7 @@ def _released(rank: int) -> Any:
 
 
 def test_a_kernel_that_spins_is_ended_by_release():
-    """Rank 1 waits for a signal that nobody sends: the watchdog writes it, and both ranks drop that config and go on."""
+    """Rank 1 waits for a signal that never comes: the watchdog writes it, and both ranks drop that config and go on."""
     got = values(on_ranks(2, _released, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "10"}))
     assert got[0] == got[1]
     winner, failures = got[0]

@@ -1,4 +1,4 @@
-"""Results that somebody keeps, errors of the user's, and values that are no poison."""
+"""Results that the program keeps, errors of the user's functions, and values that are no poison."""
 
 from __future__ import annotations
 

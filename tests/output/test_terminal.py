@@ -107,7 +107,7 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
 
 
 def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """Whoever writes it, and by whatever way: the live line is in the row below, and is drawn again below what came."""
+    """From Python, C or another thread: the live line is in the row below, and is drawn again below what came."""
     shown = screen(monkeypatch)
     progress = Terminal("f", is_shown=True)
 
