@@ -12,6 +12,7 @@ than most tests. A rank that does not end in time is killed and reported, so tha
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import sys
@@ -214,13 +215,24 @@ class ExactTime:
     """Clock of this process's spans, on the CPU, that moves only where a test says: times do not depend on how busy the machine is."""
 
     is_kept: ClassVar[bool] = False
+    program_ms: ClassVar[float] = 0.1
+    """Milliseconds of each program of an interpreted launch."""
     seconds: ClassVar[float] = 0.0
 
     @classmethod
     def keep(cls) -> None:
-        """From here on, until the process ends. Launches of ``FakeH200`` take their ``launch_ms`` and nothing else takes any time."""
+        """From here on, until the process ends. Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` for each
+        program, and nothing else takes any time."""
         cls.is_kept = True
         WallSpan.now = lambda: cls.seconds
+        builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+        set_grid = builder.set_grid_dim  # called once a launch
+
+        def set_grid_in_time(self: Any, *grid: int) -> None:
+            set_grid(self, *grid)
+            cls.pass_ms(cls.program_ms * math.prod(grid))
+
+        builder.set_grid_dim = set_grid_in_time
 
     @classmethod
     def pass_ms(cls, ms: float) -> None:

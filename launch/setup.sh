@@ -44,6 +44,6 @@ echo "installing dist_tune and what it needs"
 [[ ${1:-run} == run ]] && what=. || what=".[$1]"
 if "$python" -m pip install --quiet -c "$pins" -e "$what"; then exit; fi
 
-if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis, loguru"; then die "pip failed (see above)"; fi
+if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, pytest_rerunfailures, hypothesis, loguru"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2
 pwd > "$site/checkout.pth"
