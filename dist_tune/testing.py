@@ -221,10 +221,12 @@ class ExactTime:
 
     @classmethod
     def keep(cls) -> None:
-        """From here on, until the process ends. Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` for each
-        program, and nothing else takes any time."""
+        """From here on, until the process ends.
+
+        Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` a program, and nothing else takes any time.
+        """
         cls.is_kept = True
-        WallSpan.now = lambda: cls.seconds
+        WallSpan.now = cls.now
         builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
         set_grid = builder.set_grid_dim  # called once a launch
 
@@ -233,6 +235,12 @@ class ExactTime:
             cls.pass_ms(cls.program_ms * math.prod(grid))
 
         builder.set_grid_dim = set_grid_in_time
+
+    @classmethod
+    def now(cls) -> float:
+        """Seconds. A reading takes a microsecond: a time of zero would be no time."""
+        cls.seconds += 1e-6
+        return cls.seconds
 
     @classmethod
     def pass_ms(cls, ms: float) -> None:
@@ -248,7 +256,7 @@ class _Launcher:
         FakeH200.launches.append(self.metadata.name)
         wait_s = FakeH200.launch_ms(self.src, self.metadata) / 1e3
         if ExactTime.is_kept:
-            ExactTime.pass_ms(max(wait_s * 1e3, 1e-3))  # a time of zero is none
+            ExactTime.pass_ms(wait_s * 1e3)
         elif wait_s:
             end = time.perf_counter() + wait_s
             time.sleep(max(0.0, wait_s - 2e-4))

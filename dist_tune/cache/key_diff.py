@@ -47,14 +47,14 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
 
 
 def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
-    """The record whose key differs only in numbers of the tuning key, by the least distance; of equals the newest.
+    """The record whose key differs only in numbers of the tuning key, by the least distance; of equals the same text, then the newest.
 
     The distance is the sum over the numbers of ``|log2(a / b)|``. Digits within a word or a quoted text are no numbers: "float16"
     and "float32" are different keys, and so are -1 and 1, 1 and 1.0, and keys of different length. None if there is no such record.
     """
     shape, sizes = _numbers(wanted.key)
     fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"} and _numbers(each.key)[0] == shape]
-    return max(fitting, key=lambda each: (-_distance(sizes, _numbers(each.key)[1]), each.recency), default=None)
+    return max(fitting, key=lambda each: (-_distance(sizes, _numbers(each.key)[1]), each.key == wanted.key, each.recency), default=None)
 
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str:

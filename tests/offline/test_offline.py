@@ -1,4 +1,4 @@
-"""Tuning scripts: one kernel, several sizes. Runs sleep, so that it is known which config is fastest."""
+"""Tuning scripts: one kernel, several sizes. Runs tell an exact clock their time, so that it is known which config is fastest."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from dist_tune import NoValidConfigError
+from dist_tune.measure import WallSpan
 from dist_tune.offline import (
     Failed,
     Outcome,
@@ -27,7 +28,7 @@ from dist_tune.offline import (
     tune_kernel,
     tune_problems,
 )
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import ExactTime, on_ranks, values
 
 pytestmark = pytest.mark.once
 
@@ -39,6 +40,7 @@ Config = dict[str, Any]
 def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
+    monkeypatch.setattr(WallSpan, "now", ExactTime.now)
 
 
 def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] = lambda config: torch.ones(4)) -> Any:
@@ -46,7 +48,7 @@ def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] =
 
     def make(config: Config) -> Any:
         def run() -> Any:
-            time.sleep(ms_of(config) / 1e3)
+            ExactTime.pass_ms(ms_of(config))
             return result(config)
 
         return run, torch.ones(4)
@@ -66,7 +68,7 @@ def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search(tmp_pa
 
     def make(config: Config) -> Any:
         made[json.dumps(config)] += 1
-        return (lambda: time.sleep(0.0005 * config["num_warps"])), None
+        return (lambda: ExactTime.pass_ms(config["num_warps"])), None
 
     best = tune_kernel(get_search_space(small=True) * 2 + [{**get_search_space(small=True)[0], "waves_per_eu": 8}], make, num_iters=1)
     assert set(made.values()) == {1}
@@ -87,7 +89,7 @@ def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
         def run() -> Any:
             if config["i"] == 1:
                 raise MemoryError("too large")
-            time.sleep(0.001 * (config["i"] == 5))
+            ExactTime.pass_ms(config["i"] == 5)
             return stale if config["i"] == 4 else results[config["i"]].clone()
 
         return run, torch.ones(4)
@@ -157,7 +159,7 @@ def test_the_callback_changes_what_runs_and_what_is_returned():
 
     def make(config: Config) -> Any:
         seen.append(dict(config))
-        return (lambda: time.sleep(0.001 * config["double"])), None
+        return (lambda: ExactTime.pass_ms(config["double"])), None
 
     assert tune_kernel(space, make, callback, num_iters=1) == {"i": 1, "double": 2}
     assert sorted(seen, key=str) == [{"i": 1, "double": 2}, {"i": 2, "double": 4}]
@@ -282,7 +284,7 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
         alive.add(x)
 
         def run() -> torch.Tensor:
-            time.sleep(0.02 * config["i"])
+            ExactTime.pass_ms(20 * config["i"])
             return x + 0
 
         return run, torch.ones(4)
