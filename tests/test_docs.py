@@ -55,7 +55,7 @@ def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
         ("offline/problem.py", {"Problem", "Outcome", "Failed"}),
         ("offline/class_configs.py", {"ConfigFile", "Settled"}),
         ("measure/benchmark.py", {"Latency"}),
-        ("testing.py", {"Outcome"}),
+        ("testing/ranks.py", {"Outcome"}),
         ("errors.py", {"FailureKind", "CandidateFailure"}),
     ],
 )
