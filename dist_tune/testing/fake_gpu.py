@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -38,18 +39,26 @@ class ExactTime:
     def keep(cls) -> None:
         """From here on, until the process ends.
 
-        Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` a program, and nothing else takes any time.
+        Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` a program, a sleep of the main thread what it was
+        asked for, and nothing else takes any time.
         """
+        if cls.is_kept:
+            return
         cls.is_kept = True
         WallSpan.now = cls.now
         builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
-        set_grid = builder.set_grid_dim  # called once a launch
+        set_grid, sleep = builder.set_grid_dim, time.sleep
 
-        def set_grid_in_time(self: Any, *grid: int) -> None:
+        def set_grid_in_time(self: Any, *grid: int) -> None:  # called once a launch
             set_grid(self, *grid)
             cls.pass_ms(cls.program_ms * math.prod(grid))
 
-        builder.set_grid_dim = set_grid_in_time
+        def sleep_in_time(seconds: Any) -> None:
+            sleep(seconds)
+            if threading.current_thread() is threading.main_thread():
+                cls.seconds += seconds
+
+        builder.set_grid_dim, time.sleep = set_grid_in_time, sleep_in_time
 
     @classmethod
     def now(cls) -> float:

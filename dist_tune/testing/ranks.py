@@ -23,7 +23,7 @@ import triton
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from dist_tune.output import unwrapped
-from dist_tune.testing.fake_gpu import install_fake_driver
+from dist_tune.testing.fake_gpu import ExactTime, install_fake_driver
 
 PRELOADED = (
     "dist_tune",
@@ -39,6 +39,8 @@ PRELOADED = (
 
 Mode = Literal["interpret", "fake", "gpu"]
 """Triton's interpreter on the CPU, real compilation for a ``FakeH200``, or the machine's GPUs."""
+Clock = Literal["wall", "exact"]
+"""Times of launches and replays on the CPU: as long as they take, or those of ``ExactTime``."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class _World(NamedTuple):
     env: dict[str, str]
     folder: str
     is_dist: bool
+    clock: Clock
 
 
 def on_ranks(
@@ -75,24 +78,26 @@ def on_ranks(
     env: dict[str, str] | None = None,
     timeout_s: float = 90.0,
     is_dist: bool = True,
+    clock: Clock = "wall",
 ) -> list[Outcome]:
     """Call ``function(rank, *args)`` in ``n`` processes, which form one gloo process group if ``is_dist``.
 
     ``function`` is a module-level function of a module that can be imported; ``args`` and the returned value can be pickled. Logs and
-    caches of dist_tune and Triton lie in a folder that is deleted afterwards, and a tuning waits 3 seconds for a rank without progress;
-    ``env`` overrides these environment variables and adds others. A rank that is not done after ``timeout_s`` seconds is killed.
+    caches of dist_tune and Triton lie in a folder that is deleted afterwards. A tuning waits 3 seconds for a rank without progress, with
+    the fake driver, where kernels are compiled, 15; ``env`` overrides these environment variables and adds others. A rank that is not done
+    after ``timeout_s`` seconds is killed. With the exact ``clock`` what is chosen does not depend on how busy the machine is.
     An error of a rank is reported in its ``Outcome`` and not raised.
     """
     with tempfile.TemporaryDirectory() as folder:
         defaults = {
-            "DIST_TUNE_DEADLINE_S": "3",
+            "DIST_TUNE_DEADLINE_S": "15" if mode == "fake" else "3",  # a compilation takes a busy machine seconds
             "DIST_TUNE_PROGRESS": "0",
             "DIST_TUNE_LOG_DIR": f"{folder}/logs",
             "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",
             "TRITON_CACHE_DIR": f"{folder}/triton",
         }
-        world = _World(n, mode, defaults | (env or {}), folder, is_dist)
+        world = _World(n, mode, defaults | (env or {}), folder, is_dist, clock)
         context = fork_context()
         call = (function.__module__, function.__qualname__, args)
         pipes, processes = [], []
@@ -164,6 +169,8 @@ def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, 
     choose_interpreter(world.mode == "interpret")
     if world.mode == "fake":
         install_fake_driver()
+    if world.clock == "exact":
+        ExactTime.keep()
     if world.is_dist:
         store, timeout = dist.FileStore(f"{world.folder}/store", world.n), timedelta(seconds=60)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world.n, timeout=timeout)

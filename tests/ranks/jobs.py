@@ -23,9 +23,10 @@ from dist_tune import autotune
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.record_file import seal
 from dist_tune.cache.records import TuningRecord
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.world import caught
+from tests.ranks.worlds import on_ranks
 
 Face = Literal["contextual", "function"]
 FACES: tuple[Face, ...] = ("contextual", "function")

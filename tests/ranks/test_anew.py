@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.anew import device_waits, factory_fails, goes_on, hangs_between_launches
 from tests.ranks.stuck import BLOCKS
 from tests.ranks.test_watchdog import left_with
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 
 from dist_tune import CaptureError, NestedTuningError, NoValidConfigError, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.programs import run_python
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.world import DEADLINE_S, ROOT
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

@@ -11,8 +11,9 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import NestedTuningError, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

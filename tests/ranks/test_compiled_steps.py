@@ -8,8 +8,9 @@ import pytest
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

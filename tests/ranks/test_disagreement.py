@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import CaptureError, DistTuneError, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch
 from tests.ranks.world import DEADLINE_S, same_error
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

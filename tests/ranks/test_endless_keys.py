@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dist_tune import autotune, to_hashable
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -11,7 +11,8 @@ import triton.language as tl
 
 from dist_tune import contextual_autotune
 from dist_tune.search import SearchName
-from dist_tune.testing import ExactTime, FakeH200, on_ranks, values
+from dist_tune.testing import ExactTime, FakeH200, values
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}

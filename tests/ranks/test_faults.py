@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
 from tests.ranks.world import DEADLINE_S, same_error
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

@@ -13,9 +13,10 @@ import torch
 import triton
 
 from dist_tune import autotune, prune_by_shared_memory, to_hashable
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.functions import BLOCKS, QUICK, Results, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import add_kernel
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import NoValidConfigError, autotune, matches
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import add_kernel
 from tests.ranks.world import DEADLINE_S
+from tests.ranks.worlds import on_ranks
 
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
 pytestmark = pytest.mark.once

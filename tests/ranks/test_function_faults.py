@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import DistTuneError, autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import is_unpatched
 from tests.ranks.world import DEADLINE_S, same_error
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}

@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from dist_tune import NestedTuningError, autotune, contextual_autotune
 from dist_tune.settings import Settings
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.functions import BLOCKS, QUICK, Results, chosen, runs_of_this_process, shape_of
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

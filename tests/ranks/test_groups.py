@@ -13,8 +13,9 @@ import torch.distributed as dist
 from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import DistTuneError
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.test_ranks import AGAIN, entered, meet_again
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -12,9 +12,10 @@ import triton
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.config_space import ConfigSpace
-from dist_tune.testing import ExactTime, on_ranks, values
+from dist_tune.testing import ExactTime, values
 from tests.ranks.guided import BEST, SPACE, padded, sleep_steps
 from tests.ranks.kernels import autotuned, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -10,8 +10,8 @@ import torch
 from dist_tune import contextual_autotune
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.runtime import interception
-from dist_tune.testing import on_ranks
 from tests.ranks.kernels import autotuned, is_unpatched, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.journaled import BLOCKS, launches, tune, tune_function, tune_in
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 N = len(BLOCKS)

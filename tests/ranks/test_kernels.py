@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

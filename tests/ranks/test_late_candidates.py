@@ -15,9 +15,10 @@ import dist_tune.tuning.tuning
 from dist_tune import contextual_autotune
 from dist_tune.compiler import pool
 from dist_tune.compiler.workers import Worker
-from dist_tune.testing import ExactTime, FakeH200, on_ranks, values
+from dist_tune.testing import ExactTime, FakeH200, values
 from tests.compiler.test_processes import PATIENT, bad_asm_kernel
 from tests.ranks.variants import epoch_kernel
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.world import DEADLINE_S
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import Outcome, on_ranks, values
+from dist_tune.testing import Outcome, values
 from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

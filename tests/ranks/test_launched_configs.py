@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import add_kernel, atomic_kernel, autotuned, best, configs, launch
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}
 N = 128

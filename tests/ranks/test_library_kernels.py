@@ -12,9 +12,10 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
 from tests.ranks.world import same_error
+from tests.ranks.worlds import on_ranks
 
 N = 64
 QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import Mode, on_ranks, values
+from dist_tune.testing import Mode, values
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.world import ROOT
+from tests.ranks.worlds import on_ranks
 
 N = 64
 QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import ExactTime, FakeH200, on_ranks, values
+from dist_tune.testing import ExactTime, FakeH200, values
 from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.function_options import BLOCKS
 from tests.ranks.kernels import autotuned, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

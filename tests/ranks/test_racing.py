@@ -11,8 +11,9 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.search.selection import Objective
-from dist_tune.testing import ExactTime, on_ranks, values
+from dist_tune.testing import ExactTime, values
 from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

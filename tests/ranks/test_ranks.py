@@ -18,8 +18,9 @@ from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.errors import NoValidConfigError
-from dist_tune.testing import Outcome, on_ranks, values
+from dist_tune.testing import Outcome, values
 from tests.ranks.world import caught
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.jobs import FACES, edited, hit, is_tuned, job, play, records, rewrite, summary
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import CacheMissError, autotune, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 BLOCKS = [{"block": block} for block in (1, 2, 4)]

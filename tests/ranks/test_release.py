@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.stuck import free, stuck_step
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import atomic_kernel, autotuned, configs, launch
+from tests.ranks.worlds import on_ranks
 
 N = 64
 QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}

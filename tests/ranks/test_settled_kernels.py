@@ -17,8 +17,9 @@ import triton
 from triton import knobs
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.worlds import on_ranks
 
 HAS_LISTENER = hasattr(knobs.autotuning, "listener")
 QUICK: Any = {"is_dist": True, "n_repeat": 3, "n_warmup": 0}

@@ -18,11 +18,12 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import FakeH200, Outcome, on_ranks, values
+from dist_tune.testing import FakeH200, Outcome, values
 from dist_tune.tuning.context import TuningContext
 from tests.compiler.test_candidate import in_memory
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.world import same_error
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.test_watchdog import left_with
 from tests.ranks.world import DEADLINE_S, caught
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

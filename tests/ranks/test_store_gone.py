@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import on_ranks
 from tests.ranks.kernels import autotuned, launch
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

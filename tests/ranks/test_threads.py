@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

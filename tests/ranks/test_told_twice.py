@@ -15,8 +15,9 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.output.events import EVENT
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import add_kernel, configs
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from dist_tune import contextual_autotune
 from dist_tune.distributed import Reduction, homes, ranks_of
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.world import caught
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

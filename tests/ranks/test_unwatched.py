@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from dist_tune.tuning import Tuning
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.stuck import threads_left
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

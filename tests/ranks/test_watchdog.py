@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import Outcome, on_ranks, values
+from dist_tune.testing import Outcome, values
 from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
 from tests.ranks.world import DEADLINE_S, ROOT
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.function_options import BLOCKS, QUICK
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

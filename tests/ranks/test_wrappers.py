@@ -11,8 +11,9 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import Mode, on_ranks, values
+from dist_tune.testing import Mode, values
 from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
