@@ -10,7 +10,7 @@ python := .venv/bin/python
 newer := $(CURDIR)/.venv/triton-3.9.0
 others := $(python) -m pytest --ignore=tests/ranks
 ranks := $(python) -m pytest tests/ranks
-on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not once"
+on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not slow and not once"
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16
@@ -24,7 +24,7 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 	$(others); code=$$?; wait $$second || code=1; cat $$logs/newer; wait $$first || code=1; cat $$logs/ranks; rm -rf $$logs; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests of pure modules, which start no processes and wait for no clock, with the installed triton
-	$(python) -m pytest -m "not gpu and not processes" --ignore=tests/offline/test_offline.py
+	$(python) -m pytest -m "not gpu and not slow and not processes" --ignore=tests/offline/test_offline.py
 
 test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of docs/reliability.md: half an hour
 	$(python) -m pytest -m "slow and not gpu"

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from dist_tune.testing import choose_interpreter, fork_context, on_ranks, values
+from tests.cases import further
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +57,7 @@ def errors(gemm: Any, dtype: torch.dtype) -> list[tuple[Any, float, float]]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.once)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, further(torch.float16)])
 def test_results_are_within_the_stated_limit(interpreted: Interpreted, dtype: torch.dtype) -> None:
     """Tiles within a block of w, as wide, and twice as wide; K split unevenly, and into more parts than it has blocks."""
     found = interpreted(errors, dtype)

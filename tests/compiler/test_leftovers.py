@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.compiler.leftovers import prefix, suffix, sweep
+from tests.cases import further
 
 MAKE = """
 import signal, tempfile, time
@@ -27,7 +28,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [further(signal.SIGTERM), signal.SIGKILL])
 def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals):
     """Not while it lives; and what a compiler wrote before it crashed is kept, as are files of other namespaces and names."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

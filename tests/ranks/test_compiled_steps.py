@@ -9,6 +9,7 @@ import torch
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune.testing import values
+from tests.cases import further
 from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
 from tests.ranks.worlds import on_ranks
 
@@ -28,7 +29,7 @@ def _compiled_inside(rank: int) -> Any:
     return got, len(step.records), is_unpatched(), vars(Autotuner.run) == before
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [further(1), 2])
 def test_a_compiled_step_that_launches_kernels(n_ranks: int):
     """Dynamo runs the patched launch as it is, whose constants it cannot read; the kernel is tuned, and Triton is as before."""
     assert values(on_ranks(n_ranks, _compiled_inside)) == [([2.0, 2.0, 2.0], 2, True, True)] * n_ranks
@@ -52,7 +53,7 @@ def _opaque_inside(rank: int, kind: str) -> Any:
     return got, len(step.records), len(kernel.cache), is_unpatched()
 
 
-@pytest.mark.parametrize("kind", ["operator", "disabled"])
+@pytest.mark.parametrize("kind", ["operator", further("disabled")])
 def test_kernels_of_an_operator_in_a_compiled_part_are_tuned(kind: str):
     """A custom operator stays in the one graph, a function that is not to be compiled breaks it; both run in Python."""
     assert values(on_ranks(2, _opaque_inside, kind)) == [([4.0, 4.0], 1, 1, True)] * 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dist_tune.testing import values
+from tests.cases import further
 from tests.ranks.journaled import BLOCKS, launches, tune, tune_function, tune_in
 from tests.ranks.worlds import on_ranks
 
@@ -123,7 +124,7 @@ def test_a_rank_without_its_journal_lets_all_begin_anew(tmp_path: Path):
     assert got[0]["best"] == got[1]["best"]
 
 
-@pytest.mark.parametrize("damage", ["torn", "noise", "types", "fifo", "folder"])
+@pytest.mark.parametrize("damage", ["torn", "noise", *map(further, ["types", "fifo", "folder"])])
 def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
     """What cannot be read is measured again; a fifo is not waited for."""
     ends = (0, 1, 5, "once")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
+from tests.cases import further
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
@@ -39,7 +40,7 @@ def _skips(rank: int, face: str, which: int) -> None:
         tuned(torch.ones(64))
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [further(0), 1])
 @pytest.mark.parametrize("face", ["contextual", "function"])
 def test_a_config_that_skips_a_collective_is_named_with_its_rank(face: str, which: int):
     """On both ranks, within twice the deadline."""
@@ -63,7 +64,7 @@ def _fails_between(rank: int, block: int) -> None:
     step(torch.ones(64))
 
 
-@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize("block", [16, further(128)])
 def test_a_config_that_fails_between_its_collectives_is_the_cause_on_all_ranks(block: int):
     """Its error, its rank and the config, on both."""
     for each in on_ranks(2, _fails_between, block):

@@ -20,6 +20,7 @@ from triton.runtime import _async_compile
 from dist_tune import contextual_autotune
 from dist_tune.testing import FakeH200, Outcome, values
 from dist_tune.tuning.context import TuningContext
+from tests.cases import further
 from tests.compiler.test_candidate import in_memory
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.world import same_error
@@ -94,7 +95,7 @@ def without_first(blocks: list[int]) -> list[int]:
     return sorted(block for block in blocks if block != 16)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [further(2), 3])
 def test_each_kernel_is_compiled_once_for_a_cache_folder(n: int):
     """The ranks that share a folder share the work out; every rank loads all."""
     got = values(on_fake(n, _shares, True))
@@ -257,7 +258,7 @@ def _too_large(rank: int, who: list[int]) -> Any:
     return failures(step), facts, launched, once, passes, failures(again), facts
 
 
-@pytest.mark.parametrize("who", [[0, 1], [1]])
+@pytest.mark.parametrize("who", [further([0, 1]), [1]])
 def test_what_does_not_fit_is_dropped_before_any_launch(who: list[int]):
     """On one rank or all: on all ranks, with the reason and the need in record and log; where nobody has room it is not assembled."""
     outcomes = on_fake(2, _too_large, who)
@@ -289,7 +290,7 @@ def _stuck(rank: int, block: int) -> Any:
     return failures(step), is_restored, in_memory(add_kernel)
 
 
-@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("block", [further(16), 32])
 def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(block: int):
     """The first launch waits for it on one rank, or nobody does; after the deadline it has failed for a reason."""
     for failed, is_restored, kernels in values(on_fake(2, _stuck, block, DIST_TUNE_DEADLINE_S="2")):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
+from tests.cases import further
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
@@ -38,7 +39,7 @@ def _host_ends(rank: int, face: str, is_late: bool) -> Any:
     return [step(torch.ones(size), n) for size, n in ((96, 64), (128, 96), (64, 128))]
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_late", [further(False), True])
 @pytest.mark.parametrize("face", ["contextual", "function"])
 def test_the_last_rank_goes_on_with_configs_it_knows(face: str, is_late: bool):
     """New shapes and new keys after the host of the store has ended its program are no error: nothing is tuned."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dist_tune.testing import values
+from tests.cases import further
 from tests.ranks.variants import Seen, autotuned, counting, heuristic_kernel, on_fake, tuned, watch
 
 pytestmark = pytest.mark.processes
@@ -31,8 +32,8 @@ def _epoch(rank: int, firsts: list[int], kind: str) -> Any:
     return *result(step, seen), len(seen.lazy) - n_lazy
 
 
-@pytest.mark.parametrize("kind", ["plain", "heuristics"])
-@pytest.mark.parametrize("firsts", [[1], [1, 1], [1, 5], [14, 31]])
+@pytest.mark.parametrize("kind", ["plain", further("heuristics")])
+@pytest.mark.parametrize("firsts", [further([1]), [1, 1], further([1, 5]), [14, 31]])
 def test_an_epoch_counter_compiles_nothing_inside_timed_replays(firsts: list[int], kind: str) -> None:
     """1, 2, 3, ... as a plain int: its three variants are compiled between replays, and all there for later calls."""
     for in_timed, winners, n_variants, unmeasured, n_later in values(on_fake(len(firsts), _epoch, firsts, kind)):
@@ -61,7 +62,7 @@ def _strides(rank: int, has_two_sites: bool, warps: tuple[int, ...] = (4,), **op
 
 
 @pytest.mark.parametrize("has_two_sites", [False, True])
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_a_stride_that_changes_every_time_is_timed_with_all_candidates(n: int, has_two_sites: bool) -> None:
     """64 and 100 in turn, at one site and at two out of step: both are compiled for all candidates, and each gets its time."""
     for in_timed, winners, n_variants, unmeasured in values(on_fake(n, _strides, has_two_sites)):
@@ -132,7 +133,7 @@ def _options(rank: int, options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{"n_warmup": 0}, {"search": "exhaustive"}, {"objective": "kernel", "budget_s": 20.0}, {"max_replays": 30}]
+    "options", [{"n_warmup": 0}, {"search": "exhaustive"}, further({"objective": "kernel", "budget_s": 20.0}), further({"max_replays": 30})]
 )
 def test_other_plans_time_all_candidates_as_well(options: dict[str, Any]) -> None:
     """No warm-up, an exhaustive search, a budget, a bound on replays: what was lost is run again."""
@@ -158,7 +159,7 @@ def _heuristic_multiples(rank: int) -> Any:
     return *result(run, seen), len(seen.lazy) - n_lazy
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_heuristics_that_follow_from_an_argument_and_the_config_are_variants_too(n: int) -> None:
     """The arguments are of one class, and the constant made of them and of the block is not."""
     for in_timed, winners, n_variants, unmeasured, n_later in values(on_fake(n, _heuristic_multiples)):

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dist_tune import DistTuneError, autotune
 from dist_tune.testing import values
+from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import autotuned, constant_kernel, counting, epoch_kernel, on_fake, tuned, watch
 
@@ -26,7 +27,7 @@ def _constants(rank: int, warps: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("warps", [(4,), (1, 2, 4, 8, 16)])
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_a_constant_that_counts_up_ends_the_tuning_with_its_name_and_the_remedy(n: int, warps: tuple[int, ...]) -> None:
     """A tl.constexpr of a new value in each launch: a message on all ranks, after a bounded number of runs."""
     got = values(on_fake(n, _constants, warps))
@@ -69,7 +70,7 @@ def _anew(rank: int) -> Any:
     return result(run, seen)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_a_kernel_made_anew_in_each_call_gets_what_was_loaded_for_the_one_before(n: int) -> None:
     """Its own memory is empty; it is the same kernel for the compiler."""
     assert values(on_fake(n, _anew)) == [([], [32], [1], [])] * n
@@ -95,7 +96,7 @@ def _plain(rank: int, n_values: int) -> Any:
     return len(result(run, seen)[0]), *result(run, seen)[1:]
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_a_replay_that_compiles_a_kernel_beside_the_tuned_one_does_not_count(n: int) -> None:
     """Five values in turn, two of them in runs before: three replays are thrown away."""
     outcomes = on_fake(n, _plain, 5)

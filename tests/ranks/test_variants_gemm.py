@@ -10,6 +10,7 @@ import triton
 
 from dist_tune.testing import FakeH200, values
 from kernels import shard_gemm
+from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import on_fake, tuned, watch
 
@@ -42,7 +43,7 @@ def _gemm(rank: int, n_ranks: int) -> Any:
     return result(run, seen)[0], record.best.fields["num_warps"], record.n_variants, untimed, len(seen.lazy) - n_lazy
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [further(1), 2])
 def test_a_gemm_with_a_plain_epoch_is_tuned_without_a_compilation_in_timed_replays(n: int) -> None:
     """Descriptors, whose blocks a hook sets, beside an epoch that counts up; a different int `rank` on each rank besides."""
     assert values(on_fake(n, _gemm, n)) == [([], 8, 3, [], 0)] * n

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from dist_tune.testing import FakeH200, values
+from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import autotuned, counting, epoch_kernel, on_fake, tuned, watch
 
@@ -108,7 +109,7 @@ def _picky(rank: int, at: int) -> Any:
     return *result(run, seen)[:2], [c.failure for c in run.records[0].candidates]
 
 
-@pytest.mark.parametrize("at", [2, 5])
+@pytest.mark.parametrize("at", [further(2), 5])
 def test_a_candidate_that_fails_for_a_variant_on_one_rank_is_dropped_on_all(at: int) -> None:
     """On rank 1 the fastest does not compile for the class of a later epoch, which comes before the race or in its midst."""
     for in_timed, winners, failures in values(on_fake(2, _picky, at)):
