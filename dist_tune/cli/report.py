@@ -87,16 +87,24 @@ def diff(
 ) -> None:
     """What changed between records; exit code 1 where a winner got slower by more than its noise.
 
-    Exit code 2: records cannot be read. Noise: the spread_ms of both winners added (the median distance of a launch from the median),
-    and at least 1 % of the time.
+    Exit code 2: records cannot be read, or have no kernel and key in common. Noise: the spread_ms of both winners added (the median
+    distance of a launch from the median), and at least 1 % of the time.
     """
     with _one_line(as_json, code=2):
         from dist_tune.cli.sources import records_of
+        from dist_tune.cli.tables import amount
         from dist_tune.printable import printable
         from dist_tune.report import compare
 
-        found = compare(records_of(before), records_of(after))
-        _print(json.dumps(found.values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        first, second = records_of(before), records_of(after)
+        found = compare(first, second)
+        counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
+        reason = "" if found.pairs else f"nothing to compare: {counts}, with no kernel and key in common"
+        values = {**found.values, **({"error": reason} if reason else {})}
+        _print(json.dumps(values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        if reason:
+            _complain(reason)
+            raise typer.Exit(2)
     if found.n_slower:
         raise typer.Exit(1)
 
@@ -120,21 +128,27 @@ def trace(
 @contextmanager
 def _one_line(as_json: bool, code: int = 1) -> Iterator[None]:
     """Errors of the input as one line and this exit code; warnings of the cache as a line each."""
-    from dist_tune.cli.tables import RefusedError, plain
+    from dist_tune.cli.tables import RefusedError
     from dist_tune.report import MissingMatplotlibError, UnreadableEventsError
     from dist_tune.settings import SettingsError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_args, **_kwargs: typer.echo(f"dist-tune: {plain(message, 2000)}", err=True)
+            warnings.showwarning = lambda message, *_args, **_kwargs: _complain(message)
             yield
     except (RefusedError, UnreadableEventsError, MissingMatplotlibError, SettingsError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
         if as_json:
             _print(json.dumps({"error": reason}))
-        typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
+        _complain(reason)
         raise typer.Exit(2 if isinstance(error, SettingsError) else code) from None
+
+
+def _complain(reason: object) -> None:
+    from dist_tune.cli.tables import plain
+
+    typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
 
 
 def _print(text: str) -> None:

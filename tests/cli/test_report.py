@@ -119,6 +119,22 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
     assert run("diff", logs, logs).stdout.splitlines()[-1] == "2 compared: 2 as fast"
 
 
+@pytest.mark.parametrize("n_records", [1, 2])
+def test_diff_with_nothing_in_common_fails(tmp_path: Path, n_records: int):
+    """With a code that is neither "slower" nor "as fast", and one line that names both sides; stdout lists what each has."""
+    for name in ("a", "b"):
+        write_export(tmp_path / f"{name}.json", [record(kernel=f"model.{name}", key=f"[{i}]") for i in range(n_records)])
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    done = run("diff", a, b, code=2)
+    records = "1 record" if n_records == 1 else "2 records"
+    assert done.stderr == f"dist-tune: nothing to compare: {a} has {records}, {b} has {records}, with no kernel and key in common\n"
+    assert done.stdout.splitlines()[0] == "only in the first: model.a [0]"
+    assert done.stdout.splitlines()[-1] == f"only in the second: model.b [{n_records - 1}]"
+    told = json.loads(run("diff", a, b, "--json", code=2).stdout)
+    assert (told["pairs"], len(told["only_before"]), len(told["only_after"])) == ([], n_records, n_records)
+    assert told["error"] in done.stderr
+
+
 def test_a_trace_is_one_json_file(logs: Path, tmp_path: Path):
     assert "events; open it in ui.perfetto.dev" in run("trace", logs, "-o", tmp_path / "trace.json").stdout
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 100
