@@ -11,7 +11,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,10 @@ def watch(
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
 ) -> None:
-    """Follow a running tuning from another terminal, until Ctrl-C."""
+    """Follow a running tuning from another terminal, until all in the folder have finished.
+
+    In a folder without events it waits for the first one. Ctrl-C ends it at any time.
+    """
     with _one_line(as_json):
         from dist_tune.cli.tables import RefusedError
         from dist_tune.report import Watcher, progress_lines
@@ -71,7 +75,7 @@ def watch(
         chosen = folder if folder is not None else _log_dir()
         watcher = Watcher(chosen)
         if not once:
-            _follow(watcher, late_s)
+            _follow(watcher, chosen, late_s)
             return
         watcher.poll()
         if not watcher.story.tunings:
@@ -182,29 +186,46 @@ def _write(path: Path, content: bytes) -> None:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _follow(watcher: Watcher, late_s: float) -> None:
-    """Show the state until Ctrl-C: one part of the screen on a terminal, else a block of lines where something changed."""
+def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
+    """Show the state until all tunings have finished, or Ctrl-C: one part of the screen on a terminal, else lines where it changed."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    from dist_tune.report import progress_lines
-
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)
+    view = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") if console.is_terminal else None
+    every_s = _PLAIN_EVERY_S if view is None else _POLL_S
+    is_new, quiet_s = True, _PLAIN_EVERY_S
     try:
-        if console.is_terminal:
-            with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-                while True:
-                    live.update(Text("\n".join(progress_lines(watcher.story, time.time(), late_s)), overflow="fold"), refresh=True)
-                    time.sleep(_POLL_S)
-                    watcher.poll()
-        is_new = True
-        while True:
-            if is_new:
-                _print("\n".join(progress_lines(watcher.story, time.time(), late_s)))
-                sys.stdout.flush()
-            time.sleep(_PLAIN_EVERY_S)
-            is_new = watcher.poll()
+        with view or nullcontext():
+            while True:
+                lines = _state(watcher, folder, late_s)
+                if view is not None:
+                    view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
+                elif is_new:
+                    _print("\n".join(lines))
+                if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
+                    break
+                time.sleep(every_s)
+                is_new = watcher.poll()
+                quiet_s = 0.0 if is_new else quiet_s + every_s
     except KeyboardInterrupt:
         return
+    _print(_ending(watcher, folder))
+
+
+def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
+    from dist_tune.report import progress_lines
+
+    if not watcher.story.tunings:
+        return [f"no tuning has written events in {folder} yet: waiting for one, until Ctrl-C"]
+    return progress_lines(watcher.story, time.time(), late_s)
+
+
+def _ending(watcher: Watcher, folder: Path) -> str:
+    from dist_tune.cli.tables import ago
+
+    n_tunings = len(watcher.story.tunings)
+    have = "the tuning has finished, " if n_tunings == 1 else f"all {n_tunings} tunings have finished, the last one "
+    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {folder} tells more"

@@ -40,23 +40,32 @@ class Watcher:
             for event in self._files.setdefault(path, EventFile(path)).read():
                 self.story.take(event)
                 is_new = True
+        self.story.leave_out_stale_ranks()
         return is_new
+
+    @property
+    def is_over(self) -> bool:
+        """True if there were tunings, and none is under way."""
+        return bool(self.story.tunings) and not _under_way(self.story)
 
     @property
     def notes(self) -> list[str]:
         """Sentences about what was passed over."""
-        return [note for file in self._files.values() for note in file.notes]
+        return [note for file in self._files.values() for note in file.notes] + self.story.notes
 
 
 def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str]:
     """The present state: tunings under way, or the last one that has ended. ``now``: seconds since 1970."""
     tunings = [each for each in story.tunings.values() if each.ranks]
-    under_way = [each for each in tunings if not all(rank.is_done for rank in each.ranks.values())]
     if not tunings:
         return ["no tuning has begun yet"]
-    lines = [line for tuning in under_way[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
+    lines = [line for tuning in _under_way(story)[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
     lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
     return [printable(line) for line in lines]
+
+
+def _under_way(story: Story) -> list[TuningStory]:
+    return [each for each in story.tunings.values() if not all(rank.is_done for rank in each.ranks.values())]
 
 
 def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
