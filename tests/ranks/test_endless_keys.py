@@ -15,7 +15,7 @@ from dist_tune.testing import on_ranks, values
 
 pytestmark = pytest.mark.once
 
-SHOWN = {"DIST_TUNE_PROGRESS": "1"}
+SHOWN = {"DIST_TUNE_VERBOSITY": "normal"}
 
 
 def _made(key_fn: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.ranks.kernels import autotuned, tuned
 pytestmark = pytest.mark.once
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
-SHOWN = {"DIST_TUNE_PROGRESS": "1"}
+SHOWN = {"DIST_TUNE_VERBOSITY": "normal"}
 
 
 def lines_of(work: Callable[[], Any]) -> list[str]:
