@@ -90,7 +90,9 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> int:
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An earlier export there is replaced, anything else is left alone.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", readable=False, help="An earlier export there is replaced, anything else is left alone.")
+    ],
     name: Annotated[str | None, typer.Option(metavar="KEY", show_default=False, help="These records only; see show.")] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -104,7 +106,9 @@ def export(
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="An exported file, a record's file, or a folder of such files.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", readable=False, help="An exported file, a record's file, or a folder of such files.")
+    ],
     as_json: AsJson = False,
 ) -> int:
     """Take in records from files and folders.

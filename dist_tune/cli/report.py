@@ -24,14 +24,20 @@ if TYPE_CHECKING:
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _PLAIN_EVERY_S = 5.0
 _POLL_S = 0.5
+# readable=False: a path that may not be read is one line of this command's, and no error of usage.
+_Folder = Annotated[
+    Path | None, typer.Argument(metavar="[DIR]", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def report(
     sources: Annotated[list[str] | None, typer.Argument(metavar="[DIR | RECORD ...]", help=_SOURCES)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; report.html if left out.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
-    png: Annotated[Path | None, typer.Option("--png", metavar="DIR", help="Also a PNG file of each plot (needs matplotlib).")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="DIR", readable=False, help="Also a PNG file of each plot (needs matplotlib).")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
@@ -51,11 +57,13 @@ def report(
         if as_json:
             _print(json.dumps({"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}, indent=1))
         else:
+            for note in [] if as_text else story.notes:  # the text has them
+                _complain(note)
             _print((text(story) if as_text else "") + "\n".join(written))
 
 
 def watch(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
+    folder: _Folder = None,
     once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
     late_s: Annotated[
         float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
@@ -114,8 +122,8 @@ def diff(
 
 
 def trace(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("trace.json"),
+    folder: _Folder = None,
+    output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
     as_json: _Json = False,
 ) -> None:
     """A trace of a tuning for ui.perfetto.dev or chrome://tracing."""
@@ -125,6 +133,8 @@ def trace(
         story = story_of_folder(folder if folder is not None else _log_dir())
         events = list(trace_events(story))
         _write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
+        for note in story.notes:
+            _complain(note)
         values = {"path": str(output), "n_events": len(events), "notes": story.notes}
         _print(json.dumps(values, indent=1) if as_json else f"{output}: {len(events)} events; open it in ui.perfetto.dev")
 
@@ -194,7 +204,11 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
 
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)
-    view = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") if console.is_terminal else None
+    view = (
+        Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
+        if console.is_terminal and not console.is_dumb_terminal
+        else None
+    )
     every_s = _PLAIN_EVERY_S if view is None else _POLL_S
     is_new, quiet_s = True, _PLAIN_EVERY_S
     try:

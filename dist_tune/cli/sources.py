@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
+from dist_tune.cli.cache import opened
 from dist_tune.cli.selection import choose
 from dist_tune.cli.tables import RefusedError
 from dist_tune.cli.transfer import unpack
@@ -28,7 +30,7 @@ def story_of(sources: list[str]) -> Story:
 
 
 def _has_events(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("rank-*.jsonl"))
+    return path.is_dir() and any(name.startswith("rank-") and name.endswith(".jsonl") for name in os.listdir(path))
 
 
 def records_of(source: str) -> list[TuningRecord]:
@@ -38,7 +40,10 @@ def records_of(source: str) -> list[TuningRecord]:
     """
     path = Path(source)
     if _has_events(path):
-        found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
+        story = story_of_folder(path)
+        found = [site.record for _, site in story.sites if site.record is not None]
+        for note in story.notes:
+            warnings.warn(note, stacklevel=2)
     elif path.is_dir():
         found = _of_folder(path)
     elif path.suffix in (".jsonl", ".log") and path.is_file():
@@ -48,8 +53,7 @@ def records_of(source: str) -> list[TuningRecord]:
     elif "/" in source or path.suffix == ".json":
         raise RefusedError(f"{source}: no such file or folder")
     else:
-        settings = Settings()
-        found = [each.record for each in choose(Cache(settings.cache_dir, is_shared=settings.cache_shared), source)]
+        found = [each.record for each in choose(opened(), source)]
     if not found:
         raise RefusedError(f"there are no records and no events in {source}")
     return found

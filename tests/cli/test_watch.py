@@ -101,6 +101,15 @@ def test_watch_of_a_folder_without_events_says_what_it_waits_for(tmp_path: Path,
         assert heads(done) == [waiting.partition(",")[0], "step: compile", "step: compile"]
 
 
+def test_watch_of_a_dumb_terminal_tells_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It can redraw nothing, so it gets what a file gets."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    told = list(events([record(0, 8)], 0, 1))
+    Waits(monkeypatch, lambda: (tmp_path / "rank-0.jsonl").write_bytes(lines(told[:6])))
+    assert [line.split()[0] for line in heads(run("watch", tmp_path))] == ["no", "step:"]
+
+
 def test_watch_fits_a_terminal_of_40_columns(logs: Path, monkeypatch: pytest.MonkeyPatch):
     """Lines are broken, and no word is lost."""
     wide = run("watch", logs).stdout
