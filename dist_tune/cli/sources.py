@@ -40,10 +40,7 @@ def records_of(source: str) -> list[TuningRecord]:
     """
     path = Path(source)
     if _has_events(path):
-        story = story_of_folder(path)
-        found = [site.record for _, site in story.sites if site.record is not None]
-        for note in story.notes:
-            warnings.warn(note, stacklevel=2)
+        found = _of_events(path)
     elif path.is_dir():
         found = _of_folder(path)
     elif path.suffix in (".jsonl", ".log") and path.is_file():
@@ -56,6 +53,18 @@ def records_of(source: str) -> list[TuningRecord]:
         found = [each.record for each in choose(opened(), source)]
     if not found:
         raise RefusedError(f"there are no records and no events in {source}")
+    return found
+
+
+def _of_events(folder: Path) -> list[TuningRecord]:
+    """The records of the winners so far. Notes about the files are warnings."""
+    story = story_of_folder(folder)
+    found = [site.record for _, site in story.sites if site.record is not None]
+    if not found:
+        reason = next((reason for _, site in story.sites if (reason := site.unreadable)), "no site has its winner yet")
+        raise RefusedError(f"the tunings in {folder} have no record that can be read: {reason}")
+    for note in story.notes:
+        warnings.warn(note, stacklevel=2)
     return found
 
 

@@ -80,6 +80,8 @@ class SiteStory:
     won: events.Won | None = None
     record: TuningRecord | None = None
     """None until the site is settled."""
+    unreadable: str = ""
+    """The reason why the record that came with the winner cannot be read."""
 
     @property
     def title(self) -> str:

@@ -12,7 +12,8 @@ import pytest
 from dist_tune.cache.folder import Cache
 from dist_tune.cli.main import main
 from tests.cached_records import record
-from tests.report.stories import write_story
+from tests.report.stories import events, lines, write_story
+from tests.report.stories import record as story_record
 from tests.report_commands import refusal, run
 
 pytestmark = pytest.mark.once
@@ -96,6 +97,18 @@ def test_what_is_passed_over_is_told_beside_a_trace_and_a_comparison(cut: Path, 
     assert "rank-0.jsonl: the last line is cut off" in run("watch", cut, "--once").stdout
     told = json.loads(run("trace", cut, "-o", tmp_path / "trace.json", "--json").stdout)
     assert "rank-0.jsonl: the last line is cut off and is passed over" in told["notes"]
+
+
+@pytest.mark.parametrize(
+    ("n_events", "schema", "reason"),
+    [(-3, 3, "no site has its winner yet"), (10_000, 2, "Value error, schema 2, this is schema 3")],
+)
+def test_tunings_without_a_record_are_not_called_absent(tmp_path: Path, n_events: int, schema: int, reason: str):
+    """They have not ended, or their records are of another dist_tune."""
+    told = list(events([story_record(0, 8)], 0, 1))[:n_events]
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(told).replace(b'"schema_version":3', b'"schema_version":%d' % schema))
+    done = run("diff", tmp_path, tmp_path, code=2)
+    assert done.stderr.splitlines()[-1] == f"dist-tune: the tunings in {tmp_path} have no record that can be read: {reason}"
 
 
 def test_silence_of_months_is_not_told_in_seconds(cut: Path):
