@@ -52,8 +52,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.probes", "testing"},
-    "torch.distributed": {"distributed", "cli.probes", "testing"},
+    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor.probes", "testing"},
+    "torch.distributed": {"distributed", "cli.doctor.probes", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

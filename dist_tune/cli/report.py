@@ -42,7 +42,7 @@ def report(
 ) -> None:
     """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
     with _one_line(as_json):
-        from dist_tune.cli.sources import story_of
+        from dist_tune.cli.records.sources import story_of
         from dist_tune.report import charts, render, summary, text, write_pngs
 
         story = story_of(sources or [])
@@ -103,7 +103,7 @@ def diff(
     distance of a launch from the median), and at least 1 % of the time.
     """
     with _one_line(as_json, code=2):
-        from dist_tune.cli.sources import records_of
+        from dist_tune.cli.records.sources import records_of
         from dist_tune.cli.tables import amount
         from dist_tune.printable import printable
         from dist_tune.report import compare

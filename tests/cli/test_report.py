@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from dist_tune.cache import Cache
-from dist_tune.cli.transfer import write_export
+from dist_tune.cli.records.transfer import write_export
 from tests.cached_records import candidate, forged, record
 from tests.report.stories import write_story
 from tests.report_commands import app, refusal, run

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dist_tune.cli.record_page import hardware, phases, shared_fields
+from dist_tune.cli.records.record_page import hardware, phases, shared_fields
 from dist_tune.cli.tables import ago, amount, facts, grid, least_width, milliseconds, plain, size
 from tests.cached_records import candidate, environment, record
 

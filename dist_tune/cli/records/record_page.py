@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, weighing, why_not
-from dist_tune.cli.selection import Listed, by_environment
+from dist_tune.cli.records.selection import Listed, by_environment
 from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
 
 _MAX_CONFIG = 400

@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
-from dist_tune.cli.cache import opened
-from dist_tune.cli.selection import choose
+from dist_tune.cli.records.cache import opened
+from dist_tune.cli.records.selection import choose
+from dist_tune.cli.records.transfer import unpack
 from dist_tune.cli.tables import RefusedError
-from dist_tune.cli.transfer import unpack
 from dist_tune.report import Story, story_of_folder, story_of_records
 from dist_tune.safe_files import read_regular
 from dist_tune.settings import Settings
