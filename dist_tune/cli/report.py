@@ -190,8 +190,11 @@ def _write(path: Path, content: bytes) -> None:
     from dist_tune.cache import write_whole
     from dist_tune.cli.tables import RefusedError
 
+    target = Path(os.path.realpath(path))  # of a link the file that it leads to
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise RefusedError(f"{path} cannot be written: it is no regular file")
     try:
-        write_whole(path, content)
+        write_whole(target, content)
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -64,6 +64,19 @@ def test_diff_of_a_folder_that_may_not_be_read_is_one_line(sealed: Path, tmp_pat
     assert refusal("diff", sealed, tmp_path) == f"dist-tune: {sealed}: Permission denied"
 
 
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_an_output_that_is_no_file_is_left_alone(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str):
+    """A fifo or a device is not replaced by a file, an empty name is the working directory, and a link keeps leading to its file."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    assert refusal(command, logs, "-o", "fifo") == "dist-tune: fifo cannot be written: it is no regular file"
+    assert Path("fifo").is_fifo()
+    assert refusal(command, logs, "-o", "") == "dist-tune: . cannot be written: Is a directory"
+    Path("link").symlink_to("linked")
+    run(command, logs, "-o", "link")
+    assert (Path("link").is_symlink(), Path("linked").stat().st_size > 1000) == (True, True)
+
+
 @pytest.mark.parametrize("words", [["cache", "merge"], ["cache", "export"]], ids=" ".join)
 def test_a_file_that_may_not_be_read_is_no_error_of_usage(sealed: Path, cache: Cache, words: list[str], capsys: pytest.CaptureFixture[str]):
     cache.store(record())
