@@ -189,7 +189,7 @@ def host(console: Console) -> None:
     space = [{"gemm_config": triton.Config({"BLOCK": block})} for block in (16, 32)]
     table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("CPU, fake driver"))
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(DIST_TUNE_CACHE_DIR=folder, DIST_TUNE_LOG_DIR=folder, DIST_TUNE_PROGRESS="0")
+        os.environ.update(DIST_TUNE_CACHE_DIR=folder, DIST_TUNE_LOG_DIR=folder, DIST_TUNE_VERBOSITY="quiet")
         for function in (launches, does_nothing):
             tuned = autotune(space, key_fn, n_warmup=0, n_repeat=1)(function)
             tuned(*call_args)

@@ -98,7 +98,7 @@ def in_processes(step: str, folder: Path, n_ranks: int) -> list[dict[str, Any]]:
     """Run one process for each rank; what each printed."""
     environment = {
         "DIST_TUNE_CACHE_DIR": f"{folder}/cache-{n_ranks}", "DIST_TUNE_LOG_DIR": f"{folder}/logs", "TRITON_CACHE_DIR": f"{folder}/triton",
-        "DIST_TUNE_PROGRESS": "0", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "BENCH_STORE": tempfile.mktemp(dir=folder),
+        "DIST_TUNE_VERBOSITY": "quiet", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "BENCH_STORE": tempfile.mktemp(dir=folder),
     }  # fmt: skip
     command = [sys.executable, __file__, "--process", step, "--folder", str(folder)]
     started = [

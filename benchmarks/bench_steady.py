@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TRITON_INTERPRET"] = "0"  # real compilation, on the fake driver
-os.environ["DIST_TUNE_PROGRESS"] = "0"
+os.environ["DIST_TUNE_VERBOSITY"] = "quiet"
 
 import torch
 import triton

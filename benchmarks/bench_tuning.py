@@ -230,7 +230,7 @@ def main() -> None:
     options = harness.parsed(parser)
     if set(options.tuners) - set(tuners):
         parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")
-    os.environ.setdefault("DIST_TUNE_PROGRESS", "0")
+    os.environ.setdefault("DIST_TUNE_VERBOSITY", "quiet")
     device, console = harness.join_ranks(width=220)
     console.print(f"{os.cpu_count()} cores")
     shapes = options.shape or ([(4096, 11008, 4096), (8192, 28672, 8192)] if device.type == "cuda" else [(256, 256, 128)])

@@ -14,7 +14,7 @@ from math import exp, log
 from typing import Any
 
 from dist_tune.compiler.partition import KEY_CHARS, Placement
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.search.reports import BatchReport, ReducedReport
 from dist_tune.sites.manifest import RankManifest

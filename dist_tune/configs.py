@@ -7,7 +7,6 @@ must hold equal lists; ``describe`` is the form in which lists are compared, log
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,11 +85,6 @@ def unique(configs: Sequence[triton.Config], texts: Sequence[str] = ()) -> list[
 def triton_version() -> str:
     """The version of the Triton that is imported."""
     return str(triton.__version__)
-
-
-def digest(texts: Sequence[str]) -> str:
-    """Short identity of a list of described configs."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def as_configs(config_space: Any, function: Callable[..., Any]) -> list[FunctionConfig]:

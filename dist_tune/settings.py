@@ -59,8 +59,8 @@ class Settings(BaseSettings):
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
     verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$", validation_alias="DIST_TUNE_VERBOSITY")
     """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""
-    progress: bool = Field(default=True, validation_alias="DIST_TUNE_PROGRESS")
-    """False: quiet, unless ``verbosity`` says otherwise. The older name."""
+    progress: bool | None = Field(default=None, validation_alias="DIST_TUNE_PROGRESS")
+    """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
     cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
     """Folder of the records of finished tunings."""
     cache_shared: bool = Field(default=False, validation_alias="DIST_TUNE_CACHE_SHARED")
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     @property
     def shown(self) -> str:
         """The verbosity: "quiet", "normal" or "verbose"."""
-        return self.verbosity.lower() if self.verbosity else "normal" if self.progress else "quiet"
+        return self.verbosity.lower() if self.verbosity else "quiet" if self.progress is False else "normal"
 
 
 def read_settings() -> Settings:

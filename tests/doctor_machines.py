@@ -10,7 +10,7 @@ import torch
 
 from dist_tune.cli import doctor
 from dist_tune.cli.doctor import Finding
-from dist_tune.cli.machine import Gpu
+from dist_tune.cli.doctor.machine import Gpu
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m

@@ -13,5 +13,5 @@ BLOCKS = [{"block": block} for block in (1, 2, 4)]
 
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No progress, and folders of the test's own."""
-    for name, value in {"PROGRESS": "0", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
+    for name, value in {"VERBOSITY": "quiet", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", value)

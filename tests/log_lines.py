@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dist_tune.output.log import unwrapped
 
-_HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{3} INFO    (run of |dist_tune \S*, python |command: )")
+_HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{3} INFO    (run of |dist_tune \S*, python |command: |DIST_TUNE_PROGRESS )")
 
 
 def lines_of(path: Path) -> list[str]:

@@ -24,6 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "validation",
         "warn_once",
         "printable",
+        "lazy_names",
+        "digests",
         "safe_files",
         "checked_lines",
         "settings",
@@ -50,8 +52,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.probes", "testing"},
-    "torch.distributed": {"distributed", "cli.probes", "testing"},
+    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor.probes", "testing"},
+    "torch.distributed": {"distributed", "cli.doctor.probes", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -184,6 +186,23 @@ def test_the_table_of_homes_is_complete():
     for name, home in dist_tune._HOME_OF.items():
         assert getattr(dist_tune, name) is getattr(importlib.import_module(f"dist_tune.{home}"), name)
     assert set(dist_tune.__all__) < set(dir(dist_tune))
+
+
+@pytest.mark.parametrize("folder", ["cache", "search"])
+def test_names_that_a_folder_imports_late_are_those_of_its_table(folder: str):
+    """What a type checker reads as imported is what is found at run time, and each is of the same module; another name is none."""
+    package = importlib.import_module(f"dist_tune.{folder}")
+    body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
+    (choice,) = [node for node in body if isinstance(node, ast.If)]
+    (table,) = [node for node in ast.walk(ast.Module(choice.orelse, [])) if isinstance(node, ast.Dict)]
+    homes = ast.literal_eval(table)
+    named = {f"dist_tune.{folder}.{home}.{name}" for home, names in homes.items() for name in names}
+    assert set(imported(ast.Module(choice.body, []))) == named
+    for name in exports(folder):
+        assert not isinstance(getattr(package, name), type(ast))
+    assert not {home for names in homes.values() for home in names} & {name_of(path).rpartition(".")[2] for path in MODULES}
+    with pytest.raises(AttributeError, match=f"module 'dist_tune.{folder}' has no attribute 'Recrod'"):
+        _ = package.Recrod
 
 
 def test_what_is_not_there_is_an_attribute_error():

@@ -12,7 +12,8 @@ from dist_tune.settings import Settings, SettingsError, read_settings
 pytestmark = pytest.mark.once
 
 VALUES = {
-    "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"), "PROGRESS": ("0", False),
+    "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"),
+    "PROGRESS": ("0", False), "VERBOSITY": ("quiet", "quiet"),
     "CACHE_DIR": ("/x/cache", Path("/x/cache")), "ALWAYS_TUNE": ("1", True), "VERSION_CHECK": ("0", False), "REQUIRE_CACHE": ("1", True),
     "CACHE_SHARED": ("1", True), "ISOLATE": ("1", True),
 }  # fmt: skip
@@ -29,7 +30,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch):
 
 def test_defaults_need_no_environment():
     assert Settings().model_dump() == {
-        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": True, "verbosity": None,
+        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
         "cache_dir": Path("~/.dist_tune/autotune"), "always_tune": False, "cache_shared": False,
         "version_check": True, "require_cache": False, "isolate": False,
     }  # fmt: skip
@@ -127,7 +128,7 @@ def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.Monk
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         settings = [read_settings(), read_settings()]
-    assert [(each.deadline_s, each.progress, each.always_tune) for each in settings] == [(30.0, True, True)] * 2
+    assert [(each.deadline_s, each.shown, each.always_tune) for each in settings] == [(30.0, "normal", True)] * 2
     (text,) = [str(each.message) for each in warned]
     assert text.startswith("dist_tune: DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number")
     assert "DIST_TUNE_PROGRESS='perhaps'" in text
@@ -148,6 +149,7 @@ def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch
     [
         ({}, "normal"),
         ({"DIST_TUNE_PROGRESS": "0"}, "quiet"),
+        ({"DIST_TUNE_PROGRESS": "1"}, "normal"),
         ({"DIST_TUNE_VERBOSITY": "Quiet"}, "quiet"),
         ({"DIST_TUNE_VERBOSITY": "verbose"}, "verbose"),
         ({"DIST_TUNE_VERBOSITY": "normal", "DIST_TUNE_PROGRESS": "0"}, "normal"),

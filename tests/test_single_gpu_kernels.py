@@ -25,7 +25,7 @@ N_RESULTS = {"vector_add": 4 * 2 * 3, "matmul": 2 * 2 * 4, "softmax": 2 * 3 * 3,
 
 def run(cwd: Path, *command: str, **variables: str) -> Done:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_PROGRESS": "0"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_VERBOSITY": "quiet"}
     environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton"), **variables}
     return run_python(*command, cwd=cwd, env=environment)
 

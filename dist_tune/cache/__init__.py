@@ -4,6 +4,8 @@ The only user of the cache directory: fingerprints, files, lookup, differences b
 A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
+from typing import TYPE_CHECKING
+
 from dist_tune.cache.account import (
     cause,
     differing,
@@ -18,10 +20,7 @@ from dist_tune.cache.account import (
     weighing,
     why_not,
 )
-from dist_tune.cache.anatomy import anatomy
-from dist_tune.cache.captured import plain_values
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
-from dist_tune.cache.fingerprints import Code, fingerprint, read_code
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
 from dist_tune.cache.journal_file import (
     JOURNALS,
@@ -37,6 +36,16 @@ from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
+from dist_tune.lazy_names import found_on_use
+
+if TYPE_CHECKING:
+    from dist_tune.cache.captured import plain_values
+    from dist_tune.cache.code_anatomy import anatomy
+    from dist_tune.cache.fingerprints import Code, fingerprint, read_code
+else:  # these import torch, and reading records does not need it
+    __getattr__ = found_on_use(
+        __name__, {"captured": ("plain_values",), "code_anatomy": ("anatomy",), "fingerprints": ("Code", "fingerprint", "read_code")}
+    )
 
 __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",

@@ -147,8 +147,17 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     if each.latency_ms is None or not best_ms:
         return "not measured on all ranks"
     is_tied = _step_ms(each, record) <= _step_ms(record.best, record) + _TIE * best_ms + _error_ms(record.best)
-    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel, {_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms by the step"
+    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
     return f"{'tied within noise' if is_tied else 'slower'} in the finals: {by}"
+
+
+def _by_step(each: CandidateRecord, record: TuningRecord) -> str:
+    """The difference of the measured steps, as in the table; beside it the part of it that counted, where that is another number."""
+    if each.closure_ms is None or record.best.closure_ms is None:
+        return ""
+    measured = f"{each.closure_ms - record.best.closure_ms:+.4f} ms"
+    counted = f"{_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms"
+    return f", {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
 
 
 def skew(record: TuningRecord) -> tuple[int, float] | None:
@@ -192,7 +201,7 @@ def _rivals(record: TuningRecord) -> list[CandidateRecord]:
 
 
 def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
-    """The step's time as it was chosen by: where the rest of the step varies by noise alone, differences are those of the kernel."""
+    """The step's time as it counted: where the rest of the step varies by noise alone, differences are those of the kernel."""
     kernel_ms = each.latency_ms or 0.0
     return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
 

@@ -15,7 +15,7 @@ from dist_tune.cache.account import ID_CHARS
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.safe_files import PRIVATE, Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
@@ -35,6 +35,15 @@ class LookupResult(NamedTuple):
     """The reason for having no record, if that is an error."""
     is_open: bool = True
     """Takes a config from a record; not if the rank must tune anyway, or if its record's config does not run here."""
+
+
+class Miss(NamedTuple):
+    """The reason why a site has no record, by the nearest one."""
+
+    reason: str = ""
+    """Fields in which the nearest record differs; empty if there is none, or no cache is asked."""
+    is_new_shape: bool = False
+    """It differs in the tuning key, and at most in the candidates that prune rules leave for it: no record is out of use."""
 
 
 class Keyed(Protocol):
@@ -125,14 +134,16 @@ class CacheLookup:
         key = self._keys.get(label)
         return (self._cache.folder, digest([key.model_dump_json()])) if self._cache is not None and key is not None else None
 
-    def reason_of_miss(self, label: str) -> str:
-        """Fields in which the nearest record of a site without one differs; empty if there is none, or no cache is asked."""
+    def reason_of_miss(self, label: str) -> Miss:
+        """The reason why a site without a record has none."""
         key = self._keys.get(label)
         if self._cache is None or key is None or self._settings.always_tune:
-            return ""
+            return Miss()
         records = self._cache.of_name(key.name)
         record = nearest(key, records)
-        return explain(key, records) if record is not None and differences(key, record.cache_key) else ""
+        if record is None or not (differing := differences(key, record.cache_key).keys()):
+            return Miss()
+        return Miss(explain(key, records), {"key"} <= differing <= {"key", "candidates"})
 
     def why_no_record(self, label: str) -> str:
         """Reason why a site is tuned whose kernel has no record that comes near."""

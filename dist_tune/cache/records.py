@@ -11,10 +11,9 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self
 
-import torch
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from dist_tune.configs import digest, triton_version
+from dist_tune.digests import digest
 
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None
@@ -203,6 +202,10 @@ class TuningRecord(BaseModel):
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:
     """The environment of this process."""
+    import torch  # here, because records are read without it
+
+    from dist_tune.configs import triton_version
+
     on_gpu = torch.cuda.is_available()
     return Environment(
         device=torch.cuda.get_device_name() if on_gpu else platform.machine(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from dist_tune.settings import SettingsError
 
 _UNLIMITED = 10_000
 """Width of a pipe or a file in characters: one record, one line."""
+_FILL = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
+"""Blanks at the end of a line, among codes for colours."""
 
 
 def give(ask: Callable[[], Answer], *, as_json: bool) -> int:
@@ -50,15 +53,20 @@ def failure(exit_code: int, reason: str) -> Answer:
 def _rendered(page: Sequence[RenderableType]) -> str:
     is_terminal = sys.stdout.isatty()
     console = Console(highlight=False, markup=False, emoji=False)  # texts of records are no markup
-    console.width = max(console.width, least_width(page)) if is_terminal else _UNLIMITED
+    columns = console.width
     with console.capture() as rendered:
         for each in page:
+            console.width = max(columns, least_width(each)) if is_terminal else _UNLIMITED
             console.print(each)
-    # Tables fill their last column with blanks, which only lengthen the lines of a pipe.
-    text = "".join(f"{line if is_terminal else line.rstrip()}\n" for line in rendered.get().splitlines())
+    # Tables fill their last column with blanks, which lengthen the lines of a pipe, and which a narrow terminal breaks into empty lines.
+    text = "".join(f"{_FILL.sub(_codes, line)}\n" for line in rendered.get().splitlines())
     # A terminal that knows ASCII alone gets "\xb7" and not a traceback.
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _codes(fill: re.Match[str]) -> str:
+    return fill[0].replace(" ", "")
 
 
 def complain(text: str) -> None:

@@ -42,7 +42,7 @@ def doctor(as_json: AsJson = False) -> int:
 
 def path(as_json: AsJson = False) -> int:
     """Where the records are."""
-    from dist_tune.cli import cache
+    from dist_tune.cli.records import cache
 
     return _give(cache.path, as_json)
 
@@ -64,8 +64,8 @@ def ls(
 
     Exit code 1 if files are damaged.
     """
-    from dist_tune.cli import cache
-    from dist_tune.cli.selection import Filter
+    from dist_tune.cli.records import cache
+    from dist_tune.cli.records.selection import Filter
 
     if quarantine and (kernel or device or newer):
         raise typer.BadParameter("lists configs of all kernels: --kernel, --device and --since choose records", param_hint="--quarantine")
@@ -74,7 +74,7 @@ def ls(
 
 def show(key: Key, as_json: AsJson = False) -> int:
     """One record with all its candidates."""
-    from dist_tune.cli import cache
+    from dist_tune.cli.records import cache
 
     return _give(lambda: cache.show(cache.opened(), key), as_json)
 
@@ -84,13 +84,15 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> int:
 
     Exit code 1 if files are damaged.
     """
-    from dist_tune.cli import cache, explain
+    from dist_tune.cli.records import cache, explain
 
     return _give(lambda: explain.explain(cache.opened(), key), as_json)
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An earlier export there is replaced, anything else is left alone.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", readable=False, help="An earlier export there is replaced, anything else is left alone.")
+    ],
     name: Annotated[str | None, typer.Option(metavar="KEY", show_default=False, help="These records only; see show.")] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -98,20 +100,22 @@ def export(
 
     Exit code 1 if files are damaged, unless KEY chooses records: no export holds those.
     """
-    from dist_tune.cli import cache
+    from dist_tune.cli.records import cache
 
     return _give(lambda: cache.export(cache.opened(), file, name), as_json)
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="An exported file, a record's file, or a folder of such files.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", readable=False, help="An exported file, a record's file, or a folder of such files.")
+    ],
     as_json: AsJson = False,
 ) -> int:
     """Take in records from files and folders.
 
     Of two with one key the better measured stays. Exit code 1 if any is refused.
     """
-    from dist_tune.cli import cache
+    from dist_tune.cli.records import cache
 
     return _give(lambda: cache.merge(cache.opened(), files), as_json)
 
@@ -125,7 +129,7 @@ def clear(
     as_json: AsJson = False,
 ) -> int:
     """Delete records."""
-    from dist_tune.cli import cache
+    from dist_tune.cli.records import cache
 
     return _give(lambda: cache.clear(cache.opened(), key, is_quarantine=quarantine, is_sure=yes), as_json)
 

@@ -11,7 +11,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,19 +24,25 @@ if TYPE_CHECKING:
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _PLAIN_EVERY_S = 5.0
 _POLL_S = 0.5
+# readable=False: a path that may not be read is one line of this command's, and no error of usage.
+_Folder = Annotated[
+    Path | None, typer.Argument(metavar="[DIR]", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def report(
     sources: Annotated[list[str] | None, typer.Argument(metavar="[DIR | RECORD ...]", help=_SOURCES)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; report.html if left out.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
-    png: Annotated[Path | None, typer.Option("--png", metavar="DIR", help="Also a PNG file of each plot (needs matplotlib).")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="DIR", readable=False, help="Also a PNG file of each plot (needs matplotlib).")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
     with _one_line(as_json):
-        from dist_tune.cli.sources import story_of
+        from dist_tune.cli.records.sources import story_of
         from dist_tune.report import charts, render, summary, text, write_pngs
 
         story = story_of(sources or [])
@@ -50,18 +57,23 @@ def report(
         if as_json:
             _print(json.dumps({"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}, indent=1))
         else:
+            for note in [] if as_text else story.notes:  # the text has them
+                _complain(note)
             _print((text(story) if as_text else "") + "\n".join(written))
 
 
 def watch(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
+    folder: _Folder = None,
     once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
     late_s: Annotated[
         float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
 ) -> None:
-    """Follow a running tuning from another terminal, until Ctrl-C."""
+    """Follow a running tuning from another terminal, until all in the folder have finished.
+
+    In a folder without events it waits for the first one. Ctrl-C ends it at any time.
+    """
     with _one_line(as_json):
         from dist_tune.cli.tables import RefusedError
         from dist_tune.report import Watcher, progress_lines
@@ -71,7 +83,7 @@ def watch(
         chosen = folder if folder is not None else _log_dir()
         watcher = Watcher(chosen)
         if not once:
-            _follow(watcher, late_s)
+            _follow(watcher, chosen, late_s)
             return
         watcher.poll()
         if not watcher.story.tunings:
@@ -87,23 +99,31 @@ def diff(
 ) -> None:
     """What changed between records; exit code 1 where a winner got slower by more than its noise.
 
-    Exit code 2: records cannot be read. Noise: the spread_ms of both winners added (the median distance of a launch from the median),
-    and at least 1 % of the time.
+    Exit code 2: records cannot be read, or have no kernel and key in common. Noise: the spread_ms of both winners added (the median
+    distance of a launch from the median), and at least 1 % of the time.
     """
     with _one_line(as_json, code=2):
-        from dist_tune.cli.sources import records_of
+        from dist_tune.cli.records.sources import records_of
+        from dist_tune.cli.tables import amount
         from dist_tune.printable import printable
         from dist_tune.report import compare
 
-        found = compare(records_of(before), records_of(after))
-        _print(json.dumps(found.values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        first, second = records_of(before), records_of(after)
+        found = compare(first, second)
+        counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
+        reason = "" if found.pairs else f"nothing to compare: {counts}, with no kernel and key in common"
+        values = {**found.values, **({"error": reason} if reason else {})}
+        _print(json.dumps(values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        if reason:
+            _complain(reason)
+            raise typer.Exit(2)
     if found.n_slower:
         raise typer.Exit(1)
 
 
 def trace(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("trace.json"),
+    folder: _Folder = None,
+    output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
     as_json: _Json = False,
 ) -> None:
     """A trace of a tuning for ui.perfetto.dev or chrome://tracing."""
@@ -113,6 +133,8 @@ def trace(
         story = story_of_folder(folder if folder is not None else _log_dir())
         events = list(trace_events(story))
         _write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
+        for note in story.notes:
+            _complain(note)
         values = {"path": str(output), "n_events": len(events), "notes": story.notes}
         _print(json.dumps(values, indent=1) if as_json else f"{output}: {len(events)} events; open it in ui.perfetto.dev")
 
@@ -120,21 +142,27 @@ def trace(
 @contextmanager
 def _one_line(as_json: bool, code: int = 1) -> Iterator[None]:
     """Errors of the input as one line and this exit code; warnings of the cache as a line each."""
-    from dist_tune.cli.tables import RefusedError, plain
+    from dist_tune.cli.tables import RefusedError
     from dist_tune.report import MissingMatplotlibError, UnreadableEventsError
     from dist_tune.settings import SettingsError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_args, **_kwargs: typer.echo(f"dist-tune: {plain(message, 2000)}", err=True)
+            warnings.showwarning = lambda message, *_args, **_kwargs: _complain(message)
             yield
     except (RefusedError, UnreadableEventsError, MissingMatplotlibError, SettingsError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
         if as_json:
             _print(json.dumps({"error": reason}))
-        typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
+        _complain(reason)
         raise typer.Exit(2 if isinstance(error, SettingsError) else code) from None
+
+
+def _complain(reason: object) -> None:
+    from dist_tune.cli.tables import plain
+
+    typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
 
 
 def _print(text: str) -> None:
@@ -162,35 +190,59 @@ def _write(path: Path, content: bytes) -> None:
     from dist_tune.cache import write_whole
     from dist_tune.cli.tables import RefusedError
 
+    target = Path(os.path.realpath(path))  # of a link the file that it leads to
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise RefusedError(f"{path} cannot be written: it is no regular file")
     try:
-        write_whole(path, content)
+        write_whole(target, content)
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _follow(watcher: Watcher, late_s: float) -> None:
-    """Show the state until Ctrl-C: one part of the screen on a terminal, else a block of lines where something changed."""
+def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
+    """Show the state until all tunings have finished, or Ctrl-C: one part of the screen on a terminal, else lines where it changed."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    from dist_tune.report import progress_lines
-
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)
+    view = (
+        Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
+        if console.is_terminal and not console.is_dumb_terminal
+        else None
+    )
+    every_s = _PLAIN_EVERY_S if view is None else _POLL_S
+    is_new, quiet_s = True, _PLAIN_EVERY_S
     try:
-        if console.is_terminal:
-            with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-                while True:
-                    live.update(Text("\n".join(progress_lines(watcher.story, time.time(), late_s)), overflow="fold"), refresh=True)
-                    time.sleep(_POLL_S)
-                    watcher.poll()
-        is_new = True
-        while True:
-            if is_new:
-                _print("\n".join(progress_lines(watcher.story, time.time(), late_s)))
-                sys.stdout.flush()
-            time.sleep(_PLAIN_EVERY_S)
-            is_new = watcher.poll()
+        with view or nullcontext():
+            while True:
+                lines = _state(watcher, folder, late_s)
+                if view is not None:
+                    view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
+                elif is_new:
+                    _print("\n".join(lines))
+                if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
+                    break
+                time.sleep(every_s)
+                is_new = watcher.poll()
+                quiet_s = 0.0 if is_new else quiet_s + every_s
     except KeyboardInterrupt:
         return
+    _print(_ending(watcher, folder))
+
+
+def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
+    from dist_tune.report import progress_lines
+
+    if not watcher.story.tunings:
+        return [f"no tuning has written events in {folder} yet: waiting for one, until Ctrl-C"]
+    return progress_lines(watcher.story, time.time(), late_s)
+
+
+def _ending(watcher: Watcher, folder: Path) -> str:
+    from dist_tune.cli.tables import ago
+
+    n_tunings = len(watcher.story.tunings)
+    have = "the tuning has finished, " if n_tunings == 1 else f"all {n_tunings} tunings have finished, the last one "
+    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {folder} tells more"

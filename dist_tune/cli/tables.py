@@ -18,7 +18,7 @@ from rich.text import Text
 
 _MAX_CHARS = 160
 """Length of a text in a table; ``--json`` gives all of it."""
-_LAST_COLUMN = 40
+_LAST_COLUMN = 24
 """Least width of a table's last column, in characters, unless its cells are shorter."""
 
 
@@ -85,14 +85,12 @@ def grid(*headings: str, right: Collection[str] = ()) -> Table:
     return table
 
 
-def least_width(page: Sequence[RenderableType]) -> int:
-    """Width in characters below which a table of the page would lose digits; a narrower terminal breaks its lines instead."""
-    return max((_least_width(each) for each in page if isinstance(each, Table)), default=0)
-
-
-def _least_width(table: Table) -> int:
+def least_width(part: RenderableType) -> int:
+    """Width in characters below which a table would lose digits, where a terminal breaks its lines instead; 0 for what is no table."""
+    if not isinstance(part, Table):
+        return 0
     # Table.__rich_measure__ takes the longest word of the last column, and that is a path at times.
-    cells = [[line for cell in (column.header, *column.cells) for line in str(cell).split("\n")] for column in table.columns]
+    cells = [[line for cell in (column.header, *column.cells) for line in str(cell).split("\n")] for column in part.columns]
     *widths, last = (max(map(cell_len, lines)) + 2 for lines in cells)
     return sum(widths) + min(last, _LAST_COLUMN)
 

@@ -125,6 +125,8 @@ def _header(when: str, name: str) -> str:
         ", ".join(f"{name} {text}" for name, text in facts.versions.items()),
         f"command: {' '.join(facts.command)}",
     ]
+    if os.environ.get("DIST_TUNE_PROGRESS"):  # in the log alone: on the terminal "quiet" says nothing
+        told.append("DIST_TUNE_PROGRESS is deprecated: set DIST_TUNE_VERBOSITY=quiet, normal or verbose in its place")
     return "".join(f"{wrapped(printable(f'{when} INFO    {each}'))}\n" for each in told)
 
 

@@ -7,7 +7,7 @@ Imports jinja2 for the page; matplotlib only where PNG files are asked for.
 from dist_tune.report.compare import compare
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.page import charts, render
-from dist_tune.report.png import MissingMatplotlibError, write_pngs
+from dist_tune.report.plots import MissingMatplotlibError, write_pngs
 from dist_tune.report.reading import UnreadableEventsError
 from dist_tune.report.story import Story
 from dist_tune.report.text import summary, text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dist_tune.cache import TuningRecord, fates
+from dist_tune.cache import TuningRecord, fates, short_kernel
 
 LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature."""
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def lines(self) -> list[str]:
-        """For people: two or more lines for each pair, then what only one side has, then a summary."""
+        """For people: two or more lines for each pair, then what only one side has, then a summary of the pairs if there are any."""
         lines = []
         for pair in self.pairs:
             lines.append(f"{pair.kernel} {pair.key}: {_times(pair)}")
@@ -69,12 +69,12 @@ class Comparison:
         lines += [f"only in the second: {each}" for each in self.only_after]
         verdicts = [pair.verdict for pair in self.pairs]
         counts = [f"{verdicts.count(each)} {each}" for each in ("slower", "faster", "as fast", "unknown") if each in verdicts]
-        return [*lines, f"{len(self.pairs)} compared: {', '.join(counts)}" if counts else "nothing to compare: no kernel and key in common"]
+        return [*lines, *([f"{len(self.pairs)} compared: {', '.join(counts)}"] if counts else [])]
 
 
 def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> Comparison:
-    """Records of one kernel and key are compared, those first that have most in common; two single records always are."""
-    if len(before) == len(after) == 1:
+    """Records of one kernel and key are compared, those first that have most in common; two single ones of one kernel with any keys."""
+    if len(before) == len(after) == 1 and short_kernel(before[0].kernel) == short_kernel(after[0].kernel):
         return Comparison((_pair(before[0], after[0]),), (), ())
     waiting: dict[tuple[str, str], list[TuningRecord]] = defaultdict(list)
     for record in after:

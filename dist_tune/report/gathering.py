@@ -43,8 +43,8 @@ def add_records(story: Story) -> None:
         try:
             site.record = TuningRecord.model_validate(site.won.record)
         except ValidationError as error:
-            reason = str(error.errors(include_url=False, include_input=False)[0]["msg"])[:120]
-            note = f"site {site.number}: its record cannot be read ({reason})"
+            site.unreadable = str(error.errors(include_url=False, include_input=False)[0]["msg"])[:120]
+            note = f"site {site.number}: its record cannot be read ({site.unreadable})"
             if note not in story.notes:
                 story.notes.append(note)
 

@@ -14,13 +14,10 @@ import jinja2
 from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
 from dist_tune.printable import printable
 from dist_tune.report import facts
-from dist_tune.report.charts import Chart
 from dist_tune.report.importance import value_of
 from dist_tune.report.overview import Row, headline, messages, overview
-from dist_tune.report.site_charts import site_charts
+from dist_tune.report.plots import Chart, draw, site_charts, tuning_charts
 from dist_tune.report.story import SiteStory, Story, shortened
-from dist_tune.report.svg import draw
-from dist_tune.report.timeline import tuning_charts
 
 _MAX_FIELDS = 12
 """Columns of config fields; with more differing ones there is one column of whole configs."""

@@ -80,6 +80,8 @@ class SiteStory:
     won: events.Won | None = None
     record: TuningRecord | None = None
     """None until the site is settled."""
+    unreadable: str = ""
+    """The reason why the record that came with the winner cannot be read."""
 
     @property
     def title(self) -> str:
@@ -133,6 +135,11 @@ class Story:
     def sites(self) -> list[tuple[TuningStory, SiteStory]]:
         """All sites with their tunings, in the order in which they were met."""
         return [(tuning, site) for tuning in self.tunings.values() for site in tuning.sites.values()]
+
+    @property
+    def last_at(self) -> float:
+        """Time of the newest event of a tuning in seconds since 1970."""
+        return max((rank.last_at for tuning in self.tunings.values() for rank in tuning.ranks.values()), default=0.0)
 
     def name_of(self, tuning: TuningStory) -> str:
         """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""

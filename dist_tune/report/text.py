@@ -8,8 +8,8 @@ from typing import Any
 from dist_tune.printable import printable
 from dist_tune.report.importance import parameters
 from dist_tune.report.overview import Row, headline, messages, overview
+from dist_tune.report.plots import straggler_words
 from dist_tune.report.story import SiteStory, Story, shortened
-from dist_tune.report.timeline import straggler_words
 
 _MAX_NAMED = 3
 """Parameters that a site's lines name."""

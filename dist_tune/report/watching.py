@@ -40,23 +40,32 @@ class Watcher:
             for event in self._files.setdefault(path, EventFile(path)).read():
                 self.story.take(event)
                 is_new = True
+        self.story.leave_out_stale_ranks()
         return is_new
+
+    @property
+    def is_over(self) -> bool:
+        """True if there were tunings, and none is under way."""
+        return bool(self.story.tunings) and not _under_way(self.story)
 
     @property
     def notes(self) -> list[str]:
         """Sentences about what was passed over."""
-        return [note for file in self._files.values() for note in file.notes]
+        return [note for file in self._files.values() for note in file.notes] + self.story.notes
 
 
 def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str]:
     """The present state: tunings under way, or the last one that has ended. ``now``: seconds since 1970."""
     tunings = [each for each in story.tunings.values() if each.ranks]
-    under_way = [each for each in tunings if not all(rank.is_done for rank in each.ranks.values())]
     if not tunings:
         return ["no tuning has begun yet"]
-    lines = [line for tuning in under_way[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
+    lines = [line for tuning in _under_way(story)[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
     lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
     return [printable(line) for line in lines]
+
+
+def _under_way(story: Story) -> list[TuningStory]:
+    return [each for each in story.tunings.values() if not all(rank.is_done for rank in each.ranks.values())]
 
 
 def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
@@ -74,7 +83,7 @@ def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
     told.append(
         f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if len(ranks) >= tuning.world_size else f"{len(ranks)} of {tuning.world_size} ranks"
     )
-    told.append(f"{(last_at if is_over else now) - begun_at:.0f} s")
+    told.append(f"{_lasting((last_at if is_over else now) - begun_at)}")
     lines = [f"{tuning.title}: {', '.join(told)}"]
     sites = list(tuning.sites.values())
     for site in sites[:_MAX_SITES]:
@@ -97,15 +106,23 @@ def _late(tuning: TuningStory, leader: RankStory, now: float, late_s: float) -> 
     lines = []
     for rank in [each for each in quiet if _position(each) < _position(leader)][:_MAX_RANKS]:
         lines.append(
-            f"  rank {rank.rank} is behind rank {leader.rank}: {_distance(rank, leader)}; last event {now - rank.last_at:.0f} s ago"
+            f"  rank {rank.rank} is behind rank {leader.rank}: {_distance(rank, leader)}; last event {_lasting(now - rank.last_at)} ago"
         )
     for rank in quiet[:_MAX_RANKS]:
         for started in rank.started[:_MAX_SITES]:
             if now - started.at >= late_s:
-                lines.append(f"  rank {rank.rank} runs {_launch(tuning, rank, started)} for the first time since {now - started.at:.0f} s")
+                lines.append(
+                    f"  rank {rank.rank} runs {_launch(tuning, rank, started)} for the first time since {_lasting(now - started.at)}"
+                )
     if len(quiet) == len(tuning.ranks) and not lines:
-        lines.append(f"  no rank has told anything for {min(now - rank.last_at for rank in quiet):.0f} s")
+        lines.append(f"  no rank has told anything for {_lasting(min(now - rank.last_at for rank in quiet))}")
     return lines
+
+
+def _lasting(seconds: float) -> str:
+    """A duration in the largest unit of which there are five: "43 s", "12 min", "266 d"."""
+    unit, length_s = next((each for each in (("d", 86400), ("h", 3600), ("min", 60)) if seconds >= 5 * each[1]), ("s", 1))
+    return f"{seconds / length_s:.0f} {unit}"
 
 
 def _position(rank: RankStory) -> tuple[int, int, int]:

@@ -17,7 +17,8 @@ import triton
 
 from dist_tune.cache import Code, anatomy, nearest_key, read_code
 from dist_tune.compiler import NotLoaded
-from dist_tune.configs import describe_all, digest, stable_repr, unique
+from dist_tune.configs import describe_all, stable_repr, unique
+from dist_tune.digests import digest
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.kernel_slot import KernelSlot, config_for, own_hook

@@ -4,13 +4,29 @@ Pure: fed with numbers that are equal on all ranks, it answers the same on every
 clocks nor disk.
 """
 
-from dist_tune.search.guide import NOT_TRIED, Guide, LateGuide, guide_of
-from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
-from dist_tune.search.race import Race
-from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
-from dist_tune.search.samples import Samples
+from typing import TYPE_CHECKING
+
+from dist_tune.lazy_names import found_on_use
+from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
 from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
-from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
+
+if TYPE_CHECKING:
+    from dist_tune.search.guide import Guide, LateGuide, guide_of
+    from dist_tune.search.race import Race
+    from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
+    from dist_tune.search.samples import Samples
+    from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
+else:  # these import numpy or torch, and the words for a record's choice need the values above alone
+    __getattr__ = found_on_use(
+        __name__,
+        {
+            "guide": ("Guide", "LateGuide", "guide_of"),
+            "race": ("Race",),
+            "reports": ("BatchReport", "ReducedReport", "reduce_reports"),
+            "samples": ("Samples",),
+            "strategies": ("STRATEGIES", "SearchStrategy", "Strategy", "make_strategy"),
+        },
+    )
 
 __all__ = [
     "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "LateGuide", "Objective", "Plan", "PriorTimes", "Race",

@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dist_tune.search.config_space import ConfigSpace
 from dist_tune.search.plan import PriorTimes, SearchName
 
-NOT_TRIED = "not tried: the search did not come to it"
-"""The reason why a candidate was neither compiled nor timed."""
 # Chosen on the recorded tables: logs/guided-decorators-cpu has the command and what it printed.
 _LARGE = 64
 """Spaces with more candidates are searched so, if the caller does not say how."""

@@ -11,6 +11,8 @@ from dist_tune.search.selection import Objective, ReducedTimes
 from dist_tune.validation import spelled
 
 SearchName = Literal["racing", "exhaustive", "guided"]
+NOT_TRIED = "not tried: the search did not come to it"
+"""The reason why a candidate was neither compiled nor timed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
-from dist_tune.search.guide import NOT_TRIED
-from dist_tune.search.plan import CandidateResult, PriorTimes
+from dist_tune.search.plan import NOT_TRIED, CandidateResult, PriorTimes
 from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
 
 

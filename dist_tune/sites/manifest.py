@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dist_tune.cache import LookupResult
 from dist_tune.compiler import CompileKeys, Placement
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
 from dist_tune.sites.earlier import Offer, all_suspects, first_reasons, shared_offer, with_suspects

@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
-from dist_tune.configs import FunctionConfig, digest
+from dist_tune.configs import FunctionConfig
+from dist_tune.digests import digest
 from dist_tune.distributed import Ranks, Reduction, ranks_of
 from dist_tune.runtime import FunctionLaunch, interception
 from dist_tune.settings import Settings, read_settings

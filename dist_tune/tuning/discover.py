@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dist_tune.cache import TuningRecord
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
 from dist_tune.output import amount

@@ -105,10 +105,12 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         if site.n_removed:
             n_configs = len(site.configs) + site.n_removed
             pruned[f"pruned {label}"] = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
-        reason = context.lookup.reason_of_miss(label)
+        reason, is_new_shape = context.lookup.reason_of_miss(label)
         why = reason or context.lookup.why_no_record(label)
         context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
-        if reason:
+        if is_new_shape:  # as it should be: a line of the log, and no warning
+            context.log.info(f"site={label} is tuned: {reason}")
+        elif reason:
             missed[f"missed {label}"] = f"site={label} is tuned: {reason}"
         else:
             unknown[why].append(label)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.cache.folder import Cache, Entry
+from dist_tune.cache.folder import Cache, Entry, _place_of
 from dist_tune.cache.record_file import read_record
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord
 from tests.cache_folders import files, warned
@@ -200,6 +200,7 @@ def test_versions_of_dist_tune_do_not_displace_each_other(cache: Cache, monkeypa
 def test_equal_digests_are_no_equal_keys(cache: Cache, monkeypatch: pytest.MonkeyPatch):
     """A file name is twelve digits of a digest; what decides is the key itself."""
     monkeypatch.setattr("dist_tune.cache.folder._digest", lambda *values: "0" * 12)
+    monkeypatch.setattr("dist_tune.cache.folder._place_of", _place_of.__wrapped__)  # places of other tests are remembered
     cache.store(record(kernel="a/b", source="other"))
     with warned():
         for key in (record(kernel="a/b").cache_key, record(kernel="a/b", environment=environment(torch="x")).cache_key):

@@ -82,7 +82,11 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     """Of two kernels: a record, a fingerprint and the parts of each; the environment and the settings once; no package for more."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DIST_TUNE_")}
     folders = {f"DIST_TUNE_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "LOG")} | {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    environment |= folders | {"DIST_TUNE_PROGRESS": "0", "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= folders | {
+        "DIST_TUNE_VERBOSITY": "quiet",
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     program = (
         "import json; from dist_tune.testing import install_fake_driver; install_fake_driver(); "
         "from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"

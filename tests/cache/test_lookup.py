@@ -86,6 +86,29 @@ def test_each_part_of_the_key_counts(tmp_path: Path, name: str, value: Any):
     assert mine.ticket(SITE, None).key not in ("", ticket.key)
 
 
+@pytest.mark.parametrize(
+    ("changes", "texts", "differing", "is_new_shape"),
+    [
+        ({"key_text": "[1]"}, TEXTS, ["key: [1] here"], True),
+        ({"key_text": "[1]"}, TEXTS[:2], ["key: [1] here", "candidates"], True),
+        ({"key_text": "[1]", "source": lambda: "f" * 16}, TEXTS, ["source", "key: [1] here"], False),
+        ({"source": lambda: "f" * 16}, TEXTS, ["source"], False),
+        ({}, TEXTS[:2], ["candidates"], False),
+        ({"name": "other.gemm"}, TEXTS, [], False),
+        ({}, TEXTS, [], False),
+    ],
+)
+def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
+    tmp_path: Path, changes: dict[str, Any], texts: list[str], differing: list[str], is_new_shape: bool
+):
+    """Prune rules may leave another list for another shape; another code, version or device is no matter of the shape."""
+    mine = lookup(kept(tmp_path, found()))
+    mine.look_up(SITE, SimpleNamespace(**{**vars(LAUNCH), **changes}), texts)
+    miss = mine.reason_of_miss(SITE)
+    assert ([each in miss.reason for each in differing], bool(miss.reason)) == ([True] * len(differing), bool(differing))
+    assert miss.is_new_shape == is_new_shape
+
+
 def test_a_config_that_does_not_run_closes_the_vote(tmp_path: Path):
     """The others hear that there is a record, and that this rank will not use it."""
     mine = lookup(kept(tmp_path, found()))

@@ -12,7 +12,7 @@ import triton
 from pydantic import ValidationError
 
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 
 pytestmark = pytest.mark.once
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_tune.cli import doctor, probes
-from dist_tune.cli.doctor import Finding
+from dist_tune.cli import doctor
+from dist_tune.cli.doctor import Finding, probes
 from dist_tune.cli.main import main
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime import interception
@@ -117,7 +117,7 @@ def test_gpus_and_links_have_their_tables(monkeypatch: pytest.MonkeyPatch, capsy
         Finding("Triton on the GPU", "ok", ""),
     ]
     report = doctor.Report({"torch": "2.13"}, [gpu(index, used_mib=512) for index in range(4)], links, {}, findings)
-    monkeypatch.setattr("dist_tune.cli.doctor.examine", lambda: report)
+    monkeypatch.setattr("dist_tune.cli.doctor.examination.examine", lambda: report)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.count("NVIDIA H200") == 4

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from dist_tune.cli import machine, probes
+from dist_tune.cli.doctor import machine, probes
 from tests.doctor_machines import TOPOLOGY, found, gpu, nvidia_smi, with_gpus
 
 # Triton 3.6 under a numpy that warns of what 2.4 forbids.

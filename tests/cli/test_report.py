@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
 
 from dist_tune.cache import Cache
-from dist_tune.cli import report as commands
-from dist_tune.cli.transfer import write_export
+from dist_tune.cli.records.transfer import write_export
 from tests.cached_records import candidate, forged, record
-from tests.report.stories import events, lines, write_story
-from tests.report.stories import record as told_record
+from tests.report.stories import write_story
+from tests.report_commands import app, refusal, run
 
 pytestmark = pytest.mark.once
-
-app = typer.Typer()
-for command in (commands.report, commands.watch, commands.diff, commands.trace):
-    app.command()(command)
-
-
-def run(*words: str | Path, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
-
-
-def refusal(*words: str | Path) -> str:
-    """The one line on stderr of a command that cannot do what was asked."""
-    done = run(*words, code=2 if words[0] == "diff" else 1)  # as of diff(1): 1 says that there is a difference
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 @pytest.fixture
@@ -77,29 +56,6 @@ def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path,
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
 
 
-def test_watch_once_prints_the_present_state(logs: Path):
-    """As lines, and with --json as a document."""
-    assert run("watch", logs, "--once").stdout.startswith("step: done, 4 ranks, ")
-    assert json.loads(run("watch", logs, "--once", "--json").stdout)["lines"][0].startswith("step: done")
-
-
-def test_watch_follows_until_it_is_interrupted(logs: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where stdout is no terminal: lines whenever there is something new."""
-    told = list(events([told_record(0, 8)], 0, 1, name="step#2"))[1:]
-    file = logs / "rank-0.jsonl"
-    waits = iter([lambda: file.write_bytes(file.read_bytes() + lines(told[:4])), lambda: None])
-
-    def sleep(_seconds: float) -> None:
-        step = next(waits, None)
-        if step is None:
-            raise KeyboardInterrupt
-        step()
-
-    monkeypatch.setattr("dist_tune.cli.report.time.sleep", sleep)
-    shown = run("watch", logs).stdout.splitlines()
-    assert [line.split(",")[0] for line in shown if not line.startswith(" ")] == ["step: done", "step: discover"]
-
-
 @pytest.mark.parametrize(("factor", "code", "verdict"), [(1.0, 0, "as fast"), (1.01, 0, "as fast"), (1.5, 1, "slower"), (0.5, 0, "faster")])
 def test_diff_fails_where_a_winner_got_slower(tmp_path: Path, factor: float, code: int, verdict: str):
     """By more than its noise, which is 0.02 of 1.1 ms."""
@@ -117,6 +73,22 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
         Cache(tmp_path / name).store(record())
     assert run("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()[-1] == "1 compared: 1 as fast"
     assert run("diff", logs, logs).stdout.splitlines()[-1] == "2 compared: 2 as fast"
+
+
+@pytest.mark.parametrize("n_records", [1, 2])
+def test_diff_with_nothing_in_common_fails(tmp_path: Path, n_records: int):
+    """With a code that is neither "slower" nor "as fast", and one line that names both sides; stdout lists what each has."""
+    for name in ("a", "b"):
+        write_export(tmp_path / f"{name}.json", [record(kernel=f"model.{name}", key=f"[{i}]") for i in range(n_records)])
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    done = run("diff", a, b, code=2)
+    records = "1 record" if n_records == 1 else "2 records"
+    assert done.stderr == f"dist-tune: nothing to compare: {a} has {records}, {b} has {records}, with no kernel and key in common\n"
+    assert done.stdout.splitlines()[0] == "only in the first: model.a [0]"
+    assert done.stdout.splitlines()[-1] == f"only in the second: model.b [{n_records - 1}]"
+    told = json.loads(run("diff", a, b, "--json", code=2).stdout)
+    assert (told["pairs"], len(told["only_before"]), len(told["only_after"])) == ([], n_records, n_records)
+    assert told["error"] in done.stderr
 
 
 def test_a_trace_is_one_json_file(logs: Path, tmp_path: Path):
@@ -204,18 +176,3 @@ def test_the_log_of_one_rank_names_its_folder(logs: Path):
 def test_png_without_matplotlib_says_how_to_get_it(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert "pip install 'dist-tune[report]'" in refusal("report", logs, "--text", "--png", tmp_path / "png")
-
-
-def test_watch_fits_a_terminal_of_40_columns(logs: Path, monkeypatch: pytest.MonkeyPatch):
-    """Lines are broken, and no word is lost."""
-
-    def interrupt(_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    wide = run("watch", logs, "--once").stdout
-    monkeypatch.setattr("dist_tune.cli.report.time.sleep", interrupt)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "40")
-    shown = re.sub("\x1b\\[[^A-Za-z]*[A-Za-z]", "", run("watch", logs).stdout)
-    assert max(map(len, shown.splitlines())) <= 40
-    assert "".join(shown.split()).replace("".join(wide.split()), "", 2) == "", "the picture, drawn again at the end"

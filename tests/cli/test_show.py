@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_a_narrow_terminal_loses_no_digit(cache: Cache, ask: Answers, monkeypatc
     out = ask("show", "gemm")
     for word in ("0.1000", "1.1000", "2.1000", "96 KiB", "255"):
         assert word in out
+
+
+def test_facts_fit_a_terminal_of_40_columns(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    """A wide table beside them makes them no wider, and no line is filled with blanks, which a narrow terminal breaks into empty lines."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    keep(cache, record())
+    lines = re.sub("\x1b\\[[0-9;]*m", "", ask("show", "gemm")).splitlines()
+    table = next(k for k, line in enumerate(lines) if "kernel" in line and "behind" in lines[k + 1])
+    assert [line for line in lines[:table] if len(line) > 40] == []
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 # -- show and what KEY stands for ------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ sys.exit(example.main())
 def run(cwd: Path, *command: str, n_ranks: int = 0, path: str = "", interpret: str = "1") -> Done:
     paths = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": interpret}
-    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "DIST_TUNE_PROGRESS": "0"}
+    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "DIST_TUNE_VERBOSITY": "quiet"}
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 

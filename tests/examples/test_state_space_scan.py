@@ -26,7 +26,7 @@ scan.step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, cache=Fals
 def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Done:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": interpret}
-    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton"), "DIST_TUNE_PROGRESS": "0"}
+    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton"), "DIST_TUNE_VERBOSITY": "quiet"}
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 

@@ -151,7 +151,7 @@ def _start(link: Link, host: str, case: str, folder: Path) -> subprocess.Popen[b
         "GLOO_SOCKET_IFNAME": "wire",
         "OMP_NUM_THREADS": "1",
         "DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}",
-        "DIST_TUNE_PROGRESS": "0",
+        "DIST_TUNE_VERBOSITY": "quiet",
         "DIST_TUNE_CACHE_DIR": str(own / "records"),
         "DIST_TUNE_LOG_DIR": str(own / "logs"),
         "TRITON_CACHE_DIR": str(own / "triton"),

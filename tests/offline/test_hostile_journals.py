@@ -164,7 +164,7 @@ def _make(config: dict[str, Any]) -> Any:
 def _interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, make: Any = _make) -> list[str]:
     """A job whose second problem ends it, so that the journal of the first stays; returns the warnings."""
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(folder / "logs"))
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
 
     def ends(config: dict[str, Any]) -> Any:
         raise KeyboardInterrupt

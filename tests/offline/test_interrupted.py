@@ -24,7 +24,7 @@ Config = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
 
 
 LATE = grouped_order([{"i": i} for i in range(12)], 0)[-1]
@@ -34,7 +34,7 @@ LATE = grouped_order([{"i": i} for i in range(12)], 0)[-1]
 def run_program(folder: Path, *arguments: int) -> Done:
     env = {
         **os.environ,
-        "DIST_TUNE_PROGRESS": "1",
+        "DIST_TUNE_VERBOSITY": "normal",
         "DIST_TUNE_LOG_DIR": str(folder / "logs"),
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": str(ROOT),

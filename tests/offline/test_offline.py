@@ -39,7 +39,7 @@ Config = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
     monkeypatch.setattr(WallSpan, "now", ExactTime.now)
 
 

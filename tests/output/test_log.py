@@ -11,6 +11,8 @@ from typing import Any
 
 import loguru
 import pytest
+import torch
+import triton
 
 from dist_tune.output.events import EVENT
 from dist_tune.output.log import tuning_log, unwrapped
@@ -89,15 +91,30 @@ def test_the_level_says_what_is_kept(tmp_path: Path, level: str, kept: str):
     assert "".join(line[-1] for line in lines_of(tmp_path / "rank-0.log")) == kept
 
 
-@pytest.mark.parametrize(("is_first", "progress", "shown"), [(True, True, True), (False, True, False), (True, False, False)])
-def test_the_first_rank_shows_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], is_first: bool, progress: bool, shown: bool):
+@pytest.mark.parametrize(("is_first", "verbosity", "shown"), [(True, None, True), (False, "normal", False), (True, "quiet", False)])
+def test_the_first_rank_shows_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], is_first: bool, verbosity: str, shown: bool):
     """Lines meant for it, on stderr, and in the file all the same."""
-    with tuning_log(settings(tmp_path, progress=progress), 0, is_first) as log:
+    with tuning_log(settings(tmp_path, verbosity=verbosity), 0, is_first) as log:
         log.info("quiet")
         log.bind(progress=True).info("tuning f")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "dist_tune: tuning f\n" if shown else "")
     assert [line.split(maxsplit=2)[2] for line in lines_of(tmp_path / "rank-0.log")] == ["quiet", "tuning f"]
+
+
+@pytest.mark.parametrize("progress", ["0", "1", ""])
+def test_the_older_name_of_the_verbosity_costs_a_line_of_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: str
+):
+    """Once a process and file, with what to write in its place; nothing on the terminal, where it may mean quiet."""
+    monkeypatch.setenv("DIST_TUNE_PROGRESS", progress)
+    for _ in range(2):
+        with warnings.catch_warnings(), tuning_log(settings(tmp_path), 0, True) as log:
+            warnings.simplefilter("error")
+            log.info("line")
+    told = re.findall("INFO    (DIST_TUNE_PROGRESS .*)", unwrapped((tmp_path / "rank-0.log").read_text()))
+    assert told == ["DIST_TUNE_PROGRESS is deprecated: set DIST_TUNE_VERBOSITY=quiet, normal or verbose in its place"] * bool(progress)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_directory_that_cannot_be_written_costs_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -130,7 +147,7 @@ def test_the_first_line_of_a_process_says_where_it_runs(tmp_path: Path):
     text = unwrapped((tmp_path / "rank-2.log").read_text())
     run, versions, command, *others = text.splitlines()
     assert re.search(rf"run of \d{{4}}-\d\d-\d\dT\S+: rank 2 of \d+ on {socket.gethostname()}, pid {os.getpid()}, device \S+", run)
-    assert all(name in versions for name in ("dist_tune ", "python ", "torch ", "triton "))
+    assert all(name in versions for name in ("dist_tune ", "python ", f"torch {torch.__version__}", f"triton {triton.__version__}"))
     assert "command: " in command
     assert len(others) == 2
 

@@ -16,7 +16,7 @@ from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 
-SHOWN = {"DIST_TUNE_PROGRESS": "1"}
+SHOWN = {"DIST_TUNE_VERBOSITY": "normal"}
 
 
 def _made(key_fn: Any) -> Any:

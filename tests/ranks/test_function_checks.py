@@ -56,14 +56,14 @@ def _wrong_on_one_rank(rank: int) -> Any:
         assert is_right(result, x), f"off by {(result - x - 1).max().item()}"
 
     told = []
-    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     for check in (lambda x: x + 1, is_right, asserts, matches(lambda x: x + 1.001, rtol=0.01)):
         function = autotune(BLOCKS, None, check=check, **QUICK)(step)
         with contextlib.redirect_stderr(io.StringIO()) as terminal:
             y = function(torch.ones(4))
         record = function.records[0]
         told.append((y.tolist(), record.best.config, failures(function), record.candidates[0].n_replays, terminal.getvalue()))
-    os.environ["DIST_TUNE_PROGRESS"] = "0"
+    os.environ["DIST_TUNE_VERBOSITY"] = "quiet"
     return told
 
 
@@ -94,10 +94,10 @@ def _raises_the_words_of_a_check(rank: int) -> Any:
             raise RuntimeError("the result is wrong")
         return x + 1
 
-    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         step(torch.ones(4))
-    os.environ["DIST_TUNE_PROGRESS"] = "0"
+    os.environ["DIST_TUNE_VERBOSITY"] = "quiet"
     return failures(step)[0], terminal.getvalue()
 
 

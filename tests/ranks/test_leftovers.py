@@ -63,7 +63,7 @@ def _noisy(rank: int) -> Any:
 
 def test_only_the_user_is_heard():
     """What Python and C++ dump for failing candidates is in the rank's log, and every line of the closure's on the terminal."""
-    outcomes = on_fake(2, _noisy, DIST_TUNE_PROGRESS="0")
+    outcomes = on_fake(2, _noisy, DIST_TUNE_VERBOSITY="quiet")
     logs = "".join(outcome.log for outcome in outcomes)
     for part in ("tt.elementwise_inline_asm", "error: ", ".entry dot_kernel", "Insufficient registers"):
         assert part in logs

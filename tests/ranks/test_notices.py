@@ -20,7 +20,7 @@ from tests.ranks.worlds import on_ranks
 pytestmark = pytest.mark.once
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
-SHOWN = {"DIST_TUNE_PROGRESS": "1"}
+SHOWN = {"DIST_TUNE_VERBOSITY": "normal"}
 
 
 def lines_of(work: Callable[[], Any]) -> list[str]:
@@ -121,10 +121,10 @@ def _missed(rank: int) -> Any:
 
 
 def test_a_miss_names_its_nearest_reason():
-    """Not of the first tuning of all, which has nothing to be near to."""
+    """Not of the first tuning of all, which has nothing to be near to, and not of a new shape, which is as it should be."""
     (told, other) = values(on_ranks(2, _missed, env=SHOWN))
-    assert ["candidates: the list of configs" in told[0], "in key: [48," in told[1], len(told)] == [True, True, 2]
-    assert all("is tuned: The nearest record of tests.ranks.kernels.add_kernel" in line for line in told)
+    assert ["candidates: the list of configs" in line for line in told] == [True]
+    assert "is tuned: The nearest record of tests.ranks.kernels.add_kernel" in told[0]
     assert other == []
 
 

@@ -55,7 +55,7 @@ def _recalled(rank: int, folder: str, has_records: bool) -> Any:
     dist.barrier()
     _, hit, _ = _tuned()
     cost = state["asked"], state["ran"] == [winner]
-    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     if rank == 1:
         state["wrong"] = (winner,)
     again, value, terminal = _tuned()
@@ -81,7 +81,7 @@ def test_a_record_that_is_wrong_on_some_rank_is_tuned_anew_on_all(tmp_path: Path
 
 def test_alone_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And with DIST_TUNE_REQUIRE_CACHE it is an error."""
-    for name, setting in {"PROGRESS": "0", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
+    for name, setting in {"VERBOSITY": "quiet", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", setting)
     winner = _tuned()[0].records[0].best.fields["block"]
     monkeypatch.setitem(state, "wrong", (winner,))

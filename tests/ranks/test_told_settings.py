@@ -32,7 +32,7 @@ def _told(rank: int, of_rank_1: dict[str, str]) -> Any:
 def test_settings_that_differ_are_told_once():
     """By the first rank, with the values and a rank of each; folders may differ."""
     env = {"DIST_TUNE_DEADLINE_S": "4", "DIST_TUNE_ALWAYS_TUNE": "yes", "DIST_TUNE_LOG_LEVEL": "INFO"}
-    got = values(on_ranks(2, _told, env, env={"DIST_TUNE_PROGRESS": "1"}))
+    got = values(on_ranks(2, _told, env, env={"DIST_TUNE_VERBOSITY": "normal"}))
     line = (
         "dist_tune: settings differ between ranks: DIST_TUNE_DEADLINE_S is 3 on rank 0, 4 on rank 1; DIST_TUNE_ALWAYS_TUNE is 0 on "
         "rank 0, 1 on rank 1. Give all ranks the same environment"
@@ -42,7 +42,9 @@ def test_settings_that_differ_are_told_once():
 
 def test_a_value_that_one_rank_cannot_read():
     """That rank warns once and takes the default, which all hear of; no rank ends."""
-    got = values(on_ranks(2, _told, {"DIST_TUNE_ALWAYS_TUNE": "perhaps", "DIST_TUNE_DEADLINE_S": ""}, env={"DIST_TUNE_PROGRESS": "1"}))
+    got = values(
+        on_ranks(2, _told, {"DIST_TUNE_ALWAYS_TUNE": "perhaps", "DIST_TUNE_DEADLINE_S": ""}, env={"DIST_TUNE_VERBOSITY": "normal"})
+    )
     assert [each[0] for each in got] == [[1.0, 1.0]] * 2
     assert got[0][1] == [
         "dist_tune: settings differ between ranks: DIST_TUNE_DEADLINE_S is 3 on rank 0, 30 on rank 1. Give all ranks the same environment"

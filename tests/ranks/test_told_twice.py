@@ -43,7 +43,7 @@ def _tune(rank: int) -> Any:
 
 @pytest.fixture(scope="module")
 def told() -> list[Any]:
-    return values(on_ranks(2, _tune, env={"DIST_TUNE_PROGRESS": "1"}))
+    return values(on_ranks(2, _tune, env={"DIST_TUNE_VERBOSITY": "normal"}))
 
 
 def test_the_events_agree_with_the_records(told: list[Any]):

@@ -7,11 +7,11 @@ from math import isfinite
 
 import pytest
 
-from dist_tune.report.charts import Chart, categories, linear, times
-from dist_tune.report.site_charts import site_charts
+from dist_tune.report.plots.charts import Chart, categories, linear, times
+from dist_tune.report.plots.site_charts import site_charts
+from dist_tune.report.plots.svg import draw
+from dist_tune.report.plots.timeline import merged, shown_ranks, time_line
 from dist_tune.report.story import RankStory, Span, TuningStory
-from dist_tune.report.svg import draw
-from dist_tune.report.timeline import merged, shown_ranks, time_line
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import record

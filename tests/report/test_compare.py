@@ -56,14 +56,16 @@ def test_records_of_two_folders_are_matched_by_kernel_and_key():
     assert set(found.only_after) == {"model.gemm [new]", "model.gemm [4096,2752,torch.bfloat16]"}
 
 
-def test_two_single_records_are_compared_whatever_they_are():
-    """They were named one by one."""
+def test_two_single_records_of_one_kernel_are_compared_whatever_their_keys():
+    """They were named one by one; the kernel may have moved to another module. Times of two kernels are not compared."""
     found = compare([record(key="[1]")], [record(key="[2]")])
     assert found.pairs[0].changes == (("key", "[1]", "[2]"),)
+    assert compare([record()], [record(kernel="models.gemm")]).pairs[0].changes == (("kernel", "model.gemm", "models.gemm"),)
+    assert compare([record()], [record(kernel="model.attention")]).pairs == ()
 
 
 def test_the_summary_counts():
     found = compare([with_winner(1.0)], [with_winner(2.0)])
     assert found.lines[0] == "model.gemm [4096,2752,torch.bfloat16]: 1 -> 2 ms (+100.0 %), slower; noise 0.02 ms"
     assert found.lines[-1] == "1 compared: 1 slower"
-    assert compare([], []).lines == ["nothing to compare: no kernel and key in common"]
+    assert compare([record()], [record(kernel="gone")]).lines[-1] == "only in the second: gone [4096,2752,torch.bfloat16]"

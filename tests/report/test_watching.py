@@ -103,6 +103,19 @@ def test_a_job_that_is_started_again_is_a_new_story(tmp_path: Path):
     assert list(watcher.story.tunings) == ["step#2"]
 
 
+def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(tmp_path: Path):
+    """It had more ranks, and was killed; the present job has finished."""
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(events([record(0, 8)], 0, 1)))
+    killed = [header(1, 2, BEGIN - 60), *list(events([record(0, 8)], 1, 2, name="step#0"))[1:6]]
+    (tmp_path / "rank-1.jsonl").write_bytes(lines(killed))
+    watcher = Watcher(tmp_path)
+    assert not watcher.is_over
+    watcher.poll()
+    watcher.poll()
+    assert (watcher.is_over, list(watcher.story.tunings)) == (True, ["step#1"])
+    assert watcher.notes == ["files of an earlier job with another number of ranks are left out: ranks 1"]
+
+
 def test_texts_are_printable():
     told = story_until(6)
     next(iter(told.tunings.values())).closure = f"{FORGED}\x1b[2J"

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from dist_tune.cache.lookup import LookupResult
 from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.search.plan import PriorTimes
 from dist_tune.search.selection import ReducedTimes
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests

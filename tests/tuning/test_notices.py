@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dist_tune.cache.lookup import Miss
 from dist_tune.output import Logger
-from dist_tune.tuning.notices import Notices
+from dist_tune.tuning.notices import Notices, tell_of_sites
 
 pytestmark = pytest.mark.once
 
@@ -27,3 +29,24 @@ def test_of_twenty_sites_three_are_told_on_the_terminal():
     notices.say_each(Logger(write), told, "")
     assert shown == ["site 0 is tuned", "site 1 is tuned", "site 2 is tuned", "17 sites more are tuned for such reasons: {rank-0}.log"]
     assert len(lines) == 41
+
+
+def test_a_new_shape_is_no_warning():
+    """A line of the log alone; a record that another code or version puts out of use is told on the terminal, too."""
+    told: dict[str, tuple[str, bool]] = {}
+    misses = {"gemm[8]": Miss("it differs in key", is_new_shape=True), "gemm[4]": Miss("it differs in source"), "new[1]": Miss()}
+
+    def write(line: str, record: Any) -> None:
+        text = line.partition("site=")[2]
+        told[text.split()[0]] = record.levelname, bool(record.bound.get("progress"))
+
+    site = SimpleNamespace(kernel="gemm", key="[8]", texts=[], n_removed=0)
+    context: Any = SimpleNamespace(
+        log=Logger(write),
+        notices=Notices(),
+        lookup=SimpleNamespace(reason_of_miss=misses.__getitem__, why_no_record=lambda label: "the cache has no record of this kernel"),
+        story=SimpleNamespace(numbers={}, path="", site=lambda *values: None),
+        sites=SimpleNamespace(met=dict.fromkeys(misses, site)),
+    )
+    tell_of_sites(context, misses)
+    assert told == {"gemm[8]": ("INFO", False), "gemm[4]": ("WARNING", True), "new[1]": ("INFO", False)}

@@ -222,7 +222,7 @@ def test_without_restoring_an_in_place_step_is_refused():
 
 
 def _told(rank: int) -> Any:
-    os.environ["DIST_TUNE_PROGRESS"] = "1"
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     kernel = autotuned(blocks=(16, 32))
     step = contextual_autotune(**QUICK)(lambda c, x: c.add_(launch(kernel, x)))
     step(torch.zeros(64), torch.ones(64))

@@ -67,7 +67,7 @@ def test_a_size_limit_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Of one process, wherever in a line of the log, the journal or the result it comes."""
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

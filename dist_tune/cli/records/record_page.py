@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, weighing, why_not
-from dist_tune.cli.selection import Listed, by_environment
+from dist_tune.cli.records.selection import Listed, by_environment
 from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
 
 _MAX_CONFIG = 400
@@ -149,11 +149,11 @@ def _numbers(each: CandidateRecord, best: CandidateRecord) -> dict[str, str]:
     is_behind = each.index != best.index and each.latency_ms is not None and bool(best.latency_ms)
     behind = (each.latency_ms or 0.0) / (best.latency_ms or 1.0) - 1.0
     return {
-        "agreed\nms": milliseconds(each.latency_ms),
+        "kernel\nms": milliseconds(each.latency_ms),
         "behind": f"{behind:+.1%}" if is_behind else "",
         "+/- ms": milliseconds(each.spread_ms),
         "step\nms": milliseconds(each.closure_ms),
-        "fastest\nrank ms": milliseconds(min(ranks_ms)) if len(ranks_ms) > 1 else "",  # the slowest rank's is the agreed time
+        "fastest\nrank ms": milliseconds(min(ranks_ms)) if len(ranks_ms) > 1 else "",  # the slowest rank's is the kernel's time
         "replays": str(each.n_replays or ""),
         "shared": size(each.shared_bytes) if each.shared_bytes is not None else "",
         "regs": "" if each.n_regs is None else str(each.n_regs),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import log
 
 from dist_tune.cache import CandidateRecord, TuningRecord
-from dist_tune.report.charts import Bars, Boxes, Chart, Dots, Line, Mark, Words, categories, linear, number, times
 from dist_tune.report.facts import FATES, fate
 from dist_tune.report.importance import Parameter, parameters, timed, value_of
+from dist_tune.report.plots.charts import Bars, Boxes, Chart, Dots, Line, Mark, Words, categories, linear, number, times
 
 MAX_PLOTS = 8
 """Of parameters; those that explain least have none."""

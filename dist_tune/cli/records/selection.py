@@ -101,7 +101,7 @@ def choose(cache: Cache, key: str | None) -> list[Listed]:
 
 def _hint(cache: Cache, key: str, kernels: list[str]) -> str:
     if not kernels:
-        return f": there are no records in {cache.folder}"
+        return f": there are no records{' that can be read' if cache.unused else ''} in {cache.folder}"
     near = [name for name in kernels if key and key in name][:3]
     near = near or get_close_matches(key, sorted({*kernels, *(name.rpartition(".")[2] for name in kernels)}), n=3)
     hint = f"did you mean {' or '.join(map(plain, near))}?" if near else "dist-tune cache ls lists what there is"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dist_tune.report.charts import Axis, Bars, Boxes, Chart, Dots, Line, Mark, Words
+from dist_tune.report.plots.charts import Axis, Bars, Boxes, Chart, Dots, Line, Mark, Words
 
 COLOURS = ("#d9480f", "#2b4c9b", "#2a7fb8", "#35a28f", "#8aa936", "#a9a79c", "#74767d", "#c9cbd1")
 """As the light page."""

@@ -15,9 +15,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cli import machine, probes
-from dist_tune.cli.machine import Gpu
-from dist_tune.cli.probes import Found, State
+from dist_tune.cli.doctor import machine, probes
+from dist_tune.cli.doctor.machine import Gpu
+from dist_tune.cli.doctor.probes import Found, State
 from dist_tune.cli.tables import Answer, facts, grid, plain, size
 from dist_tune.settings import Settings, SettingsError
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, environment, read_record
-from dist_tune.cli.cache import damage_list, damaged, set_aside
-from dist_tune.cli.record_page import not_followed
-from dist_tune.cli.selection import Listed, by_environment, choose
+from dist_tune.cli.records.cache import damage_list, damaged, set_aside
+from dist_tune.cli.records.record_page import not_followed
+from dist_tune.cli.records.selection import Listed, by_environment, choose
 from dist_tune.cli.tables import Answer, amount, grid, plain
 from dist_tune.settings import Settings
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from filelock import FileLock
 
 from dist_tune import runtime
-from dist_tune.cli.machine import Gpu
+from dist_tune.cli.doctor.machine import Gpu
 
 State = Literal["ok", "warn", "off", "fail"]
 """``off``: absent, and not needed; ``warn``: works with a restriction."""

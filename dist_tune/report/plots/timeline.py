@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dist_tune.report.charts import Axis, Boxes, Chart, Mark, Words, linear, number
 from dist_tune.report.facts import PHASES, phase_seconds, stragglers
+from dist_tune.report.plots.charts import Axis, Boxes, Chart, Mark, Words, linear, number
 from dist_tune.report.story import RankStory, Span, TuningStory
 
 MAX_RANKS = 16

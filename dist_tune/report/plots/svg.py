@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dist_tune.report.charts import Bars, Boxes, Chart, Dots, Line, Mark, Words
+from dist_tune.report.plots.charts import Bars, Boxes, Chart, Dots, Line, Mark, Words
 
 _NARROW, _WIDE = 360, 900
 _RIGHT = 12

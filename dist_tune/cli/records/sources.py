@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
-from dist_tune.cli.selection import choose
+from dist_tune.cli.records.cache import opened
+from dist_tune.cli.records.selection import choose
+from dist_tune.cli.records.transfer import unpack
 from dist_tune.cli.tables import RefusedError
-from dist_tune.cli.transfer import unpack
 from dist_tune.report import Story, story_of_folder, story_of_records
 from dist_tune.safe_files import read_regular
 from dist_tune.settings import Settings
@@ -28,7 +30,7 @@ def story_of(sources: list[str]) -> Story:
 
 
 def _has_events(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("rank-*.jsonl"))
+    return path.is_dir() and any(name.startswith("rank-") and name.endswith(".jsonl") for name in os.listdir(path))
 
 
 def records_of(source: str) -> list[TuningRecord]:
@@ -38,7 +40,7 @@ def records_of(source: str) -> list[TuningRecord]:
     """
     path = Path(source)
     if _has_events(path):
-        found = [site.record for _, site in story_of_folder(path).sites if site.record is not None]
+        found = _of_events(path)
     elif path.is_dir():
         found = _of_folder(path)
     elif path.suffix in (".jsonl", ".log") and path.is_file():
@@ -48,10 +50,21 @@ def records_of(source: str) -> list[TuningRecord]:
     elif "/" in source or path.suffix == ".json":
         raise RefusedError(f"{source}: no such file or folder")
     else:
-        settings = Settings()
-        found = [each.record for each in choose(Cache(settings.cache_dir, is_shared=settings.cache_shared), source)]
+        found = [each.record for each in choose(opened(), source)]
     if not found:
         raise RefusedError(f"there are no records and no events in {source}")
+    return found
+
+
+def _of_events(folder: Path) -> list[TuningRecord]:
+    """The records of the winners so far. Notes about the files are warnings."""
+    story = story_of_folder(folder)
+    found = [site.record for _, site in story.sites if site.record is not None]
+    if not found:
+        reason = next((reason for _, site in story.sites if (reason := site.unreadable)), "no site has its winner yet")
+        raise RefusedError(f"the tunings in {folder} have no record that can be read: {reason}")
+    for note in story.notes:
+        warnings.warn(note, stacklevel=2)
     return found
 
 

@@ -20,9 +20,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from dist_tune.cache import BROKEN_SUFFIX, JOURNALS, LINES_SUFFIX, LOCK_NAME, LOCKS, QUARANTINE, TEMPORARY_SUFFIX, Cache
-from dist_tune.cli import quarantine, transfer
-from dist_tune.cli.record_page import dropped, record_list, record_page
-from dist_tune.cli.selection import Filter, Listed, choose, ordered
+from dist_tune.cli.records import quarantine, transfer
+from dist_tune.cli.records.record_page import dropped, record_list, record_page
+from dist_tune.cli.records.selection import Filter, Listed, choose, ordered
 from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size
 from dist_tune.settings import Settings
 
