@@ -18,6 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import pipeline, utils
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.utils import hopper_helpers
 
 WARPGROUP = 128
@@ -195,9 +196,12 @@ class CuteGemm:
 
     @cute.jit
     def store(self, sums: Any, c_smem: Any, c_store: Any, where: Any) -> None:
-        """A warpgroup's sums, piece by piece: rounded, written to a buffer by stmatrix, stored by TMA, which cuts off what is outside of C."""
+        """A warpgroup's sums, by pieces: rounded, written to a buffer by stmatrix, stored by TMA, which cuts off what is outside of C."""
         (row, col, group), (atom, target) = where, c_store
-        thread, is_storing = cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0
+        thread, is_storing = (
+            cute.arch.thread_idx()[0] % WARPGROUP,
+            cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0,
+        )
         mma = self.warpgroup_mma(self.piece[1])
         to_smem = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype), mma)
         lane = to_smem.get_slice(thread)
@@ -220,3 +224,17 @@ class CuteGemm:
             if is_storing:
                 cute.copy(atom, sources[(None, buffer)], targets[(None, first_row + each // n_across, col * n_across + each % n_across)])
                 cute.arch.cp_async_bulk_commit_group()
+
+
+def compiled(dtype: str, config: dict[str, Any], options: str) -> Any:
+    """The kernel of a type ("Float16", "BFloat16") and config, for matrices of any size whose rows begin at multiples of 16 bytes."""
+    element = getattr(cutlass, dtype)
+    m, n, k = cute.sym_int(), cute.sym_int(), cute.sym_int()
+
+    def matrix(rows: Any, cols: Any) -> Any:
+        pitch = cute.sym_int64(divisibility=128 // element.width)
+        return make_fake_tensor(element, (rows, cols), (pitch, 1), assumed_align=16)
+
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    operands = matrix(m, k), matrix(n, k), matrix(m, n)
+    return cute.compile(CuteGemm(element, config), *operands, cutlass.Int32(1), stream, options=options)
