@@ -14,7 +14,7 @@ import torch
 
 from kernels import cute_build, cute_gemm_cases
 from kernels.cute_build import CuteBuildError, Kernels, kernel_key, library_path, reason_to_skip
-from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, multiprocessors, reason_to_drop, search_space, shared_bytes
+from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, reason_to_drop, search_space, shared_bytes
 
 pytestmark = pytest.mark.once
 
@@ -159,16 +159,15 @@ def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(mo
 
     monkeypatch.setattr("kernels.cute_gemm.kernels.get", get)
     monkeypatch.setattr("kernels.cute_gemm.multiprocessors", lambda device: 132)
-    for m, n, k, n_records in ((33, 17, 70, 1), (64, 32, 128, 1), (65, 17, 70, 2)):
+    for m, n, k in ((33, 17, 70), (64, 32, 128)):
         a, b = torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16)
         assert torch.allclose(cute_gemm(a, b), a @ b.T, atol=0.2)
-        assert len(cute_gemm.records) == n_records
+    assert len(cute_gemm.records) == 1
     candidates = cute_gemm.records[0].candidates
     failures = [each.failure for each in candidates if each.failure]
     assert len(candidates) == len(space)
     assert len(failures) == 2
     assert "does not compile" in str(failures)
-    assert multiprocessors is not None
 
 
 @pytest.mark.processes
