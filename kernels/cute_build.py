@@ -100,6 +100,8 @@ class Kernels:
     def __init__(self, builder: Callable[[tuple[str, dict[str, Any], str]], str] = build) -> None:
         self.builder = builder
         self.loaded: dict[KernelKey, Callable[..., Any]] = {}
+        self.libraries: list[Any] = []
+        """Those of the loaded kernels: unloaded when no longer referred to."""
         self.failures: dict[KernelKey, str] = {}
 
     def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
@@ -127,7 +129,9 @@ class Kernels:
                 raise CuteBuildError(f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}")
             from cutlass.cute.runtime import load_module
 
-            self.loaded[key] = load_module(str(library_path(key))).gemm
+            library = load_module(str(library_path(key)))
+            self.libraries.append(library)
+            self.loaded[key] = library.gemm
         return self.loaded[key]
 
 
