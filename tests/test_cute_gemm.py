@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from kernels import cute_build, cute_gemm_cases
 from kernels.cute_build import CuteBuildError, Kernels, kernel_key, library_path, reason_to_skip
@@ -177,22 +180,42 @@ def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(mo
     assert "does not compile" in str(failures)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("index", [0, -1])
-def test_compiled_code_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(index: int, tmp_path: Path):
-    """Needs the compiler and no GPU: a cooperative and a ping-pong kernel, multicast where blocks share tiles."""
+def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
+    """Compile for sm_90a, which needs no GPU, and look at PTX, machine code and the launch."""
     pytest.importorskip("cutlass.cute", reason="needs the extra cute")
     pytest.importorskip("tvm_ffi", reason="needs the extra cute")
     from kernels.cute_kernel import compiled
 
-    config = search_space(*LARGE)[index]
-    block, (_, items) = config.kwargs, kernel_key(BF16, config)
-    code = compiled("BFloat16", dict(items), f"{cute_build.OPTIONS} --keep-ptx --dump-dir {tmp_path}")
-    ptx = next(tmp_path.glob("*.ptx")).read_text(errors="replace")
-    rows = block["TILE_M"] // (1 if block["PING_PONG"] else 2)
-    n_products = rows // 64 * block["TILE_K"] // 16
-    assert ptx.count(f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.bf16.bf16") == n_products
-    assert (".multicast::cluster" in ptx) == (block["CLUSTER_M"] * block["CLUSTER_N"] > 1)
-    for instruction in ("cp.async.bulk.tensor.2d.shared::cluster.global", "cp.async.bulk.tensor.2d.global.shared::cta", "setmaxnreg.inc"):
-        assert instruction in ptx
-    assert f"constant({shared_bytes(config)} : i64)" in str(code.ir_module)
+    block, (_, items), folder = config.kwargs, kernel_key(dtype, config), Path(tempfile.mkdtemp(dir=folder))
+    code = compiled(cute_build.DTYPES[dtype], dict(items), f"{cute_build.OPTIONS} --keep-ptx --keep-cubin --dump-dir {folder}")
+    ptx = next(folder.glob("*.ptx")).read_text(errors="replace")
+    rows, n_boxes = block["TILE_M"] // (1 if block["PING_PONG"] else 2), block["TILE_K"] // 64  # a box of TMA has 128 bytes a row
+    element = "f16" if dtype is FP16 else "bf16"
+    counts = {
+        f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.{element}.{element}": rows // 64 * block["TILE_K"] // 16,
+        "cp.async.bulk.tensor.2d.shared::cluster.global": 2 * n_boxes,
+        ".multicast::cluster": n_boxes * (block["CLUSTER_M"] * block["CLUSTER_N"] - 1),
+        "cp.async.bulk.tensor.2d.global.shared::cta": rows // 64 * block["TILE_N"] // block["STORE_N"],
+        "setmaxnreg": 2,
+    }
+    assert {text: ptx.count(text) for text in counts} == counts, str(config)
+    assert f"constant({shared_bytes(config)} : i64)" in str(code.ir_module), str(config)
+    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([cuobjdump, "-res-usage", next(folder.glob("*.cubin"))], capture_output=True, text=True, check=True).stdout
+    assert "REG:168 STACK:0 " in usage, f"{config}: {usage}"  # 65,536 registers for 384 threads, nothing spilled
+    assert " LOCAL:0 " in usage, f"{config}: {usage}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("index", "dtype"), [(0, BF16), (-1, FP16)])
+def test_compiled_code_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(index: int, dtype: torch.dtype, tmp_path: Path):
+    """The first config, and one of another schedule: instructions by number, registers without spills."""
+    check_code(search_space(*LARGE)[index], dtype, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_config_compiles_without_spills(tmp_path: Path):
+    """The whole space of a large product, in half a second to two for each."""
+    for config in search_space(*LARGE):
+        check_code(config, BF16, tmp_path)
