@@ -88,7 +88,7 @@ def back_to_back_us(run: Callable[[], object], first_us: float) -> float:
         run()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)) * 1000
+    return float(statistics.median(earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)) * 1000)
 
 
 def perf_case(shape: Shape, dtype: torch.dtype, tune_s: float) -> list[list[str]]:
