@@ -31,6 +31,8 @@ WGMMA_ROWS, WGMMA_K = 64, 16
 """Rows of a wgmma, which are also those of a piece of C, and its depth for 16-bit types."""
 GROUP = 8
 """Rows of tiles that are walked together, column by column, so that tiles which run at once share operands in the L2 cache."""
+STORE_BARRIER, TURN_BARRIER = 1, 3
+"""Named barriers, one for each multiplying warpgroup: its buffers of C; its turn to multiply."""
 ALIGNMENT_BYTES = 1024
 """Of a tile in shared memory: the swizzle of 128-byte rows repeats after 8 of them."""
 
@@ -166,14 +168,19 @@ class CuteGemm:
         rows = cute.local_tile(a_smem, (self.rows, self.tile[2], self.n_stages), (0 if self.is_ping_pong else group, 0, 0))
         a, b = mma.make_fragment_A(part.partition_A(rows)), mma.make_fragment_B(part.partition_B(b_smem))
         sums = cute.make_rmem_tensor(mma.partition_shape_C((self.rows, self.tile[1])), cutlass.Float32)
-        n_used = cutlass.Int32(0)  # stages that the block has used before this warpgroup's tile
+        n_used, n_tiles = cutlass.Int32(0), n_rows * n_cols  # stages that the block has used before this warpgroup's tile
+        next_tile = step
         if cutlass.const_expr(self.is_ping_pong):
             n_used, first, step = group * n_k, first + group * step, step * N_CONSUMERS
-        for index in cutlass.range(first, n_rows * n_cols, step, unroll=1):
+            if group == 1:
+                self.pass_turn(group)
+        for index in cutlass.range(first, n_tiles, step, unroll=1):
             row, col = self.block_tile(index, n_rows, n_cols)
             phase = n_used // self.n_stages % 2
             read = pipeline.PipelineState(self.n_stages, n_used, n_used % self.n_stages, phase)
             done = pipeline.PipelineState(self.n_stages, n_used, n_used % self.n_stages, phase)
+            if cutlass.const_expr(self.is_ping_pong):
+                cute.arch.barrier(barrier_id=TURN_BARRIER + group, number_of_threads=N_CONSUMERS * WARPGROUP)
             mma.set(warpgroup.Field.ACCUMULATE, False)
             for k in cutlass.range(n_k, unroll=1):
                 ring.consumer_wait(read)
@@ -187,12 +194,24 @@ class CuteGemm:
                     ring.consumer_release(done)
                     done.advance()
                 read.advance()
+            if cutlass.const_expr(self.is_ping_pong):
+                if index + next_tile < n_tiles:
+                    self.pass_turn(group)
             warpgroup.wait_group(0)
             ring.consumer_release(done)
             n_used += n_k * (N_CONSUMERS if self.is_ping_pong else 1)
             self.store(sums, c_smem, c_store, (row, col, group))
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory is gone when the block is
+
+    @cute.jit
+    def pass_turn(self, group: Any) -> None:
+        """Let the other warpgroup multiply.
+
+        For speed, and because a warpgroup sees only every other lap of a stage: its wait for a phase takes the one two before for it. So
+        it begins when the other one has waited for all stages of the tile before.
+        """
+        cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + 1 - group, number_of_threads=N_CONSUMERS * WARPGROUP)
 
     @cute.jit
     def store(self, sums: Any, c_smem: Any, c_store: Any, where: Any) -> None:
@@ -217,10 +236,10 @@ class CuteGemm:
                 rounded[value] = self.dtype(sums[each * n_values + value])
             if is_storing:
                 cute.arch.cp_async_bulk_wait_group(self.n_buffers - 1, read=True)  # the buffer's last store has read it
-            cute.arch.barrier(barrier_id=1 + group, number_of_threads=WARPGROUP)
+            cute.arch.barrier(barrier_id=STORE_BARRIER + group, number_of_threads=WARPGROUP)
             cute.copy(to_smem, lane.retile(rounded), buffers[(None, None, None, buffer)])
             cute.arch.fence_proxy(cute.arch.ProxyKind.async_shared, space=cute.arch.SharedSpace.shared_cta)
-            cute.arch.barrier(barrier_id=1 + group, number_of_threads=WARPGROUP)
+            cute.arch.barrier(barrier_id=STORE_BARRIER + group, number_of_threads=WARPGROUP)
             if is_storing:
                 cute.copy(atom, sources[(None, buffer)], targets[(None, first_row + each // n_across, col * n_across + each % n_across)])
                 cute.arch.cp_async_bulk_commit_group()
