@@ -144,7 +144,7 @@ def config_key(a: torch.Tensor, b: torch.Tensor) -> Hashable:
     Raises:
         ValueError: operands that do not go together; here, since in a tuning it would read as a fault of the configs.
     """
-    _check_operands(a, b)
+    check_operands(a, b)
     return a.shape[0], b.shape[0], a.shape[1], a.dtype
 
 
@@ -163,10 +163,10 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
     Raises:
         ValueError: operands that do not go together.
     """
-    _check_operands(a, b)
+    check_operands(a, b)
     m, n = a.shape[0], b.shape[0]
-    a, b = _loadable(a), _loadable(b)
-    c = a.new_empty(m, n + -n % (TMA_ALIGNMENT_BYTES // a.element_size()))[:, :n]
+    a, b = loadable(a), loadable(b)
+    c = padded_output(a, b)
     args = (*(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1]) for x in (a, b, c)), m, n, a.shape[1])
     is_interpreted = triton.knobs.runtime.interpret
     n_tiles = triton.cdiv(m, config.kwargs["BLOCK_M"]) * triton.cdiv(n, config.kwargs["BLOCK_N"])
@@ -179,20 +179,27 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
     return c
 
 
-def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
+def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise a ValueError for operands that do not go together."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or not a.numel() or not b.numel():
         raise ValueError(f"need A [M, K] and B [N, K] with elements; got {list(a.shape)} and {list(b.shape)}")
     if a.dtype not in (torch.float16, torch.bfloat16) or a.dtype != b.dtype or a.device != b.device:
         raise ValueError(f"need both float16 or both bfloat16, on one device; got {a.dtype} {a.device} and {b.dtype} {b.device}")
 
 
-def _loadable(operand: torch.Tensor) -> torch.Tensor:
+def loadable(operand: torch.Tensor) -> torch.Tensor:
     """`operand` as a tensor descriptor can read it: contiguous, aligned, K padded with zeros to a multiple of 16 bytes."""
     padding = -operand.shape[1] % (TMA_ALIGNMENT_BYTES // operand.element_size())
     if padding:
         return F.pad(operand, (0, padding))
     is_loadable = operand.is_contiguous() and operand.data_ptr() % TMA_ALIGNMENT_BYTES == 0
     return operand if is_loadable else operand.clone(memory_format=torch.contiguous_format)
+
+
+def padded_output(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """C [M, N], not filled, whose rows begin at multiples of 16 bytes."""
+    n = b.shape[0]
+    return a.new_empty(a.shape[0], n + -n % (TMA_ALIGNMENT_BYTES // a.element_size()))[:, :n]
 
 
 def in_same_bucket(size: int) -> int:

@@ -1,0 +1,139 @@
+"""Compiled kernels of kernels/cute_gemm.py: built ahead in processes, kept by kernel key in memory and as libraries on disk.
+
+The compiler of CuTe DSL holds its state in one object of a process, so several kernels are compiled in as many processes; threads would
+mix their options. A library (TVM FFI, linked by the C compiler) is a file beside Triton's (`TRITON_CACHE_DIR`): the next process loads it.
+No GPU is needed to build one. Nothing of CuTe DSL is imported before a kernel is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+SKIP_CODE = 77
+"""Exit code of a program that has nothing to run on; test harnesses (automake, meson) take it for a skip."""
+HOPPER = (9, 0)
+DTYPES = {torch.float16: "Float16", torch.bfloat16: "BFloat16"}
+"""torch's types, and what CuTe DSL calls them."""
+OPTIONS = "--gpu-arch sm_90a --enable-tvm-ffi"
+
+KernelKey = tuple[torch.dtype, tuple[tuple[str, Any], ...]]
+"""Type and config. No size is compiled in: layouts are dynamic."""
+
+
+class CuteBuildError(RuntimeError):
+    """A kernel that does not compile; a tuner drops its config."""
+
+
+def kernel_key(dtype: torch.dtype, config: triton.Config) -> KernelKey:
+    """All that decides a kernel's code."""
+    return dtype, (*config.kwargs.items(), ("num_stages", config.num_stages))
+
+
+def missing_packages() -> list[str]:
+    """Those of `PACKAGES` that are not installed."""
+    missing = []
+    for name in PACKAGES:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    return missing
+
+
+def reason_to_skip(missing: list[str], capability: tuple[int, int] | None) -> str:
+    """Why the kernel cannot run here; empty if it can. `capability`: that of the GPU, None where there is no GPU."""
+    if missing:
+        return f"not installed: {', '.join(missing)}. Install the extra: pip install 'dist-tune[cute]'."
+    if capability is None:
+        return "no GPU was found: wgmma and TMA need a Hopper GPU (compute capability 9.0)."
+    if capability != HOPPER:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}: wgmma of sm_90a needs 9.0 (H100, H200)."
+    return ""
+
+
+def library_path(key: KernelKey) -> Path:
+    """Where a kernel's library is kept; another one for other code or versions."""
+    code = Path(__file__).with_name("cute_kernel.py").read_bytes()
+    described = repr((key, [version(name) for name in PACKAGES], OPTIONS)).encode()
+    return Path(triton.knobs.cache.dir) / "cute_gemm" / f"{hashlib.sha256(described + code).hexdigest()[:32]}.so"
+
+
+def build(job: tuple[str, dict[str, Any], str]) -> str:
+    """Compile a kernel into a library: (type, config, path). In a process of its own; returns the compiler's message if it fails."""
+    dtype, config, path = job
+    # For another architecture than that of the process no launcher is made, which would open the GPU.
+    os.environ["CUTE_DSL_ARCH"] = "sm_100a"
+    from cutlass.cute.runtime import find_runtime_libraries
+
+    from kernels.cute_kernel import compiled
+
+    made = f"{path}.{os.getpid()}"
+    try:
+        compiled(dtype, config, OPTIONS).export_to_c(f"{made}.o", function_name="gemm", export_only_tvm_ffi_symbols=True)
+        command = [os.environ.get("CC", "cc"), "-shared", "-o", made, f"{made}.o", *find_runtime_libraries()]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(made, path)
+    except subprocess.CalledProcessError as error:
+        return f"{command[0]}: {error.stderr}"
+    except Exception as error:  # noqa: BLE001  the compiler's own classes, which do not pass from process to process
+        return f"{type(error).__name__}: {error}"
+    finally:
+        Path(f"{made}.o").unlink(missing_ok=True)
+    return ""
+
+
+class Kernels:
+    """Loaded kernels by kernel key, and the messages of those that do not compile."""
+
+    def __init__(self, builder: Callable[[tuple[str, dict[str, Any], str]], str] = build) -> None:
+        self.builder = builder
+        self.loaded: dict[KernelKey, Callable[..., Any]] = {}
+        self.libraries: list[Any] = []
+        """Those of the loaded kernels: unloaded when no longer referred to."""
+        self.failures: dict[KernelKey, str] = {}
+
+    def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
+        """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each core); returns the number compiled."""
+        paths = {key: library_path(key) for key in keys if key not in self.loaded and key not in self.failures}
+        jobs = {key: (DTYPES[key[0]], dict(key[1]), str(path)) for key, path in paths.items() if not path.exists()}
+        if not jobs:
+            return 0
+        next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
+        n_workers = min(len(jobs), n_workers or len(os.sched_getaffinity(0)))
+        with ProcessPoolExecutor(n_workers, mp_context=get_context("spawn")) as pool:
+            messages = list(pool.map(self.builder, jobs.values()))
+        self.failures |= {key: message for key, message in zip(jobs, messages, strict=True) if message}
+        return len(jobs)
+
+    def get(self, key: KernelKey) -> Callable[..., Any]:
+        """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream. Compiled now if it was not before.
+
+        Raises:
+            CuteBuildError: it does not compile.
+        """
+        if key not in self.loaded:
+            self.build([key])
+            if key in self.failures:
+                raise CuteBuildError(f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}")
+            from cutlass.cute.runtime import load_module
+
+            library = load_module(str(library_path(key)))
+            self.libraries.append(library)
+            self.loaded[key] = library.gemm
+        return self.loaded[key]
+
+
+kernels = Kernels()
+"""Those of this process."""
