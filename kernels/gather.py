@@ -141,17 +141,18 @@ class MemoryOp(ctypes.Structure):
 
 
 class MemoryOps:
-    """Writes of and waits for words, some of them a peer's, all of the same value: `(operation, tensor, index)` each."""
+    """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
 
-    def __init__(self, ops: list[tuple[int, torch.Tensor, int]]) -> None:
+    def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: list[int] | None = None) -> None:
+        self._weights = [1] * len(ops) if weights is None else weights
         self._ops = (MemoryOp * len(ops))(*(MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops))
 
     def queue(self, stream: torch.cuda.Stream, value: int) -> None:
         """Queue them in one submission: each submission takes a stream about 3 microseconds."""
         if not self._ops:
             return  # a group of one rank
-        for op in self._ops:
-            op.value = value & 0xFFFFFFFF
+        for op, weight in zip(self._ops, self._weights, strict=True):
+            op.value = value * weight & 0xFFFFFFFF
         call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._ops), self._ops, 0)
 
 

@@ -103,10 +103,13 @@ def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: A
 
 
 @triton.jit
-def _tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
-    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B."""
+def tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
+    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B.
+
+    Plain arithmetic: `tile_block.fn` answers in Python, too.
+    """
     group = tile // (GROUP_M * n_tiles)
-    group_rows = tl.minimum(m_tiles - group * GROUP_M, GROUP_M)
+    group_rows = min(m_tiles - group * GROUP_M, GROUP_M)
     within = tile % (GROUP_M * n_tiles)
     return group * GROUP_M + within % group_rows, within // group_rows
 
@@ -175,7 +178,7 @@ def ag_gemm_kernel(
     # Tiles of the own shard come first; they are read where the caller has it, with no copy and no wait.
     stored = program - n_programs
     for tile in tl.range(program, tiles_per_shard * WORLD, n_programs, flatten=FLATTEN):
-        block_row, block_col = _tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        block_row, block_col = tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         a_row = block_row * BLOCK_M
         a = a_own
         if tile >= tiles_per_shard:
@@ -192,7 +195,7 @@ def ag_gemm_kernel(
             acc = tl.dot(a_block, b_block.T, acc)
         # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
         stored += n_programs
-        block_row, block_col = _tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        block_row, block_col = tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
         _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
 

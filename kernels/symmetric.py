@@ -230,7 +230,8 @@ def wait_until(flag, count):
     behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
     while behind < 0:
         behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
-    return tl.minimum(behind, 0)
+    # The hint keeps vector loads: an unknown summand would make their addresses unaligned.
+    return tl.multiple_of(tl.minimum(behind, 0), 16)
 
 
 @triton.jit

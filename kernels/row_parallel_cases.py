@@ -1,0 +1,262 @@
+"""The command lines of kernels/gemm_rs.py and kernels/gemm_allreduce.py: check results, tune, compare with others.
+
+Knows torchrun's ranks and what is printed; knows nothing of how the steps work. They are tuned in two ways: the step by
+`contextual_autotune`, which tunes the product alone, and the function by `autotune`, which tunes the exchange with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+from rich.console import Console
+from rich.table import Table
+
+from dist_tune import DistTuneError, TuningRecord, autotune, contextual_autotune, matches
+from kernels import gemm_allreduce, gemm_rs, harness, push_gemm, step_times
+from kernels.ag_gemm import DTYPES, Shape
+from kernels.partials import Exchange
+from kernels.row_parallel import RowParallelGemm
+
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""One step: this rank's columns of A and B, and where C goes."""
+N_CHECK_INPUTS = 5
+STRAGGLER_S = 0.005
+"""How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead as far as they may."""
+CYCLES_PER_S = 2_000_000_000
+TUNERS = ("function", "contextual")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a command line needs to know of a step."""
+
+    description: str
+    context: type[RowParallelGemm]
+    module: ModuleType
+    """The file of the step."""
+    is_scattered: bool
+    """Whether a rank has its rows of the result alone."""
+    checked: list[dict[str, Any]]
+    """Exchanges that between them take every path, as arguments of the step."""
+    perf_shapes: tuple[Shape, ...]
+    contenders: Callable[[torch.Tensor, torch.Tensor], step_times.Contenders]
+    sent_bytes: Callable[[int, int, int, int], int]
+
+    @property
+    def function(self) -> Any:
+        """The tuned function, which has its module's name; `function.__wrapped__` is the plain one."""
+        return getattr(self.module, self.module.__name__.rpartition(".")[2])
+
+    def rows(self, m: int) -> int:
+        """Rows of the result on a rank."""
+        return m // dist.get_world_size() if self.is_scattered else m
+
+
+STEPS = {
+    "gemm_rs": Step(
+        description="GEMM-ReduceScatter",
+        context=gemm_rs.GemmReduceScatter,
+        module=gemm_rs,
+        is_scattered=True,
+        checked=[
+            {"exchange": each}
+            for each in (Exchange(), Exchange("pull"), Exchange("copy", "behind", 0, 64), Exchange("push", "beside", 4, 128))
+        ],
+        perf_shapes=((4096, 4096, 11008), (8192, 8192, 28672)),
+        contenders=step_times.reduce_scatter_contenders,
+        sent_bytes=step_times.reduce_scatter_bytes,
+    ),
+    "gemm_allreduce": Step(
+        description="GEMM-AllReduce",
+        context=gemm_allreduce.GemmAllReduce,
+        module=gemm_allreduce,
+        is_scattered=False,
+        checked=[
+            *({"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)} for move in ("push", "pull")),
+            {"algorithm": "two_shot", "exchange": Exchange()},
+            {"algorithm": "two_shot", "exchange": Exchange("copy", "beside", 8, 64)},
+        ],
+        perf_shapes=((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),
+        contenders=step_times.all_reduce_contenders,
+        sent_bytes=step_times.all_reduce_bytes,
+    ),
+}
+
+
+def random_operands(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's columns of A and B, normally distributed; other ranks' differ."""
+    (m, n, k), n_ranks = shape, dist.get_world_size()
+    if k % n_ranks:
+        raise ValueError(f"K must be a multiple of the {n_ranks} ranks, got --shape {m},{n},{k}")
+    return torch.randn(m, k // n_ranks, device=device, dtype=dtype), torch.randn(n, k // n_ranks, device=device, dtype=dtype)
+
+
+def product(step: Step, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What a step is to return, in float32. Collective."""
+    c = a.float() @ b.float().T
+    dist.all_reduce(c)
+    return c.chunk(dist.get_world_size())[dist.get_rank()] if step.is_scattered else c
+
+
+def relative_error(c: torch.Tensor, expected: torch.Tensor) -> float:
+    """||C - expected|| / ||expected||, in float32, MAX over ranks; inf where a rank has a NaN."""
+    worst = torch.tensor([harness.relative_error(c, expected)], device=c.device).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def straggle(options: argparse.Namespace, device: torch.device, i: int) -> None:
+    """Sleep before a step: on the straggler, or in turn on each rank of a GPU check, so that peers run ahead."""
+    rank = dist.get_rank()
+    if device.type == "cpu":
+        time.sleep(STRAGGLER_S * 10 * (options.straggler == rank))
+    elif options.straggler == rank or (options.straggler is None and (i + rank) % 3 == 0):
+        torch.cuda._sleep(int(STRAGGLER_S * CYCLES_PER_S))
+
+
+def worst_error(step: Step, run: Run, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> float:
+    """The worst relative error of steps on fresh inputs, queued without a host sync and with ranks out of step."""
+    inputs = [random_operands(shape, dtype, device) for _ in range(N_CHECK_INPUTS)]
+    references = [product(step, a, b) for a, b in inputs]
+    a_live = torch.empty_like(inputs[0][0])
+    n_rounds = len(inputs) * (4 if device.type == "cuda" else 1)
+    outs = [torch.full((step.rows(shape[0]), shape[1]), float("nan"), dtype=dtype, device=device) for _ in range(n_rounds)]
+    for i, out in enumerate(outs):
+        a, b = inputs[i % len(inputs)]
+        straggle(options, device, i)
+        a_live.copy_(a)  # the same memory for every step's A
+        run(a_live, b, out)
+    return max(relative_error(out, references[i % len(inputs)]) for i, out in enumerate(outs))
+
+
+def ways_to_check(step: Step, device: torch.device) -> Iterator[tuple[str, bool, Run]]:
+    """Fixed configs with each exchange, also with partial results in float32; and the function tuned, its results checked meanwhile.
+
+    Each with its name, and whether partial results are float32.
+    """
+    configs = push_gemm.interpreter_configs() if device.type == "cpu" else push_gemm.gpu_configs()
+    for i, choices in enumerate(step.checked):
+        for partial_dtype in (None, torch.float32):
+            config = configs[(2 * i + (partial_dtype is None)) % len(configs)]
+            context: Any = step.context(config=config, partial_dtype=partial_dtype)
+            name = f"step {text_of(choices)} {'fp32 partials ' * (partial_dtype is not None)}{harness.config_text(config)}"
+            yield name, partial_dtype is not None, lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # type: ignore[misc]
+    context = step.context()
+    # Without a cache: a config found there would have been checked at another time.
+    check = matches(lambda a, b, *args, **kwargs: product(step, a, b).to(a.dtype))
+    tuned: Any = autotune(step.checked, step.module.key_fn, check=check, n_warmup=1, n_repeat=1, cache=False)
+    function = tuned(step.function.__wrapped__)
+    yield "function, tuned", False, lambda a, b, out: function(a, b, context, out=out)
+
+
+def text_of(choices: dict[str, Any]) -> str:
+    """A config of a function in a few words."""
+    exchange = choices["exchange"]
+    sums = f"{exchange.reduction}{f' on {exchange.sms} SMs' if exchange.sms else ''}"
+    return f"{choices.get('algorithm', '')} {exchange.move}, sum {sums}, chunks of {exchange.chunk_rows}".strip()
+
+
+def check(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> bool:
+    """True if results are right with fixed configs and with tuned ones; prints a line for each."""
+    is_good = True
+    for way, is_fp32, run in ways_to_check(step, device):
+        # The sum is rounded, and each partial result that travels in the output's type: by half a unit in the last place, or one where
+        # truncated.
+        limit = torch.finfo(dtype).eps * (1 if is_fp32 else 2)
+        try:
+            error, reason = worst_error(step, run, shape, dtype, device, options), ""
+        except DistTuneError as refusal:  # on all ranks, so all go on
+            error, reason = float("inf"), str(refusal)
+        console.print(f"check M,N,K={shape} {dtype} relative error {error:.2e} {harness.verdict(error, limit, reason)} {way}", markup=False)
+        is_good &= error <= limit
+    return is_good
+
+
+def tuned_step(step: Step, tuner: str) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], list[TuningRecord]]:
+    """The step as one of `TUNERS` tunes it, and the records of its tunings."""
+    context: Any = step.context()
+    if tuner == "function":
+        return lambda a, b: step.function(a, b, context), step.function.records
+    tuned: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(lambda a, b: context(a, b))
+    return tuned, tuned.records
+
+
+def tune(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> Any:
+    """Tune the step at a shape, show how that went, and return the tuned step."""
+    run, records = tuned_step(step, options.tuner)
+    a, b = random_operands(shape, dtype, device)
+    error = relative_error(run(a, b), product(step, a, b))
+    record = records[-1]
+    table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
+    for candidate in sorted(record.candidates, key=lambda c: float("inf") if c.latency_ms is None else c.latency_ms):
+        times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
+        table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", candidate.config)
+    console.print(table)
+    winners: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(winners, record.best.config)
+    console.print(f"winner: {record.best.config}; the same on all {len(winners)} ranks: {len(set(winners)) == 1}", markup=False)
+    console.print(f"{record.n_replays} replays, {record.seconds:.2f} s; why: .autotune_logs/rank-<i>.log; relative error {error:.1e}")
+    if len(set(winners)) > 1:
+        raise RuntimeError(f"ranks hold different winners: {winners}")
+    return run
+
+
+def perf(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> None:
+    """The step with all levels tuned, beside less tuned ones and what torch and NCCL take for the same; the bound first."""
+    (m, n, _), n_ranks = shape, dist.get_world_size()
+    a, b = random_operands(shape, dtype, device)
+    n_bytes = step.sent_bytes(m, n, dtype.itemsize, n_ranks)
+    console.print(f"{shape}: {n_bytes * 1e-6:.1f} MB sent by a rank, {step_times.bound_ms(0, n_bytes):.4f} ms over NVLink at least")
+    run = tune(step, shape, dtype, device, console, options)
+    product_tuned, _ = tuned_step(step, "contextual")
+    default: Any = step.context(config=push_gemm.gpu_configs()[0])
+    alone: Any = step.context(config=tuned_alone(step, a, b))
+    runs: step_times.Contenders = {step_times.STEP: lambda: run(a, b), "product tuned": lambda: product_tuned(a, b)}
+    runs |= {"tuned alone": lambda: alone(a, b), "default": lambda: default(a, b), **step.contenders(a, b)}
+    console.print(step_times.bound_table(step_times.measure(shape, runs), n_bytes))
+
+
+def tuned_alone(step: Step, a: torch.Tensor, b: torch.Tensor) -> triton.Config:
+    """The product's config as it is chosen without any exchange: on a group of one rank, whose result is its own partial result."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    context: Any = step.context(groups[dist.get_rank()])
+    before = set(push_gemm.push_gemm_kernel.cache)
+    contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(lambda: context(a, b))()
+    (key,) = set(push_gemm.push_gemm_kernel.cache) - before
+    return push_gemm.push_gemm_kernel.cache[key]
+
+
+def default_shapes(step: Step, case: str, device: torch.device) -> list[Shape]:
+    """Shapes for a case; those of `check` include rows, columns and depths that no block divides."""
+    w = dist.get_world_size()
+    if device.type == "cuda":
+        odd: list[Shape] = [(1037 * w, 1000, 1000 * w), (333 * w, 1003, 1001 * w), (w, 8, 8 * w)]
+        return [step.perf_shapes[0], *odd] if case == "check" else list(step.perf_shapes)
+    return [(37 * w, 40, 72 * w), (70 * w, 35, 45 * w), (w, 8, 8 * w)] if case == "check" else [(32 * w, 64, 64 * w)]
+
+
+def main(name: str) -> int:
+    """Run the case on every shape and dtype, and leave; 1 if any failed."""
+    step = STEPS[name]
+    parser = harness.command_line(f"{step.description}: check, tune, compare.", dtypes=sorted(DTYPES), script=f"kernels/{name}.py")
+    harness.add_cases(parser, "tune")
+    parser.add_argument("--tuner", choices=TUNERS, default=TUNERS[0], help="for tune and perf: the exchange too, or the product alone")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
+    options = harness.parsed(parser)
+    device, console = harness.join_ranks()
+    cases = {"check": check, "tune": tune, "perf": perf}
+    try:
+        shapes = default_shapes(step, options.case, device)
+        results = [cases[options.case](step, s, d, device, console, options) for s, d in harness.chosen(options, shapes)]
+        dist.barrier()  # a rank that leaves frees memory that its peers may still write to
+    finally:
+        dist.destroy_process_group()
+    return 0 if options.case != "check" or all(results) else 1
