@@ -192,19 +192,21 @@ def tuned_step(step: Step, tuner: str) -> tuple[Callable[[torch.Tensor, torch.Te
 def tune(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> Any:
     """Tune the step at a shape, show how that went, and return the tuned step."""
     run, records = tuned_step(step, options.tuner)
+    n_before = len(records)
     a, b = random_operands(shape, dtype, device)
     error = relative_error(run(a, b), product(step, a, b))
-    record = records[-1]
-    table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
-    for candidate in sorted(record.candidates, key=lambda c: float("inf") if c.latency_ms is None else c.latency_ms):
-        times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
-        table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", candidate.config)
-    console.print(table)
-    winners: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(winners, record.best.config)
-    console.print(f"winner: {record.best.config}; the same on all {len(winners)} ranks: {len(set(winners)) == 1}", markup=False)
-    console.print(f"{record.n_replays} replays, {record.seconds:.2f} s; why: .autotune_logs/rank-<i>.log; relative error {error:.1e}")
-    if len(set(winners)) > 1:
+    for record in records[n_before:]:  # of the function, and of the product for each way to send its tiles
+        table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
+        for candidate in sorted(record.candidates, key=lambda c: float("inf") if c.latency_ms is None else c.latency_ms):
+            times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
+            table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", candidate.config)
+        console.print(table)
+    chosen = {f"{record.kernel} {record.key}": record.best.config for record in records[n_before:]}
+    winners: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(winners, chosen)
+    console.print(*(f"winner of {kernel}: {config}" for kernel, config in chosen.items()), sep="\n", markup=False)
+    console.print(f"the same on all {len(winners)} ranks: {all(each == chosen for each in winners)}; relative error {error:.1e}")
+    if any(each != chosen for each in winners):
         raise RuntimeError(f"ranks hold different winners: {winners}")
     return run
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels below are defined here
-
 import pytest
 import torch
 import torch.distributed as dist
