@@ -25,6 +25,7 @@ class RowParallelGemm:
     Attributes:
         n_ranks: W, the ranks of the group.
         n_local_ranks: how many of them share a machine, at most.
+        last: the plan and the exchange of the last call, None before the first.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class RowParallelGemm:
             raise ValueError(f"{type(self).__name__} needs a process group: call torch.distributed.init_process_group first")
         self._group, self.config, self.partial_dtype, self.exchange = group, config, partial_dtype, exchange
         self.n_ranks, self.n_local_ranks = dist.get_world_size(group), most_local_ranks(group)
+        self.last: tuple[Plan, Exchange] | None = None
         self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
 
     def sums_for(self, plan: Plan, device: torch.device) -> PartialSums:
@@ -51,6 +53,7 @@ class RowParallelGemm:
         self, plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, exchange: Exchange, config: triton.Config | None
     ) -> torch.Tensor:
         """Queue a step of a plan, and return `c`."""
+        self.last = plan, exchange
         sums = RowParallelGemm.sums_for(self, plan, a.device)
         PartialSums.step(sums, loadable(a), loadable(b), c, exchange, config=self.config if config is None else config)
         return c

@@ -1,7 +1,6 @@
 """The command lines of kernels/gemm_rs.py and kernels/gemm_allreduce.py: check results, tune, compare with others.
 
-Knows torchrun's ranks and what is printed; knows nothing of how the steps work. They are tuned in two ways: the step by
-`contextual_autotune`, which tunes the product alone, and the function by `autotune`, which tunes the exchange with it.
+Knows torchrun's ranks and what is printed; knows nothing of how the steps work, nor of how they are tuned.
 """
 
 from __future__ import annotations
@@ -9,21 +8,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import triton
 from rich.console import Console
 from rich.table import Table
 
-from dist_tune import DistTuneError, TuningRecord, autotune, contextual_autotune, matches
+from dist_tune import DistTuneError, autotune, matches
 from kernels import gemm_allreduce, gemm_rs, harness, push_gemm, step_times
 from kernels.ag_gemm import DTYPES, Shape
 from kernels.partials import Exchange
-from kernels.row_parallel import RowParallelGemm
+from kernels.row_parallel_tuners import TUNERS, Step, chosen_by, tuned_alone, tuned_step
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """One step: this rank's columns of A and B, and where C goes."""
@@ -31,33 +27,6 @@ N_CHECK_INPUTS = 5
 STRAGGLER_S = 0.005
 """How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead as far as they may."""
 CYCLES_PER_S = 2_000_000_000
-TUNERS = ("function", "contextual")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a command line needs to know of a step."""
-
-    description: str
-    context: type[RowParallelGemm]
-    module: ModuleType
-    """The file of the step."""
-    is_scattered: bool
-    """Whether a rank has its rows of the result alone."""
-    checked: list[dict[str, Any]]
-    """Exchanges that between them take every path, as arguments of the step."""
-    perf_shapes: tuple[Shape, ...]
-    contenders: Callable[[torch.Tensor, torch.Tensor], step_times.Contenders]
-    sent_bytes: Callable[[int, int, int, int], int]
-
-    @property
-    def function(self) -> Any:
-        """The tuned function, which has its module's name; `function.__wrapped__` is the plain one."""
-        return getattr(self.module, self.module.__name__.rpartition(".")[2])
-
-    def rows(self, m: int) -> int:
-        """Rows of the result on a rank."""
-        return m // dist.get_world_size() if self.is_scattered else m
 
 
 STEPS = {
@@ -180,28 +149,19 @@ def check(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, co
     return is_good
 
 
-def tuned_step(step: Step, tuner: str) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], list[TuningRecord]]:
-    """The step as one of `TUNERS` tunes it, and the records of its tunings."""
-    context: Any = step.context()
-    if tuner == "function":
-        return lambda a, b: step.function(a, b, context), step.function.records
-    tuned: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(lambda a, b: context(a, b))
-    return tuned, tuned.records
-
-
 def tune(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> Any:
     """Tune the step at a shape, show how that went, and return the tuned step."""
-    run, records = tuned_step(step, options.tuner)
-    n_before = len(records)
+    run: Any = tuned_step(step, options.tuner, step.context())
     a, b = random_operands(shape, dtype, device)
     error = relative_error(run(a, b), product(step, a, b))
-    for record in records[n_before:]:  # of the function, and of the product for each way to send its tiles
+    records = run.records
+    for record in records:  # of the function, and of the product for each way to send its tiles
         table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
         for candidate in sorted(record.candidates, key=lambda c: float("inf") if c.latency_ms is None else c.latency_ms):
             times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
             table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", candidate.config)
         console.print(table)
-    chosen = {f"{record.kernel} {record.key}": record.best.config for record in records[n_before:]}
+    chosen = {f"{record.kernel} {record.key}": record.best.config for record in records}
     winners: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(winners, chosen)
     console.print(*(f"winner of {kernel}: {config}" for kernel, config in chosen.items()), sep="\n", markup=False)
@@ -212,28 +172,21 @@ def tune(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, con
 
 
 def perf(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, console: Console, options: argparse.Namespace) -> None:
-    """The step with all levels tuned, beside less tuned ones and what torch and NCCL take for the same; the bound first."""
+    """The step as each tuner leaves it, beside untuned ones and what torch and NCCL take for the same; the bound first."""
     (m, n, _), n_ranks = shape, dist.get_world_size()
     a, b = random_operands(shape, dtype, device)
     n_bytes = step.sent_bytes(m, n, dtype.itemsize, n_ranks)
     console.print(f"{shape}: {n_bytes * 1e-6:.1f} MB sent by a rank, {step_times.bound_ms(0, n_bytes):.4f} ms over NVLink at least")
-    run = tune(step, shape, dtype, device, console, options)
-    product_tuned, _ = tuned_step(step, "contextual")
+    runs: step_times.Contenders = {}
     default: Any = step.context(config=push_gemm.gpu_configs()[0])
     alone: Any = step.context(config=tuned_alone(step, a, b))
-    runs: step_times.Contenders = {step_times.STEP: lambda: run(a, b), "product tuned": lambda: product_tuned(a, b)}
+    for tuner in dict.fromkeys((options.tuner, *TUNERS)):
+        choices, config, context = chosen_by(step, tuner, a, b)
+        console.print(f"{tuner}: {text_of(choices)} {harness.config_text(config)}", markup=False)
+        runs[tuner if runs else step_times.STEP] = lambda c=context, k=choices, g=config: c(a, b, **k, config=g)  # type: ignore[misc]
     runs |= {"tuned alone": lambda: alone(a, b), "default": lambda: default(a, b), **step.contenders(a, b)}
+    console.print(f"ms is what --tuner {options.tuner} has chosen")
     console.print(step_times.bound_table(step_times.measure(shape, runs), n_bytes))
-
-
-def tuned_alone(step: Step, a: torch.Tensor, b: torch.Tensor) -> triton.Config:
-    """The product's config as it is chosen without any exchange: on a group of one rank, whose result is its own partial result."""
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    context: Any = step.context(groups[dist.get_rank()])
-    before = set(push_gemm.push_gemm_kernel.cache)
-    contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(lambda: context(a, b))()
-    (key,) = set(push_gemm.push_gemm_kernel.cache) - before
-    return push_gemm.push_gemm_kernel.cache[key]
 
 
 def default_shapes(step: Step, case: str, device: torch.device) -> list[Shape]:
@@ -250,7 +203,12 @@ def main(name: str) -> int:
     step = STEPS[name]
     parser = harness.command_line(f"{step.description}: check, tune, compare.", dtypes=sorted(DTYPES), script=f"kernels/{name}.py")
     harness.add_cases(parser, "tune")
-    parser.add_argument("--tuner", choices=TUNERS, default=TUNERS[0], help="for tune and perf: the exchange too, or the product alone")
+    parser.add_argument(
+        "--tuner",
+        choices=TUNERS,
+        default=TUNERS[0],
+        help="for tune and perf: exchange and product at once, or in stages; or the product alone",
+    )
     parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
     options = harness.parsed(parser)
     device, console = harness.join_ranks()

@@ -125,6 +125,8 @@ def _cuda_blocks(n_bytes: int, device: torch.device, group: dist.ProcessGroup) -
     """The block of each rank, in torch's symmetric memory. Collective."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
+    if dist.get_world_size(group) == 1:
+        return [torch.zeros(n_bytes, dtype=torch.uint8, device=device)]
     own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device).zero_()
     # Before the rendezvous: a peer may raise a flag once it has the address, and a later zero would undo that.
     torch.cuda.synchronize(device)

@@ -52,7 +52,7 @@ def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]
 
 @pytest.mark.once
 @pytest.mark.slow
-@pytest.mark.parametrize("tuner", ["function", "contextual"])
+@pytest.mark.parametrize("tuner", ["function", "staged", "contextual"])
 def test_tuning_ends_with_one_winner(tmp_path: Path, tuner: str):
     """The exchange with the product's config, or that alone; the same on both ranks."""
     done = check_by_command(tmp_path, "gemm_rs", "--case", "tune", "--shape", "4,16,16", "--tuner", tuner)
@@ -106,6 +106,20 @@ def test_the_bound_is_the_longer_of_product_and_bytes():
     assert bound_ms(0.26, n_bytes) == 0.26
     assert round(bound_ms(0.01, n_bytes), 4) == 0.0457
     assert all_reduce_bytes(4096, 4096, 2, 8) == 2 * reduce_scatter_bytes(4096, 4096, 2, 8)
+
+
+@pytest.mark.once
+def test_the_table_holds_the_share_of_the_bound_and_the_ratios():
+    """A step of 0.3 ms beside a product of 0.26 ms: 87 % of the bound; the others by how many times longer they take."""
+    from rich.console import Console
+
+    from kernels.step_times import StepTimes, bound_table
+
+    ms = {"step": 0.3, "staged": 0.33, "mm": 0.26, "exchange": 0.06, "mm, exchange": 0.36, "fused": 0.345}
+    console = Console(width=220, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(bound_table([StepTimes((4096, 4096, 11008), 2, "back to back", ms)], 4096 * 4096))
+    text = console.export_text()
+    assert all(cell in text for cell in ("87%", "0.2600", "1.20", "1.15", "1.10", "x fused", "4096, 4096, 11008"))
 
 
 @pytest.mark.once
