@@ -45,9 +45,9 @@ def wait_rows(flags, row, end_row, N, count, ROWS: tl.constexpr, FLAG_ROWS: tl.c
     zero = 0
     for i in tl.static_range((ROWS + FLAG_ROWS - 1) // FLAG_ROWS):
         flag = row // FLAG_ROWS + i
-        # Modulo 2^32; and nothing to wait for where there are no rows.
-        elements = tl.maximum(tl.minimum(end_row - flag * FLAG_ROWS, FLAG_ROWS), 0).to(tl.int64) * N
-        zero += wait_until(flags + tl.where(elements > 0, flag, 0), (elements * count).to(tl.int32))
+        n_rows = tl.minimum(end_row - flag * FLAG_ROWS, FLAG_ROWS)
+        if n_rows > 0:  # a flag of no rows stays 0, which after 2^31 elements of another one counts as behind
+            zero += wait_until(flags + flag, (n_rows.to(tl.int64) * N * count).to(tl.int32))  # modulo 2^32
     return zero
 
 

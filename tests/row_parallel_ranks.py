@@ -50,6 +50,50 @@ def errors(rank: int, name: str, which: list[tuple[int, bool]], shape: tuple[int
     return found
 
 
+def errors_after(rank: int, n_before: int, exchange: int) -> float:
+    """The worst relative error of five GEMM-ReduceScatter steps when flags and credits are as `n_before` steps leave them."""
+    from kernels import push_gemm, row_parallel_cases
+    from kernels.partials import Plan
+    from kernels.symmetric import Epochs, as_int32
+
+    torch.manual_seed(rank)
+    step, (m, n, k) = row_parallel_cases.STEPS["gemm_rs"], (38, 20, 40)
+    context: Any = step.context(config=push_gemm.interpreter_configs()[0])
+    sums = context.sums_for(Plan(m=m, n=n, n_parts=2, dtype=torch.bfloat16, partial_dtype=torch.bfloat16, gathers=False), CPU)
+    sums._epochs, own = Epochs(n_before), sums._memory.own
+    for flag, elements in enumerate(sums.plan.flag_elements(rank)):
+        own["arrivals"][:, flag] = as_int32(n_before * elements)
+    own["credits"][1 - rank] = as_int32(n_before)
+    dist.barrier()
+
+    def run(a: Any, b: Any, out: Any) -> None:
+        context(a, b, out, **step.checked[exchange])
+
+    error = row_parallel_cases.worst_error(step, run, (m, n, k), torch.bfloat16, CPU, Namespace(straggler=None))
+    dist.barrier()
+    return error
+
+
+def refused_then_right(rank: int) -> tuple[str, float]:
+    """The message of an untuned step on rank 1 alone, and the error of the step that both ranks make then."""
+    from kernels import push_gemm, row_parallel_cases
+
+    torch.manual_seed(rank)
+    step, message = row_parallel_cases.STEPS["gemm_rs"], ""
+    context: Any = step.context()
+    a, b = row_parallel_cases.random_operands((4, 8, 16), torch.bfloat16, CPU)
+    config = push_gemm.interpreter_configs()[0]
+    context(a, b, config=config)  # also makes the memory, on both ranks
+    if rank == 1:
+        try:
+            context(a, b)
+        except RuntimeError as error:
+            message = str(error)
+    errors = [row_parallel_cases.relative_error(context(a, b, config=config), row_parallel_cases.product(step, a, b)) for _ in range(3)]
+    dist.barrier()
+    return message, max(errors)
+
+
 def raise_flags_before_tiles(rank: int) -> None:
     """Rank 1 stores each tile that it pushes a moment after its flag is raised."""
     from kernels import push_gemm

@@ -9,7 +9,7 @@ import pytest
 
 from dist_tune.testing import on_ranks, values
 from tests.programs import run_python
-from tests.row_parallel_ranks import ROOT, check_by_command, errors
+from tests.row_parallel_ranks import ROOT, check_by_command, errors, errors_after, refused_then_right
 
 pytestmark = pytest.mark.processes
 
@@ -26,6 +26,22 @@ def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
 
 @pytest.mark.once
 @pytest.mark.parametrize(
+    ("n_before", "exchange"),
+    [
+        (2**31 // (16 * 20) - 2, 0),
+        pytest.param(2**31 // (16 * 20) - 2, 3, marks=pytest.mark.slow),
+        pytest.param(2**32 // (16 * 20) - 2, 0, marks=pytest.mark.slow),
+        pytest.param(2**31 - 3, 0, marks=pytest.mark.slow),
+        pytest.param(2**32 - 3, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_are_right_where_flags_wrap_around(n_before: int, exchange: int):
+    """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of flags that count nothing."""
+    assert max(values(on_ranks(2, errors_after, n_before, exchange, timeout_s=30))) < 2 * 2**-7
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
     ("sabotage", "exchange"),
     [
         ("flag before tile", 0),
@@ -37,6 +53,15 @@ def test_a_wrong_exchange_is_found(sabotage: str, exchange: int):
     """A flag that is raised before its tile is stored, and a sum without one rank: the error is far above rounding on all ranks."""
     for (error,) in values(on_ranks(2, errors, "gemm_rs", [(exchange, False)], (16, 8, 16), sabotage)):
         assert error > 0.1
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_a_step_without_a_tuner_is_refused_and_does_not_count():
+    """`triton.autotune` alone would repeat the kernel; the rank that was refused is not a step behind or ahead of its peer afterwards."""
+    outcomes = values(on_ranks(2, refused_then_right, timeout_s=30))
+    assert [message.partition(",")[0] for message, _ in outcomes] == ["", "push_gemm_kernel counts what it sends in its peers' flags"]
+    assert max(error for _, error in outcomes) < 2 * 2**-7
 
 
 @pytest.mark.once
