@@ -39,8 +39,8 @@ ONE_SHOT_MAX_ROWS = 512
 class GemmAllReduce(RowParallelGemm):
     """One step of GEMM-AllReduce on a process group; calling it queues the step on the current stream and returns C.
 
-    Collective: every rank of the group calls it, with the same shapes and dtype, the same algorithm, and any exchange. M, N and K / W can
-    be any number from 1. Products are accumulated and partial results summed in float32, by one rank or in the same order by all: all
+    Collective: every rank of the group calls it, with the same shapes and dtype, the same algorithm and the same exchange. M, N and K / W
+    can be any number from 1. Products are accumulated and partial results summed in float32, by one rank or in the same order by all: all
     ranks get the same bits.
     """
 

@@ -28,7 +28,7 @@ SUM_PROGRAMS_PER_SM = 4
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How partial results travel, and where they are summed: the knobs of communication, for a tuner of functions."""
+    """How partial results travel, and where they are summed: the knobs of communication, the same on all ranks in a step."""
 
     move: Literal["push", "pull", "copy"] = "push"
     """push: the product stores its tiles where they are summed; pull: the rank that sums loads them; copy: copy engines bring chunks."""

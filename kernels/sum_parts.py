@@ -7,7 +7,8 @@ tables, which alone say whether a block is stored into a peer's memory or kept f
 
 A result of [M, N] consists of parts of `part_rows` rows: one for each rank that sums, or one that all ranks sum. A flag counts the
 *elements* of FLAG_ROWS rows of a part that have come from one source: after step e it is e x rows x N modulo 2^32, whatever the tiles, the
-chunks and the way they travelled. So configs may differ from step to step, and even between ranks in one step.
+chunks and the way they travelled. So a rank may run another product config than its peers, and all of them another one in the next
+step; only pull and push (or copy) use memory differently, and are to be the same on all ranks in a step.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def check_by_command(cwd: Path, name: str, *options: str, n_ranks: int = 2) -> D
         "DIST_TUNE_CACHE_DIR": str(cwd / "cache"),
         "TRITON_INTERPRET": "1",
     }
-    return run_python(str(ROOT / f"kernels/{name}.py"), *options, cwd=cwd, env=environment, n_ranks=n_ranks)
+    return run_python(str(ROOT / f"kernels/{name}.py"), *options, cwd=cwd, env=environment, n_ranks=n_ranks, timeout_s=115)
 
 
 def errors(rank: int, name: str, which: list[tuple[int, bool]], shape: tuple[int, ...], sabotage: str = "") -> list[float]:
