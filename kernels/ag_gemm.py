@@ -58,8 +58,7 @@ class AllGatherGemm:
             raise ValueError("AllGatherGemm needs a process group: call torch.distributed.init_process_group first")
         self._group = group
         self._rank, self.n_ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
-        n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
-        self.n_local_ranks = max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(self._group)).values())
+        self.n_local_ranks = most_local_ranks(self._group)
         self._gathers: dict[tuple[torch.Size, torch.dtype, torch.device], Gather] = {}
         self.config = config
 
@@ -129,6 +128,12 @@ def ag_gemm(
     """
     # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
     return AllGatherGemm.__call__(ctx, a, b, out, gemm_config)
+
+
+def most_local_ranks(group: dist.ProcessGroup) -> int:
+    """How many ranks of a group share a machine, at most."""
+    n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
+    return max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values())
 
 
 def unusable(a_shard: torch.Tensor, b_shard: torch.Tensor) -> str:

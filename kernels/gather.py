@@ -2,7 +2,7 @@
 
 Knows buffers, flags, epochs and streams; knows nothing of the kernel that consumes the shards. Both ways are used alike:
 `start` queues the gather of one step and says where shard r will be once `flags[r]` has reached `epoch`; `finish` is called
-when the consumer of that step has been queued. Epochs count steps and wrap around: flags are never reset.
+when the consumer of that step has been queued. Flags and epochs keep the rules of symmetric.py; here streams raise and await them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-N_SLOTS = 2
-"""Gathered buffers used in turn: a rank one step ahead sends into the one that nobody reads any more."""
+from kernels.symmetric import N_SLOTS, as_int32, refuse_capture
+
 DRIVER_ARGUMENTS = {
     "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),  # to, from, bytes, stream
     "cuStreamBatchMemOp_v2": (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint),  # stream, count, operations, flags
@@ -107,8 +107,7 @@ class PushGather:
 
     def start(self, shard: torch.Tensor) -> Gathered:
         """Queue the pushes of this step on the copy stream. They depend on what the current stream holds so far."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("an AllGather-GEMM step cannot be captured in a CUDA graph: its epoch would be the same at every replay")
+        refuse_capture("an AllGather-GEMM step")
         self._epoch += 1
         slot = self._epoch % N_SLOTS
         self._inputs_ready.record()
@@ -142,17 +141,18 @@ class MemoryOp(ctypes.Structure):
 
 
 class MemoryOps:
-    """Writes of and waits for words, some of them a peer's, all of the same value: `(operation, tensor, index)` each."""
+    """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
 
-    def __init__(self, ops: list[tuple[int, torch.Tensor, int]]) -> None:
+    def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: list[int] | None = None) -> None:
+        self._weights = [1] * len(ops) if weights is None else weights
         self._ops = (MemoryOp * len(ops))(*(MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops))
 
     def queue(self, stream: torch.cuda.Stream, value: int) -> None:
         """Queue them in one submission: each submission takes a stream about 3 microseconds."""
         if not self._ops:
             return  # a group of one rank
-        for op in self._ops:
-            op.value = value & 0xFFFFFFFF
+        for op, weight in zip(self._ops, self._weights, strict=True):
+            op.value = value * weight & 0xFFFFFFFF
         call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._ops), self._ops, 0)
 
 
@@ -174,8 +174,3 @@ def driver_function(name: str) -> Callable[..., int]:
     function: Callable[..., int] = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes = DRIVER_ARGUMENTS[name]  # type: ignore[attr-defined]
     return function
-
-
-def as_int32(epoch: int) -> int:
-    """`epoch` as a signed 32-bit number, wrapped around."""
-    return (epoch + 2**31) % 2**32 - 2**31

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.symmetric import fence_bulk_loads, wait_until
+
 N_PROGRAMS_INTERPRETED = 3
 """Programs of a launch under the interpreter: few enough that one program meets several tiles."""
 TMA_ALIGNMENT_BYTES = 16
@@ -101,28 +103,15 @@ def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: A
 
 
 @triton.jit
-def _tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
-    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B."""
+def tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
+    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B.
+
+    Plain arithmetic: `tile_block.fn` answers in Python, too.
+    """
     group = tile // (GROUP_M * n_tiles)
-    group_rows = tl.minimum(m_tiles - group * GROUP_M, GROUP_M)
+    group_rows = min(m_tiles - group * GROUP_M, GROUP_M)
     within = tile % (GROUP_M * n_tiles)
     return group * GROUP_M + within % group_rows, within // group_rows
-
-
-@triton.jit
-def _wait_for(flag, epoch, INTERPRETED: tl.constexpr):
-    """Spin until `flag` has reached `epoch`; return 0 by a path that the compiler cannot foresee.
-
-    A caller adds the 0 to its addresses: then no load, however deep the pipeline, can be issued before the wait is over.
-    """
-    # At system scope, for the writer is another GPU's copy stream. The difference is compared: epochs wrap around.
-    behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
-    while behind < 0:
-        behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
-    if not INTERPRETED:  # it has no inline assembly
-        # The tiles are loaded by the bulk copy unit, which the acquire above does not order.
-        behind = tl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, $1;", "=r,r", [behind], dtype=tl.int32, is_pure=False, pack=1)
-    return tl.minimum(behind, 0)
 
 
 @triton.jit
@@ -189,12 +178,13 @@ def ag_gemm_kernel(
     # Tiles of the own shard come first; they are read where the caller has it, with no copy and no wait.
     stored = program - n_programs
     for tile in tl.range(program, tiles_per_shard * WORLD, n_programs, flatten=FLATTEN):
-        block_row, block_col = _tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        block_row, block_col = tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         a_row = block_row * BLOCK_M
         a = a_own
         if tile >= tiles_per_shard:
             source = (rank + WORLD - tile // tiles_per_shard) % WORLD
-            a_row += source * M_shard + _wait_for(flags + source, epoch, INTERPRETED)
+            # The tiles are loaded by the bulk copy unit.
+            a_row += source * M_shard + fence_bulk_loads(wait_until(flags + source, epoch), INTERPRETED)
             a = a_gathered
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(tl.cdiv(K, BLOCK_K)):
@@ -205,7 +195,7 @@ def ag_gemm_kernel(
             acc = tl.dot(a_block, b_block.T, acc)
         # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
         stored += n_programs
-        block_row, block_col = _tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
+        block_row, block_col = tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
         _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
 

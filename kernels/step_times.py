@@ -1,4 +1,4 @@
-"""How long the AllGather-GEMM step takes on GPUs, beside the all-gathers and products it competes with.
+"""How long steps of products and exchanges take on GPUs, beside the collectives and products that they compete with.
 
 Knows clocks, and contenders as functions to call; knows nothing of how the step works. Times are medians in milliseconds,
 MAX over ranks, and are compared only with others of the same method and run.
@@ -19,6 +19,9 @@ from rich.table import Column, Table
 Shape = tuple[int, ...]
 Contenders = dict[str, Callable[[], object]]
 STEP, COPIES, MM, GATHER, GATHER_MM, FUSED = "step", "copies", "mm", "gather", "gather, mm", "fused"
+EXCHANGE, MM_EXCHANGE, ONE_SHOT, TWO_SHOT = "exchange", "mm, exchange", "torch one-shot", "torch two-shot"
+NVLINK_GBYTES_PER_S = 367.0
+"""What a copy engine of an H200 moves from one peer to another (measured); the bytes of a bound travel at this rate."""
 HEAD_START_CYCLES = 2_000_000
 """About a millisecond: longer than a host takes to queue any contender."""
 
@@ -75,9 +78,65 @@ def contenders(step: Callable[[], object], copies: Callable[[], object], a: torc
     }
 
 
+def reduce_scatter_contenders(a: torch.Tensor, b: torch.Tensor) -> Contenders:
+    """What else computes a GEMM-ReduceScatter, and its pieces, on this rank's columns of A and B."""
+    product, out = a.new_empty(len(a), len(b)), a.new_empty(len(a) // dist.get_world_size(), len(b))
+    group_name = dist.distributed_c10d._get_default_group().group_name
+
+    def multiply_then_scatter() -> None:
+        torch.mm(a, b.T, out=product)
+        dist.reduce_scatter_tensor(out, product)
+
+    return {
+        MM: lambda: torch.mm(a, b.T, out=product),
+        EXCHANGE: lambda: dist.reduce_scatter_tensor(out, product),
+        MM_EXCHANGE: multiply_then_scatter,
+        FUSED: lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b.T, "sum", 0, group_name),
+    }
+
+
+def all_reduce_contenders(a: torch.Tensor, b: torch.Tensor) -> Contenders:
+    """What else computes a GEMM-AllReduce, and its pieces, on this rank's columns of A and B. Collective."""
+    group = dist.distributed_c10d._get_default_group()
+    product = a.new_empty(len(a), len(b))
+    shared = torch.distributed._symmetric_memory.empty(len(a), len(b), dtype=a.dtype, device=a.device)
+    torch.distributed._symmetric_memory.rendezvous(shared, group)
+
+    def multiply_then_reduce() -> None:
+        torch.mm(a, b.T, out=product)
+        dist.all_reduce(product)
+
+    def by_torch(reduce: Callable[[torch.Tensor, str, str], object]) -> None:
+        torch.mm(a, b.T, out=shared)
+        reduce(shared, "sum", group.group_name)
+
+    return {
+        MM: lambda: torch.mm(a, b.T, out=product),
+        EXCHANGE: lambda: dist.all_reduce(product),
+        MM_EXCHANGE: multiply_then_reduce,
+        ONE_SHOT: lambda: by_torch(torch.ops.symm_mem.one_shot_all_reduce),
+        TWO_SHOT: lambda: by_torch(torch.ops.symm_mem.two_shot_all_reduce_),
+    }
+
+
+def reduce_scatter_bytes(m: int, n: int, itemsize: int, n_ranks: int) -> int:
+    """Bytes that a rank sends at least: a partial result of each row that another rank sums."""
+    return m * n * itemsize * (n_ranks - 1) // n_ranks
+
+
+def all_reduce_bytes(m: int, n: int, itemsize: int, n_ranks: int) -> int:
+    """Bytes that a rank sends at least: two-shot, the partial results and then the sums."""
+    return 2 * reduce_scatter_bytes(m, n, itemsize, n_ranks)
+
+
+def bound_ms(product_ms: float, n_bytes: int) -> float:
+    """What perfect overlap would take: the longer of the product and the bytes over NVLink."""
+    return max(product_ms, n_bytes / NVLINK_GBYTES_PER_S * 1e-6)
+
+
 def measure(shape: Shape, runs: Contenders) -> list[StepTimes]:
     """The times of all contenders by both methods. Collective."""
-    for run in runs.values():
+    for run in runs.values():  # also tunes what is not tuned yet
         for _ in range(3):
             run()
     n_ranks, aligned = dist.get_world_size(), aligned_ms(runs)
@@ -138,4 +197,17 @@ def table(times: list[StepTimes]) -> Table:
         speedups = [f"{t.ms[other] / t.ms[STEP]:.2f}" for other in (GATHER_MM, FUSED)]
         competitors = [f"{t.ms[other]:.4f}" for other in others.values()]
         result.add_row(", ".join(map(str, t.shape)), t.method, *rates, *speedups, f"{t.of_bound:.0%}", *competitors)
+    return result
+
+
+def bound_table(times: list[StepTimes], n_bytes: int) -> Table:
+    """One line per shape and method: the step, its share of the bound, and how many times longer each other contender takes."""
+    others = [name for name in times[0].ms if name not in (STEP, MM, EXCHANGE)]
+    headings = ("M, N, K", "method", "ms", "TFLOP/s", "bound ms", "% of bound", *(f"x {name}" for name in others), "mm ms", "exchange ms")
+    result = Table(*(Column(heading, no_wrap=True) for heading in headings), title="ms: median, MAX over ranks; bound: max(mm, NVLink)")
+    for t in times:
+        bound = bound_ms(t.ms[MM], n_bytes)
+        cells = [f"{t.ms[STEP]:.4f}", f"{t.tflops:.0f}", f"{bound:.4f}", f"{bound / t.ms[STEP]:.0%}"]
+        cells += [f"{t.ms[name] / t.ms[STEP]:.2f}" for name in others]
+        result.add_row(", ".join(map(str, t.shape)), t.method, *cells, f"{t.ms[MM]:.4f}", f"{t.ms[EXCHANGE]:.4f}")
     return result

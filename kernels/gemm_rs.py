@@ -1,0 +1,97 @@
+"""GEMM-ReduceScatter: rows r of the sum over ranks of A[M, K / W] @ B[N, K / W].T on rank r, the exchange hidden behind the product.
+
+The step, as an object whose kernel `contextual_autotune` tunes (`GemmReduceScatter`), and as a function whose exchange (push, pull or
+copy engines, where sums are made, on how many multiprocessors, chunk by chunk) `autotune` tunes together with that kernel (`gemm_rs`).
+The memory and the launches are in partials.py, the kernels in push_gemm.py and sum_parts.py, the command line in row_parallel_cases.py.
+
+    torchrun --nproc_per_node=2 kernels/gemm_rs.py --case check
+    launch/launch.sh kernels/gemm_rs.py --case tune --shape 4096,4096,11008 --tuner function
+    launch/launch.sh kernels/gemm_rs.py --case perf --shape 4096,4096,11008 --shape 8192,8192,28672
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from kernels.row_parallel_cases import main
+
+    sys.exit(main("gemm_rs"))
+
+import torch
+import triton
+
+from dist_tune import autotune, to_hashable
+from kernels.partials import Exchange, Plan
+from kernels.row_parallel import RowParallelGemm, checked_operands, checked_out
+
+
+class GemmReduceScatter(RowParallelGemm):
+    """One step of GEMM-ReduceScatter on a process group; calling it queues the step on the current stream and returns C.
+
+    Collective: every rank of the group calls it, with the same shapes and dtype. M is a multiple of W; M / W, N and K / W can be any
+    number from 1. Products are accumulated and partial results summed in float32; each partial result is rounded once, to the
+    type in which it travels (except the own one, where the product sums), and the sum once, to the operands' type.
+    """
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None = None,
+        exchange: Exchange | None = None,
+        config: triton.Config | None = None,
+    ) -> torch.Tensor:
+        """C [M / W, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
+
+        `exchange` and `config`, if given, are used for this call in place of the object's.
+        """
+        checked_operands(a, b)
+        m, n = len(a), len(b)
+        if m % self.n_ranks:
+            raise ValueError(f"M must be a multiple of the {self.n_ranks} ranks, got A {list(a.shape)}")
+        c = checked_out(a, (m // self.n_ranks, n), out)
+        plan = Plan(m=m, n=n, n_parts=self.n_ranks, dtype=c.dtype, partial_dtype=self.partial_dtype or c.dtype, gathers=False)
+        exchange = exchange or self.exchange or exchanges()[0]
+        return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
+
+
+def exchanges() -> list[Exchange]:
+    """What a tuner tries: each way to travel and to sum, with two or three amounts of what it takes."""
+    inside = [Exchange("push"), Exchange("pull")]
+    behind = [Exchange("push", "behind", 0, 128), Exchange("pull", "behind", 0, 128)]
+    copied = [Exchange("copy", "behind", 0, rows) for rows in (256, 1024)]
+    return [
+        *inside,
+        *behind,
+        *copied,
+        *(Exchange("push", "beside", sms, 256) for sms in (4, 8, 16)),
+        *(Exchange("copy", "beside", sms, 256) for sms in (4, 8, 16)),
+    ]
+
+
+def config_space() -> list[dict[str, Exchange]]:
+    """The exchanges as arguments of `gemm_rs`."""
+    return [{"exchange": exchange} for exchange in exchanges()]
+
+
+def key_fn(a: torch.Tensor, b: torch.Tensor, ctx: GemmReduceScatter, *args: Any, **kwargs: Any) -> Hashable:
+    """Calls of `gemm_rs` that share an exchange: the same operands and travelling type, on as many ranks, spread alike."""
+    return to_hashable(a), to_hashable(b), str(ctx.partial_dtype), ctx.n_ranks, ctx.n_local_ranks
+
+
+@autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)
+def gemm_rs(
+    a: torch.Tensor, b: torch.Tensor, ctx: GemmReduceScatter, exchange: Exchange | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """C [M / W, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner chooses `exchange` and the product's config.
+
+    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or `autotune_pg` names their group. `ctx`
+    holds symmetric memory; it is handed on as it is.
+    """
+    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    return GemmReduceScatter.__call__(ctx, a, b, out, exchange)

@@ -1,0 +1,245 @@
+"""Row-parallel products on a process group: who sums which rows, and how partial results get there.
+
+Knows memory, tables, streams and launches; the kernels are in push_gemm.py and sum_parts.py, the rules of memory order in symmetric.py.
+Used by gemm_rs.py, where each rank keeps the rows that it sums, and by gemm_allreduce.py, where all ranks get all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.copier import Copier
+from kernels.push_gemm import push_gemm_kernel, set_block_shapes
+from kernels.shard_gemm import device_properties
+from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, sum_kernel
+from kernels.symmetric import N_SLOTS, Epochs, SymmetricMemory, element_type, refuse_capture
+
+FLAGS_PER_LINE = 32
+"""Flags of 4 bytes that fill 128 bytes: those of two sources share no cache line."""
+SUM_PROGRAMS_PER_SM = 4
+"""Programs of a reduction that has the GPU to itself: as many as hide the latency of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How partial results travel, and where they are summed: the knobs of communication, the same on all ranks in a step."""
+
+    move: Literal["push", "pull", "copy"] = "push"
+    """push: the product stores its tiles where they are summed; pull: the rank that sums loads them; copy: copy engines bring chunks."""
+    reduction: Literal["inside", "beside", "behind"] = "inside"
+    """inside: the product adds what the peers have sent to its own tiles; beside: a kernel runs along with it; behind: a kernel follows."""
+    sms: int = 0
+    """Multiprocessors of a reduction beside the product, which leaves them free, or behind it; 0 behind it: all."""
+    chunk_rows: int = 256
+    """Rows that a copy engine moves, or a program of the reduction waits for, at once."""
+
+    def __post_init__(self) -> None:
+        if self.move == "copy" and self.reduction == "inside":
+            raise ValueError("copies are queued behind the product, so a product cannot wait for them: reduction='beside' or 'behind'")
+        if self.reduction == "beside" and self.sms < 1:
+            raise ValueError(f"a reduction beside the product needs multiprocessors, got sms={self.sms}")
+        if self.chunk_rows.bit_count() != 1 or (self.move == "copy" and self.chunk_rows < FLAG_ROWS):
+            raise ValueError(
+                f"chunk_rows must be a power of two, for copies {FLAG_ROWS}, the rows of a flag, or more; got {self.chunk_rows}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A result to compute by a group, as all its ranks agree on it."""
+
+    m: int
+    n: int
+    n_parts: int
+    """1: all ranks sum all rows; else as many as ranks."""
+    dtype: torch.dtype
+    partial_dtype: torch.dtype
+    """The type in which partial results travel; they are summed in float32."""
+    gathers: bool
+    """Whether each rank's part of the sum goes to all ranks."""
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a part; the last parts may have fewer, or none."""
+        return -(-self.m // self.n_parts)
+
+    @property
+    def n_flags(self) -> int:
+        """Flags of one source of a part, with those that fill a cache line."""
+        return -(-self.part_rows // (FLAG_ROWS * FLAGS_PER_LINE)) * FLAGS_PER_LINE
+
+    def rows_of(self, part: int) -> int:
+        """Rows of one part."""
+        return min(max(self.m - part * self.part_rows, 0), self.part_rows)
+
+    def flag_elements(self, part: int) -> list[int]:
+        """The elements that each flag of a part counts in a step."""
+        rows = self.rows_of(part)
+        return [min(rows - first, FLAG_ROWS) * self.n for first in range(0, rows, FLAG_ROWS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Addresses for the kernels of one slot; the kernels' arguments of the same names."""
+
+    targets: torch.Tensor
+    arrivals: torch.Tensor
+    sources: torch.Tensor
+
+
+class PartialSums:
+    """The memory of one plan on a process group, and its steps.
+
+    Construction is collective: every rank of the group, the same plan.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, group: dist.ProcessGroup) -> None:
+        if plan.n * FLAG_ROWS >= 2**29:
+            raise ValueError(f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps apart")
+        self.plan, self._rank, self._n_ranks = plan, dist.get_rank(group), dist.get_world_size(group)
+        # Parts are padded, so that each starts at a multiple of 128 bytes.
+        numel = -(-plan.part_rows * plan.n // 64) * 64
+        flags = ((self._n_ranks, plan.n_flags), torch.int32)
+        layout: dict[str, Any] = {
+            "received": ((N_SLOTS, self._n_ranks, numel), plan.partial_dtype),
+            "arrivals": flags,
+            "credits": ((self._n_ranks,), torch.int32),
+        }
+        if plan.gathers:
+            layout |= {"gathered": ((N_SLOTS, self._n_ranks, numel), plan.dtype), "gathered_arrivals": flags}
+        self._memory = SymmetricMemory(layout, device, group)
+        self._epochs, self._device = Epochs(), device
+        self._tables: dict[tuple[str, int], Tables] = {}
+        self._own_tables: dict[tuple[str, int], torch.Tensor] = {}
+        self._copier: Copier | None = None
+        self._side: torch.cuda.Stream | None = None
+        self._last: torch.cuda.Stream | None = None
+
+    def step(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, exchange: Exchange, *, config: triton.Config | None) -> None:
+        """Queue one step on the current stream: `c` is the own part of the sum, or all of it if the plan gathers. Collective.
+
+        `a` [M, K] and `b` [N, K] are loadable; `config` None leaves the product's config to the tuner.
+        """
+        refuse_capture("a step that sends partial results")
+        plan, slot, epoch = self.plan, self._epochs.slot, self._epochs.next
+        if exchange.reduction == "inside" and plan.n_parts == 1 < self._n_ranks:
+            raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
+        self._follow_last_step()
+        if exchange.move == "copy" and self._copier is None:
+            self._copier = Copier(plan, self._memory)
+        tables, own = self._tables_of(exchange.move, slot), self._memory.own
+        finals, final_arrivals = self._final_tables(slot)
+        started = None
+        if self._device.type == "cuda" and (exchange.move == "copy" or exchange.reduction == "beside"):
+            started = torch.cuda.Event()
+            started.record()
+        credits = (self._memory.addresses("credits"), own["credits"])
+        where = (c, tables.targets, tables.arrivals, tables.sources, own["arrivals"], *credits, finals, final_arrivals)
+        self._multiply(a, b, where, exchange, epoch=epoch, config=config)
+        self._epochs.advance()  # from here on peers get what they wait for
+        if exchange.move == "copy" and self._copier is not None:
+            self._copier.queue(slot, epoch, exchange.chunk_rows, started)
+        sizes = (plan.n, plan.part_rows, plan.n_flags, self._rank, epoch)
+        if exchange.reduction != "inside":
+            # The own part, or all of the one part.
+            rows = plan.rows_of(self._rank if plan.n_parts > 1 else 0)
+            fixed = {"PARTS": 1, "SOURCES": self._n_ranks, "ELEMENT": element_type(plan.partial_dtype)}
+            self._sum((c, tables.sources, own["arrivals"], finals, final_arrivals, rows, *sizes), fixed, exchange, started)
+        if plan.gathers:  # each part has one source: the rank that has summed it
+            fixed = {"PARTS": plan.n_parts, "SOURCES": 1, "ELEMENT": element_type(plan.dtype)}
+            gathered = (self._own_tables["gathered", slot], own["gathered_arrivals"])
+            self._sum((c, *gathered, None, None, plan.m, *sizes), fixed, Exchange(reduction="behind"), None)
+        if exchange.move == "copy" and self._copier is not None:
+            self._copier.join()
+
+    def _multiply(
+        self, a: torch.Tensor, b: torch.Tensor, where: tuple[Any, ...], exchange: Exchange, *, epoch: int, config: triton.Config | None
+    ) -> None:
+        """Queue the product."""
+        plan, k, is_interpreted = self.plan, a.shape[1], triton.knobs.runtime.interpret
+        operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a, b)]
+        args = (*operands, *where, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch)
+        spread, is_inside = TO_OWNER, exchange.reduction == "inside"
+        if plan.n_parts < self._n_ranks:
+            spread = FOR_ALL if exchange.move == "pull" else TO_ALL
+        fixed = {"PARTS": plan.n_parts, "WORLD": self._n_ranks, "INSIDE": is_inside, "SPREAD": spread}
+        fixed |= {"ELEMENT": element_type(plan.partial_dtype), "FLAG_ROWS": FLAG_ROWS, "INTERPRETED": is_interpreted}
+
+        def grid(meta: dict[str, Any]) -> tuple[int]:
+            tiles = plan.n_parts * triton.cdiv(plan.part_rows, meta["BLOCK_M"]) * triton.cdiv(plan.n, meta["BLOCK_N"])
+            if is_interpreted:  # programs run one after the other there, so one that waits for peers must have sent all tiles itself
+                return (1 if is_inside else min(3, tiles),)
+            withheld = exchange.sms if exchange.reduction == "beside" else 0
+            return (max(1, min(device_properties()["multiprocessor_count"] - withheld, tiles)),)
+
+        if config is None:
+            push_gemm_kernel[grid](*args, **fixed)
+            return
+        set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args, strict=False)), **config.kwargs})
+        push_gemm_kernel.fn[grid](*args, **fixed, **config.all_kwargs())
+
+    def _sum(self, args: tuple[Any, ...], fixed: dict[str, Any], exchange: Exchange, started: torch.cuda.Event | None) -> None:
+        """Queue a reduction, on a stream of its own where it is beside the product; the current stream goes on behind it."""
+        items = fixed["PARTS"] * triton.cdiv(self.plan.part_rows, exchange.chunk_rows) * triton.cdiv(self.plan.n, SUM_BLOCK[1])
+        fixed = {**fixed, "WORLD": self._n_ranks, "FLAG_ROWS": FLAG_ROWS, "CHUNK_ROWS": exchange.chunk_rows}
+        fixed |= {"ROWS": SUM_BLOCK[0], "COLUMNS": SUM_BLOCK[1], "num_warps": 8}
+        if triton.knobs.runtime.interpret:
+            sum_kernel[(min(2, items),)](*args, **fixed)
+            return
+        if started is None or exchange.reduction != "beside":
+            sms = exchange.sms or device_properties()["multiprocessor_count"]
+            sum_kernel[(min(items, sms * SUM_PROGRAMS_PER_SM),)](*args, **fixed)
+            return
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device, priority=-1)
+        self._side.wait_event(started)
+        with torch.cuda.stream(self._side):
+            # No more programs than multiprocessors that the product leaves free: wherever they start, they cannot keep a program of the
+            # product off the GPU, for whose tiles a peer may wait.
+            sum_kernel[(min(items, exchange.sms),)](*args, **fixed)
+        torch.cuda.current_stream().wait_stream(self._side)
+
+    def _follow_last_step(self) -> None:
+        """Order this step behind the last one where the caller has changed streams: credits say that stream order has ended a step."""
+        if self._device.type != "cuda":
+            return
+        current = torch.cuda.current_stream()
+        if self._last is not None and self._last != current:
+            current.wait_stream(self._last)
+        self._last = current
+
+    def _tables_of(self, move: str, slot: int) -> Tables:
+        if (move, slot) not in self._tables:
+            memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
+            has_parts = self.plan.n_parts > 1
+            arrivals = [memory.on(r)["arrivals"][rank] for r in ranks]
+            if move == "pull":  # kept here, in the place of the part's owner, or in one place for all
+                targets = [memory.own["received"][slot, r if has_parts else rank] for r in ranks]
+                sources = [memory.on(r)["received"][slot, rank if has_parts else r] for r in ranks]
+            else:
+                targets = [memory.on(r)["received"][slot, rank] for r in ranks]
+                sources = [memory.own["received"][slot, r] for r in ranks]
+            if move == "copy":
+                assert self._copier is not None
+                targets = [targets[r] if r == rank else self._copier.staged[r] for r in ranks]
+                arrivals = [arrivals[r] if r == rank else self._copier.counts[r] for r in ranks]
+            self._tables[move, slot] = Tables(*map(memory.table, (targets, arrivals, sources)))
+        return self._tables[move, slot]
+
+    def _final_tables(self, slot: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Where each rank gathers this rank's part of the sum, and the flags that count it there; None if the plan does not gather."""
+        if not self.plan.gathers:
+            return None, None
+        if ("finals", slot) not in self._own_tables:
+            memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
+            finals = [memory.on(r)["gathered"][slot, rank] for r in ranks]
+            self._own_tables["finals", slot] = memory.table(finals)
+            self._own_tables["arrivals", slot] = memory.table([memory.on(r)["gathered_arrivals"][rank] for r in ranks])
+            self._own_tables["gathered", slot] = memory.table([memory.own["gathered"][slot, r] for r in ranks])
+        return self._own_tables["finals", slot], self._own_tables["arrivals", slot]

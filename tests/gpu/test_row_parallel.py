@@ -1,0 +1,44 @@
+"""GEMM-ReduceScatter and GEMM-AllReduce on real GPUs: each exchange, one rank late, and the tuned function. Not run yet."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_allreduce"])
+@pytest.mark.parametrize("straggler", ["0", "1"])
+def test_each_exchange_is_right_between_gpus(tmp_path: Path, name: str, straggler: str):
+    """Twenty steps without a host sync, shapes that no block divides, both dtypes; one rank sleeps on the device before each step."""
+    n_ranks = min(torch.cuda.device_count(), 2)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={n_ranks}",
+        str(ROOT / f"kernels/{name}.py"),
+    ]
+    command += [
+        "--case",
+        "check",
+        "--straggler",
+        straggler,
+        "--dtype",
+        "bf16",
+        "--dtype",
+        "fp16",
+        "--shape",
+        "666,1003,2002",
+        "--shape",
+        "16,8192,8192",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 4 * 9

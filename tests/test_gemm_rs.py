@@ -1,0 +1,205 @@
+"""kernels/gemm_rs.py: two gloo ranks that store into each other's memory under the interpreter, and code for a GPU that is not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dist_tune.testing import on_ranks, values
+from tests.programs import run_python
+from tests.row_parallel_ranks import ROOT, check_by_command, errors, errors_after, refused_then_right
+
+pytestmark = pytest.mark.processes
+
+ODD = (38, 20, 40)
+"""M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block."""
+
+
+def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
+    """Pushed tiles that the product adds, and copied chunks that a kernel sums in float32: five fresh inputs each, outputs full of NaN."""
+    pushed, copied = zip(*values(on_ranks(2, errors, "gemm_rs", [(0, False), (2, True)], ODD)), strict=True)
+    assert max(pushed) < 2 * 2**-7
+    assert max(copied) < 2**-7
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("n_before", "exchange"),
+    [
+        (2**31 // (16 * 20) - 2, 0),
+        pytest.param(2**31 // (16 * 20) - 2, 3, marks=pytest.mark.slow),
+        pytest.param(2**32 // (16 * 20) - 2, 0, marks=pytest.mark.slow),
+        pytest.param(2**31 - 3, 0, marks=pytest.mark.slow),
+        pytest.param(2**32 - 3, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_are_right_where_flags_wrap_around(n_before: int, exchange: int):
+    """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of flags that count nothing."""
+    assert max(values(on_ranks(2, errors_after, n_before, exchange, timeout_s=30))) < 2 * 2**-7
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("sabotage", "exchange"),
+    [
+        ("flag before tile", 0),
+        pytest.param("skipped rank", 3, marks=pytest.mark.slow),
+        pytest.param("skipped rank", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_exchange_is_found(sabotage: str, exchange: int):
+    """A flag that is raised before its tile is stored, and a sum without one rank: the error is far above rounding on all ranks."""
+    for (error,) in values(on_ranks(2, errors, "gemm_rs", [(exchange, False)], (16, 8, 16), sabotage)):
+        assert error > 0.1
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_a_step_without_a_tuner_is_refused_and_does_not_count():
+    """`triton.autotune` alone would repeat the kernel; the rank that was refused is not a step behind or ahead of its peer afterwards."""
+    outcomes = values(on_ranks(2, refused_then_right, timeout_s=30))
+    assert [message.partition(",")[0] for message, _ in outcomes] == ["", "push_gemm_kernel counts what it sends in its peers' flags"]
+    assert max(error for _, error in outcomes) < 2 * 2**-7
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n_ranks", "options"),
+    [(2, ("--shape", "70,35,90")), (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")), (4, ("--shape", "36,35,92"))],
+)
+def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]):
+    """Each exchange with each type of partial results, and the function tuned at both levels, on two and four ranks."""
+    done = check_by_command(tmp_path, "gemm_rs", "--case", "check", *options, n_ranks=n_ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 9
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.parametrize("tuner", ["function", "staged", "contextual"])
+def test_tuning_ends_with_one_winner(tmp_path: Path, tuner: str):
+    """The exchange with the product's config, or that alone; the same on both ranks."""
+    done = check_by_command(tmp_path, "gemm_rs", "--case", "tune", "--shape", "4,16,16", "--tuner", tuner)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same on all 2 ranks: True" in done.stdout
+
+
+@pytest.mark.once
+def test_a_rank_computes_its_peers_parts_first_and_its_own_last():
+    """The order is a permutation on each rank, and no two ranks compute the same part at the same time."""
+    from kernels.push_gemm import part_order
+
+    assert part_order(1, 4) == [2, 3, 0, 1]
+    orders = [part_order(rank, 8) for rank in range(8)]
+    assert all(sorted(order) == list(range(8)) and order[-1] == rank for rank, order in enumerate(orders))
+    assert all(len(set(parts)) == 8 for parts in zip(*orders, strict=True))
+    assert part_order(5, 1) == [0]
+
+
+@pytest.mark.once
+def test_tiles_of_a_part_are_a_permutation():
+    """`tile_block` names each tile of an odd part once, columns of GROUP_M tiles together."""
+    from kernels.shard_gemm import tile_block
+
+    tiles = [tile_block.fn(tile, 7, 5, 4) for tile in range(35)]
+    assert sorted(tiles) == [(row, col) for row in range(7) for col in range(5)]
+    assert tiles[:5] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
+
+
+@pytest.mark.once
+def test_the_flags_of_a_part_count_all_its_elements():
+    """Whatever the rows, also where the last ranks have few rows or none; each fits into the flags of its line."""
+    import torch
+
+    from kernels.partials import Plan
+
+    plan = Plan(m=37, n=5, n_parts=4, dtype=torch.bfloat16, partial_dtype=torch.bfloat16, gathers=False)
+    assert [plan.rows_of(part) for part in range(4)] == [10, 10, 10, 7]
+    assert [sum(plan.flag_elements(part)) for part in range(4)] == [50, 50, 50, 35]
+    assert Plan(m=5, n=5, n_parts=4, dtype=torch.bfloat16, partial_dtype=torch.bfloat16, gathers=False).rows_of(3) == 0
+    assert all(len(plan.flag_elements(part)) <= plan.n_flags for part in range(4))
+
+
+@pytest.mark.once
+def test_the_bound_is_the_longer_of_product_and_bytes():
+    """At 367 GB/s between two ranks; an all-reduce sends twice what a reduce-scatter sends."""
+    from kernels.step_times import all_reduce_bytes, bound_ms, reduce_scatter_bytes
+
+    n_bytes = reduce_scatter_bytes(4096, 4096, 2, 2)
+    assert n_bytes == 4096 * 4096
+    assert bound_ms(0.26, n_bytes) == 0.26
+    assert round(bound_ms(0.01, n_bytes), 4) == 0.0457
+    assert all_reduce_bytes(4096, 4096, 2, 8) == 2 * reduce_scatter_bytes(4096, 4096, 2, 8)
+
+
+@pytest.mark.once
+def test_the_table_holds_the_share_of_the_bound_and_the_ratios():
+    """A step of 0.3 ms beside a product of 0.26 ms: 87 % of the bound; the others by how many times longer they take."""
+    from rich.console import Console
+
+    from kernels.step_times import StepTimes, bound_table
+
+    ms = {"step": 0.3, "staged": 0.33, "mm": 0.26, "exchange": 0.06, "mm, exchange": 0.36, "fused": 0.345}
+    console = Console(width=220, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(bound_table([StepTimes((4096, 4096, 11008), 2, "back to back", ms)], 4096 * 4096))
+    text = console.export_text()
+    assert all(cell in text for cell in ("87%", "0.2600", "1.20", "1.15", "1.10", "x fused", "4096, 4096, 11008"))
+
+
+@pytest.mark.once
+def test_exchanges_that_cannot_work_are_refused():
+    """With the values, and what to choose instead."""
+    from kernels.partials import Exchange
+
+    with pytest.raises(ValueError, match="queued behind the product"):
+        Exchange("copy", "inside")
+    with pytest.raises(ValueError, match="needs multiprocessors, got sms=0"):
+        Exchange("push", "beside")
+    with pytest.raises(ValueError, match="power of two"):
+        Exchange(chunk_rows=100)
+
+
+def test_the_kernels_compile_for_hopper(tmp_path: Path):
+    """Real sm_90 code: release and acquire at system scope, a barrier before each release, vector stores, vector loads that pass by L1."""
+    script = tmp_path / "compiled.py"
+    script.write_text(
+        "import re, torch, triton.language as tl\n"
+        "from dist_tune import testing\n"
+        "testing.install_fake_driver()\n"
+        "from triton.tools.tensor_descriptor import TensorDescriptor\n"
+        "from kernels.push_gemm import drop_hopeless, gpu_configs, make_config, push_gemm_kernel, set_block_shapes\n"
+        "from kernels.sum_parts import sum_kernel\n"
+        "a, table, flags = torch.ones(256, 256).bfloat16(), torch.zeros(2).long(), torch.zeros(2, 32).int()\n"
+        "kept = drop_hopeless(gpu_configs(), {'part_rows': 2048})\n"
+        "print(len(gpu_configs()), len(set(map(str, gpu_configs()))), len(kept), len(drop_hopeless(gpu_configs(), {'part_rows': 16})))\n"
+        "config = make_config(128, 128, 64, warps=4, stages=4, split=True)\n"
+        "inputs = [TensorDescriptor(a, [256, 256], [256, 1], [1, 1]) for _ in range(2)]\n"
+        "args = (*inputs, a, table, table, table, flags, table, flags, None, None, 256, 256, 256, 128, 32, 1, 5)\n"
+        "set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args)), **config.kwargs})\n"
+        "fixed = dict(WORLD=2, ELEMENT=tl.bfloat16, FLAG_ROWS=64)\n"
+        "push = dict(PARTS=2, INSIDE=True, SPREAD=0, INTERPRETED=False)\n"
+        "product = push_gemm_kernel.fn.warmup(*args, grid=(1,), **fixed, **push, **config.all_kwargs())\n"
+        "args = (a, table, flags, table, table, 128, 256, 128, 32, 1, 5)\n"
+        "sums = dict(PARTS=1, SOURCES=2, CHUNK_ROWS=128, ROWS=8, COLUMNS=512, num_warps=8)\n"
+        "total = sum_kernel.warmup(*args, grid=(1,), **fixed, **sums)\n"
+        "for kernel in (product, total):\n"
+        "    ptx = kernel.asm['ptx']\n"
+        "    releases = [at.start() for at in re.finditer(r'global.sys.release.add', ptx)]\n"
+        "    print(len(releases) > 0, all('bar.sync' in ptx[max(at - 600, 0) : at] for at in releases), 'sys.acquire' in ptx,\n"
+        "          'st.global.v4' in ptx, bool(re.search('ld.global.cg[a-zA-Z0-9:.]*.v4', ptx)), 'wgmma.mma_async' in ptx)\n"
+    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = f"import os; os.environ['TRITON_CACHE_DIR'] = 'cache'; exec(open({str(script)!r}).read())"
+    done = run_python("-c", command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"})
+    assert done.returncode == 0, done.stderr
+    counts, product, total = done.stdout.splitlines()
+    n_configs, n_distinct, n_kept, n_flat = map(int, counts.split())
+    assert n_configs == n_distinct
+    assert n_kept == n_configs  # none needs more shared memory than there is
+    assert 0 < n_flat < n_configs
+    assert product == "True True True True True True"
+    assert total == "True True True True True False"
