@@ -2,7 +2,7 @@
 
 Knows buffers, flags, epochs and streams; knows nothing of the kernel that consumes the shards. Both ways are used alike:
 `start` queues the gather of one step and says where shard r will be once `flags[r]` has reached `epoch`; `finish` is called
-when the consumer of that step has been queued. Epochs count steps and wrap around: flags are never reset.
+when the consumer of that step has been queued. Flags and epochs keep the rules of symmetric.py; here streams raise and await them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-N_SLOTS = 2
-"""Gathered buffers used in turn: a rank one step ahead sends into the one that nobody reads any more."""
+from kernels.symmetric import N_SLOTS, as_int32, refuse_capture
+
 DRIVER_ARGUMENTS = {
     "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),  # to, from, bytes, stream
     "cuStreamBatchMemOp_v2": (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint),  # stream, count, operations, flags
@@ -107,8 +107,7 @@ class PushGather:
 
     def start(self, shard: torch.Tensor) -> Gathered:
         """Queue the pushes of this step on the copy stream. They depend on what the current stream holds so far."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("an AllGather-GEMM step cannot be captured in a CUDA graph: its epoch would be the same at every replay")
+        refuse_capture("an AllGather-GEMM step")
         self._epoch += 1
         slot = self._epoch % N_SLOTS
         self._inputs_ready.record()
@@ -174,8 +173,3 @@ def driver_function(name: str) -> Callable[..., int]:
     function: Callable[..., int] = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes = DRIVER_ARGUMENTS[name]  # type: ignore[attr-defined]
     return function
-
-
-def as_int32(epoch: int) -> int:
-    """`epoch` as a signed 32-bit number, wrapped around."""
-    return (epoch + 2**31) % 2**32 - 2**31

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.symmetric import fence_bulk_loads, wait_until
+
 N_PROGRAMS_INTERPRETED = 3
 """Programs of a launch under the interpreter: few enough that one program meets several tiles."""
 TMA_ALIGNMENT_BYTES = 16
@@ -110,22 +112,6 @@ def _tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def _wait_for(flag, epoch, INTERPRETED: tl.constexpr):
-    """Spin until `flag` has reached `epoch`; return 0 by a path that the compiler cannot foresee.
-
-    A caller adds the 0 to its addresses: then no load, however deep the pipeline, can be issued before the wait is over.
-    """
-    # At system scope, for the writer is another GPU's copy stream. The difference is compared: epochs wrap around.
-    behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
-    while behind < 0:
-        behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch
-    if not INTERPRETED:  # it has no inline assembly
-        # The tiles are loaded by the bulk copy unit, which the acquire above does not order.
-        behind = tl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, $1;", "=r,r", [behind], dtype=tl.int32, is_pure=False, pack=1)
-    return tl.minimum(behind, 0)
-
-
-@triton.jit
 def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.constexpr):
     """Write one tile of C; what lies outside the shard's rows or C's columns is not written."""
     BLOCK_M: tl.constexpr = acc.shape[0]
@@ -194,7 +180,8 @@ def ag_gemm_kernel(
         a = a_own
         if tile >= tiles_per_shard:
             source = (rank + WORLD - tile // tiles_per_shard) % WORLD
-            a_row += source * M_shard + _wait_for(flags + source, epoch, INTERPRETED)
+            # The tiles are loaded by the bulk copy unit.
+            a_row += source * M_shard + fence_bulk_loads(wait_until(flags + source, epoch), INTERPRETED)
             a = a_gathered
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(tl.cdiv(K, BLOCK_K)):

@@ -165,7 +165,7 @@ def test_a_change_of_the_kernel_or_of_what_calls_it_makes_another_function(tmp_p
         "    try: return fingerprint(ag.ag_gemm.__wrapped__)\n"
         "    finally: setattr(owner, name, before)\n"
         "changes = [(ag.AllGatherGemm, '__call__'), (ag, 'loadable'), (ag, 'multiply_shards'), (shard, 'set_block_shapes')]\n"
-        "changes.append((shard, '_tile_block', shard._wait_for))\n"
+        "changes.append((shard, '_tile_block', shard.wait_until))\n"
         "print(len({fingerprint(ag.ag_gemm.__wrapped__), *(changed(*change) for change in changes)}) - len(changes))\n"
         "print(changed(ag, 'random_operands') == fingerprint(ag.ag_gemm.__wrapped__))\n"
     )

@@ -1,0 +1,91 @@
+"""kernels/symmetric.py: memory that two processes share, and kernels under the interpreter that store and spin there."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels below are defined here
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from dist_tune.testing import on_ranks, values
+from kernels.symmetric import Epochs, SymmetricMemory, as_int32, element_type, offsets, pointer_at, signal, wait_until
+
+pytestmark = pytest.mark.processes
+
+N_STEPS, SIZE = 6, 8
+CPU = torch.device("cpu")
+
+
+@triton.jit
+def pass_on(
+    addresses, flags, own, own_flags, out, slot, rank, epoch, value, SIZE: tl.constexpr, WORLD: tl.constexpr, ELEMENT: tl.constexpr
+):
+    """Store `value` into the next rank's slot, raise its flag, wait for the own one, keep what came."""
+    peer = (rank + 1) % WORLD
+    at = tl.arange(0, SIZE)
+    tl.store(pointer_at(addresses, peer, ELEMENT) + slot * SIZE + at, (at * 0 + value).to(ELEMENT))
+    signal(pointer_at(flags, peer, tl.int32), 1)
+    zero = wait_until(own_flags, epoch)
+    tl.store(out + at, tl.load(own + slot * SIZE + at + zero))
+
+
+def ring(rank: int, n_before: int) -> list[list[float]]:
+    """The values that came in each step, when the flags start behind `n_before` steps."""
+    n_ranks, group = dist.get_world_size(), dist.group.WORLD
+    assert group is not None
+    memory = SymmetricMemory({"slots": ((2, SIZE), torch.float32), "flag": ((1,), torch.int32)}, CPU, group)
+    memory.own["flag"].fill_(as_int32(n_before))
+    dist.barrier()
+    epochs, came = Epochs(n_before), []
+    for step in range(N_STEPS):
+        out = torch.full((SIZE,), float("nan"))
+        tensors = (*map(memory.addresses, ("slots", "flag")), *map(memory.own.get, ("slots", "flag")), out)
+        numbers = (epochs.slot, rank, epochs.next, 10 * step + rank)
+        pass_on[(1,)](*tensors, *numbers, SIZE=SIZE, WORLD=n_ranks, ELEMENT=element_type(torch.float32))
+        epochs.advance()
+        came.append(out.unique().tolist())
+    dist.barrier()
+    return came
+
+
+@pytest.mark.parametrize("n_before", [0, 2**31 - 3, pytest.param(2**32 - 3, marks=pytest.mark.slow)])
+def test_a_kernel_stores_into_a_peers_memory_and_spins_on_its_own_flag(n_before: int):
+    """Six steps without a reset, also where the epoch wraps around between them."""
+    assert values(on_ranks(2, ring, n_before)) == [[[10.0 * step + 1 - rank] for step in range(N_STEPS)] for rank in range(2)]
+
+
+def test_epochs_count_what_was_launched_and_wrap_around():
+    """A step that was not advanced is the same step again; slots take turns also across the wrap."""
+    epochs, seen = Epochs(2**31 - 2), []
+    for _ in range(3):
+        assert epochs.next == epochs.next
+        seen.append((epochs.next, epochs.slot))
+        epochs.advance()
+    assert seen == [(2**31 - 1, 1), (-(2**31), 0), (-(2**31) + 1, 1)]
+    assert [as_int32(count) for count in (0, 2**31, 2**32 + 5)] == [0, -(2**31), 5]
+
+
+def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
+    """None overlaps the next one, and none is empty of bytes."""
+    starts, n_bytes = offsets({"a": ((3,), torch.bfloat16), "b": ((65, 2), torch.int32), "c": ((0,), torch.int32)})
+    assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
+
+
+def layouts(rank: int) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    SymmetricMemory({"slots": ((2 + rank,), torch.float32)}, CPU, group)
+
+
+@pytest.mark.slow
+def test_ranks_with_different_layouts_are_told():
+    """A ValueError on both ranks, with both layouts."""
+    outcomes = on_ranks(2, layouts)
+    assert [outcome.error for outcome in outcomes] == ["ValueError"] * 2
+    assert "slots [2]" in outcomes[0].message
+    assert "slots [3]" in outcomes[0].message
