@@ -48,6 +48,7 @@ class AllGatherGemm:
         config: the launch config to use. None: the one in the kernel's cache, tuned on a miss.
 
     Attributes:
+        group: the ranks that hold A and B.
         n_ranks: W, the ranks of the group.
         n_local_ranks: how many of them share a machine, at most.
     """
@@ -56,10 +57,9 @@ class AllGatherGemm:
         group = dist.group.WORLD if group is None else group
         if group is None:
             raise ValueError("AllGatherGemm needs a process group: call torch.distributed.init_process_group first")
-        self._group = group
-        self._rank, self.n_ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
-        n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
-        self.n_local_ranks = max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(self._group)).values())
+        self.group = group
+        self._rank, self.n_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.n_local_ranks = most_local_ranks(self.group)
         self._gathers: dict[tuple[torch.Size, torch.dtype, torch.device], Gather] = {}
         self.config = config
 
@@ -87,11 +87,11 @@ class AllGatherGemm:
         shape, dtype, device = a_shard.shape, a_shard.dtype, a_shard.device
         if (shape, dtype, device) not in self._gathers:
             by_rank: list[Any] = [None] * self.n_ranks
-            dist.all_gather_object(by_rank, (tuple(shape), str(dtype)), group=self._group)
+            dist.all_gather_object(by_rank, (tuple(shape), str(dtype)), group=self.group)
             if len(set(by_rank)) > 1:
                 raise ValueError(f"the shards of A need one shape and dtype on all ranks, got {by_rank}")
             self._gathers[shape, dtype, device] = (
-                PushGather(shape, dtype, device, self._group) if device.type == "cuda" else CollectiveGather(shape, dtype, self._group)
+                PushGather(shape, dtype, device, self.group) if device.type == "cuda" else CollectiveGather(shape, dtype, self.group)
             )
         return self._gathers[shape, dtype, device]
 
@@ -101,11 +101,22 @@ class AllGatherGemm:
             given = f"A's shard {list(a_shard.shape)} {a_shard.dtype}, B's {list(b_shard.shape)} {b_shard.dtype}"
             raise ValueError(f"{reason}; got {given}")
         shape = (a_shard.shape[0] * self.n_ranks, b_shard.shape[0])
-        if out is None:
-            return a_shard.new_empty(shape)
-        if out.shape != shape or out.dtype != a_shard.dtype or out.device != a_shard.device or not out.is_contiguous():
-            raise ValueError(f"need out as contiguous {list(shape)} {a_shard.dtype} on {a_shard.device}; got {list(out.shape)} {out.dtype}")
-        return out
+        return output_for(a_shard, shape, out)
+
+
+def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> torch.Tensor:
+    """`out` if it is given and fits, or else a new tensor of a shape, with the dtype and device of another."""
+    if out is None:
+        return like.new_empty(shape)
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device or not out.is_contiguous():
+        raise ValueError(f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}")
+    return out
+
+
+def most_local_ranks(group: dist.ProcessGroup) -> int:
+    """How many ranks of a group share a machine, at most."""
+    n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
+    return max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values())
 
 
 def config_space() -> list[dict[str, triton.Config]]:

@@ -22,7 +22,8 @@ from kernels.routing import BLOCKS_M, SortedRows
 from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties
 from kernels.symmetric import wait_until
 
-SMALLEST_BLOCK_M = BLOCKS_M[0]
+UNIT_COLS = 16
+"""Columns of a unit of counting: a divisor of every BLOCK_N, so that tiles of any width count alike, and units stay below 2^31."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,14 @@ def interpreter_configs() -> list[triton.Config]:
     return [make_config(*block, warps=4, stages=2) for block in blocks]
 
 
+def check_configs() -> list[triton.Config]:
+    """Configs of three shapes, the first of which stands for an untuned product."""
+    if triton.knobs.runtime.interpret:
+        return interpreter_configs()
+    blocks = [(128, 128, 64, 4, 4, 4), (64, 256, 64, 1, 4, 4), (16, 128, 128, 16, 4, 4)]
+    return [make_config(bm, bn, bk, group_m, warps=warps, stages=stages) for bm, bn, bk, group_m, warps, stages in blocks]
+
+
 def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
     """Drop the configs that need more shared memory than a program can have."""
     if triton.knobs.runtime.interpret:
@@ -103,7 +112,7 @@ def grouped_gemm_kernel(
     tiles,
     n_tiles,
     flags,
-    done,  # int32 [parts]: elements of C that are stored, by the part of their rows; or None
+    done,  # int32 [parts]: units of UNIT_COLS columns of a row of C that are stored, by the row's part; or None
     most_tiles,
     n_rows,
     N,
@@ -115,6 +124,7 @@ def grouped_gemm_kernel(
     TOP_K: tl.constexpr,
     WORLD: tl.constexpr,
     SMALLEST: tl.constexpr,
+    UNIT_COLS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -162,8 +172,8 @@ def grouped_gemm_kernel(
         tl.store(c + row.to(tl.int64)[:, None] * N + cols[None, :], acc.to(c.dtype.element_ty), mask=is_row[:, None] & (cols < N)[None, :])
         if done is not None:
             tl.debug_barrier()  # the release below is one thread's, and orders the other threads' stores through this barrier
-            # Elements, not tiles: then the count means the same with every config.
-            n_stored = tl.sum(is_row.to(tl.int32), 0) * tl.minimum(N - col, BLOCK_N)
+            # Units, not tiles: then the count means the same with every config.
+            n_stored = tl.sum(is_row.to(tl.int32), 0) * tl.cdiv(tl.minimum(N - col, BLOCK_N), UNIT_COLS)
             tl.atomic_add(done + last_part, n_stored, sem="release", scope="gpu")
 
 
@@ -182,7 +192,7 @@ def multiply_rows(
 
     `a` is [tokens, K], `b` [E, N, K], `c` [tokens * top_k, N], contiguous; the rows of `a` and `b` start at multiples of 16 bytes. With
     `shards`, the parts that rows were sorted with are the shards from this rank's downwards. With `done` (int32 [parts], zero), the
-    parts have tiles of their own, and it counts the elements stored of each. `n_free_sms` are left to other kernels. `config` is used as it
+    parts have tiles of their own, and it counts the units stored of each. `n_free_sms` are left to other kernels. `config` is used as it
     is; None leaves the choice to the tuner.
     """
     (n_rows, n), (n_experts, _, k), top_k = c.shape, b.shape, len(c) // len(a)
@@ -197,7 +207,13 @@ def multiply_rows(
         n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
         return (max(min(n_programs, most_tiles * triton.cdiv(n, meta["BLOCK_N"])), 1),)
 
-    fixed = {"TOP_K": top_k, "WORLD": 1 if flags is None else len(flags), "SMALLEST": SMALLEST_BLOCK_M, "INTERPRETED": is_interpreted}
+    fixed = {
+        "TOP_K": top_k,
+        "WORLD": 1 if flags is None else len(flags),
+        "SMALLEST": BLOCKS_M[0],
+        "UNIT_COLS": UNIT_COLS,
+        "INTERPRETED": is_interpreted,
+    }
     if config is None:
         grouped_gemm_kernel[grid](*args, **fixed)
         return

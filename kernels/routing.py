@@ -22,7 +22,7 @@ import triton.language as tl
 
 BLOCKS_M = (32, 64) if triton.knobs.runtime.interpret else (16, 32, 64, 128)
 """Heights of tiles, each twice the one before; there is a list of tiles for each. The interpreter takes 10 ms for each list."""
-ROWS_PER_STEP = 16 if triton.knobs.runtime.interpret else 1024
+ROWS_PER_STEP = 64 if triton.knobs.runtime.interpret else 1024
 """Rows that a program of the sorting looks at together; few under the interpreter, so that tests see several steps."""
 TILES_PER_STEP = 64
 TILE_FIELDS = 4
@@ -120,17 +120,6 @@ def _count_kernel(experts, parts, counts, n_experts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _total(values, are_meant):
-    """The sum of those values of a matrix that are meant."""
-    return tl.sum(tl.sum(tl.where(are_meant, values, 0), 1), 0)
-
-
-@triton.jit
-def _ceil_div(values, size):
-    return (values + size - 1) // size
-
-
-@triton.jit
 def _place_kernel(
     experts,  # int32 [n_rows]
     parts,  # int32 [n_parts, 2]
@@ -162,17 +151,18 @@ def _place_kernel(
     is_own = (p == part) & (e == expert)
     is_earlier = (p < part) | ((p == part) & (e < expert))
     # Of each expert: its rows in parts up to p, before p, and in all.
-    until, before = tl.cumsum(count, 0), tl.cumsum(count, 0) - count
+    until = tl.cumsum(count, 0)
+    before = until - count
     total = tl.sum(count, 0)[None, :]
     if IS_MERGED:
-        start = _total(_ceil_div(total, LARGEST) * LARGEST, (e < expert) & (p == 0))
-        place = start + _total(before, is_own)
-        n_own = _total(total, (e == expert) & (p == 0))
+        start = tl.sum(tl.where(e < expert, (total + LARGEST - 1) // LARGEST * LARGEST, 0))
+        place = start + tl.sum(tl.where(is_own, before, 0))
+        n_own = tl.sum(tl.where(e == expert, total, 0))
         pads = part == n_parts - 1
     else:
-        start = _total(_ceil_div(count, LARGEST) * LARGEST, is_earlier)
+        start = tl.sum(tl.where(is_earlier, (count + LARGEST - 1) // LARGEST * LARGEST, 0))
         place = start
-        n_own = _total(count, is_own)
+        n_own = tl.sum(tl.where(is_own, count, 0))
         pads = part >= 0
 
     end = tl.load(parts + 2 * part + 1)
@@ -183,7 +173,7 @@ def _place_kernel(
         tl.store(rows + place + tl.cumsum(n_here, 0) - 1, row, mask=is_here)
         place += tl.sum(n_here, 0)
     padding = n_own + tl.arange(0, LARGEST)
-    tl.store(rows + start + padding, n_rows, mask=(padding < _ceil_div(n_own, LARGEST) * LARGEST) & pads)
+    tl.store(rows + start + padding, n_rows, mask=(padding < (n_own + LARGEST - 1) // LARGEST * LARGEST) & pads)
 
     # Rows of this expert up to each part, as a vector.
     own_until = tl.sum(tl.where(e == expert, until, 0), 1)
@@ -191,18 +181,18 @@ def _place_kernel(
         size = SMALLEST * 2**height
         if IS_MERGED:
             # A tile is there when its last row is; the last tile of an expert need not be full.
-            done_until = tl.where(until == total, _ceil_div(total, size), until // size)
-            done_before = tl.where(before == total, _ceil_div(total, size), before // size)
+            done_until = tl.where(until == total, (total + size - 1) // size, until // size)
+            done_before = tl.where(before == total, (total + size - 1) // size, before // size)
             n_new = tl.where(p < n_parts, done_until - done_before, 0)
-            first_tile = _total(done_before, is_own)
-            slot = _total(n_new, is_earlier) if BY_ARRIVAL else _total(n_new, e < expert) + first_tile
+            first_tile = tl.sum(tl.where(is_own, done_before, 0))
+            slot = tl.sum(tl.where(is_earlier, n_new, 0)) if BY_ARRIVAL else tl.sum(tl.where(e < expert, n_new, 0)) + first_tile
         else:
-            n_new = _ceil_div(count, size)
+            n_new = (count + size - 1) // size
             first_tile = 0
-            slot = _total(n_new, is_earlier)
-        n_own_tiles = _total(n_new, is_own)
+            slot = tl.sum(tl.where(is_earlier, n_new, 0))
+        n_own_tiles = tl.sum(tl.where(is_own, n_new, 0))
         if (part == 0) & (expert == 0):
-            tl.store(n_tiles + height, tl.sum(tl.sum(n_new, 1), 0))
+            tl.store(n_tiles + height, tl.sum(n_new))
         for step in range(0, n_own_tiles, TILES):
             tile = step + tl.arange(0, TILES)
             row = (first_tile + tile) * size
