@@ -260,7 +260,8 @@ def main(layer: Layer) -> int:
                 is_good &= check(layer, shape, dtype, options, device, console)
                 continue
             operands = random_operands(layer, shape, dtype, device, options.skew)
-            console.print(f"{SIZES}={shape} {dtype} skew {options.skew:g}: {layer.bound(shape, dist.get_world_size())}", markup=False)
+            told = f": {layer.bound(shape, dist.get_world_size())}" if device.type == "cuda" else ""
+            console.print(f"{SIZES}={shape} {dtype} skew {options.skew:g}{told}", markup=False)
             step = tune(layer, operands, dtype, console)
             if options.case == "perf":
                 console.print(times_table(shape, layer.contenders(operands, step), layer.bound(shape, dist.get_world_size())))

@@ -150,11 +150,13 @@ def _place_kernel(
     count = tl.load(counts + p * n_experts + e, mask=(p < n_parts) & (e < n_experts), other=0)
     is_own = (p == part) & (e == expert)
     is_earlier = (p < part) | ((p == part) & (e < expert))
-    # Of each expert: its rows in parts up to p, before p, and in all.
-    until = tl.cumsum(count, 0)
-    before = until - count
-    total = tl.sum(count, 0)[None, :]
     if IS_MERGED:
+        # Of each expert: its rows in parts up to p, before p, and in all.
+        until = tl.cumsum(count, 0)
+        before = until - count
+        total = tl.sum(count, 0)[None, :]
+        # Rows of this expert up to each part, as a vector.
+        own_until = tl.sum(tl.where(e == expert, until, 0), 1)
         start = tl.sum(tl.where(e < expert, (total + LARGEST - 1) // LARGEST * LARGEST, 0))
         place = start + tl.sum(tl.where(is_own, before, 0))
         n_own = tl.sum(tl.where(e == expert, total, 0))
@@ -175,8 +177,6 @@ def _place_kernel(
     padding = n_own + tl.arange(0, LARGEST)
     tl.store(rows + start + padding, n_rows, mask=(padding < (n_own + LARGEST - 1) // LARGEST * LARGEST) & pads)
 
-    # Rows of this expert up to each part, as a vector.
-    own_until = tl.sum(tl.where(e == expert, until, 0), 1)
     for height in tl.static_range(N_HEIGHTS):
         size = SMALLEST * 2**height
         if IS_MERGED:
@@ -196,7 +196,9 @@ def _place_kernel(
         for step in range(0, n_own_tiles, TILES):
             tile = step + tl.arange(0, TILES)
             row = (first_tile + tile) * size
-            first_part = tl.sum((own_until[None, :] <= row[:, None]).to(tl.int32), 1) if IS_MERGED else part + tile * 0
+            first_part = part + tile * 0
+            if IS_MERGED:
+                first_part = tl.sum((own_until[None, :] <= row[:, None]).to(tl.int32), 1)
             entry = tiles + (height * most_tiles + slot + tile) * 4
             is_tile = tile < n_own_tiles
             tl.store(entry, expert + tile * 0, mask=is_tile)
