@@ -106,18 +106,25 @@ def worst_error(layer: Layer, run: Run, shape: Shape, dtype: torch.dtype, option
             sleep_ms(late_ms, device)
         live.copy_(operands.a)
         run(Operands(live, operands.b, operands.routing), out)
-    worst = torch.zeros(1, device=device)
-    for operands, out in zip(rounds, outs, strict=True):
-        error = harness.relative_error(out, layer.expected(operands))
-        worst = worst.maximum(torch.tensor([error], device=device).nan_to_num(nan=float("inf"), posinf=float("inf")))
+    errors = [harness.relative_error(out, layer.expected(operands)) for operands, out in zip(rounds, outs, strict=True)]
+    return max(largest_over_ranks(error, device) for error in errors)
+
+
+def largest_over_ranks(error: float, device: torch.device) -> float:
+    """MAX over ranks; inf for a NaN. Collective."""
+    worst = torch.tensor([error], device=device).nan_to_num(nan=float("inf"), posinf=float("inf"))
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
 
 
+def limit_of(layer: Layer, dtype: torch.dtype) -> float:
+    """The largest relative error that rounding explains: half a unit in the last place each time, one where the interpreter truncates."""
+    return layer.n_roundings * torch.finfo(dtype).eps
+
+
 def check(layer: Layer, shape: Shape, dtype: torch.dtype, options: argparse.Namespace, device: torch.device, console: Console) -> bool:
     """True if results are right with fixed configs and, where asked for, with tuned ones; prints a line for each."""
-    # Products add up in float32. A rounding is off by half a unit in the last place, by one where the interpreter truncates.
-    limit, is_good = layer.n_roundings * torch.finfo(dtype).eps, True
+    limit, is_good = limit_of(layer, dtype), True
     ways = list(layer.fixed_ways(device))
     if options.autotune or not options.check:
         # Without a cache: a config found there would have been checked at another time.
@@ -155,20 +162,24 @@ def tuned_alone(operands: Operands) -> triton.Config:
     return best
 
 
-def tune(layer: Layer, operands: Operands, dtype: torch.dtype, console: Console) -> Callable[[], torch.Tensor]:
-    """Tune knobs and product together at a shape, show how that went, and return the tuned step. Collective."""
+def tune(layer: Layer, operands: Operands, console: Console) -> tuple[Callable[[], torch.Tensor], bool]:
+    """Tune knobs and product together, show how that went, and return the tuned step, and whether its result is right. Collective."""
 
-    @contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)
+    # A few runs are enough of the interpreter, whose times say nothing about GPUs.
+    n_warmup, n_repeat = (3, 5) if operands.a.device.type == "cuda" else (1, 1)
+
+    @contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)
     def step(a: torch.Tensor, b: torch.Tensor, routing: Routing) -> torch.Tensor:
         return tunable(a, b, routing)
 
     tunable = layer.tunable()
     result = step(operands.a, operands.b, operands.routing)
-    error = harness.relative_error(result, layer.expected(operands))
     for record in step.records:
         console.print(record_table(record))
-    console.print(f"relative error {error:.1e} on rank 0; why each choice: .autotune_logs/rank-<i>.log", markup=False)
-    return lambda: step(operands.a, operands.b, operands.routing)
+    error = largest_over_ranks(harness.relative_error(result, layer.expected(operands)), operands.a.device)
+    how = harness.verdict(error, limit_of(layer, operands.a.dtype))
+    console.print(f"relative error {error:.2e} {how} tuned; why each choice: .autotune_logs/rank-<i>.log", markup=False)
+    return lambda: step(operands.a, operands.b, operands.routing), error <= limit_of(layer, operands.a.dtype)
 
 
 def record_table(record: TuningRecord) -> Table:
@@ -262,7 +273,8 @@ def main(layer: Layer) -> int:
             operands = random_operands(layer, shape, dtype, device, options.skew)
             told = f": {layer.bound(shape, dist.get_world_size())}" if device.type == "cuda" else ""
             console.print(f"{SIZES}={shape} {dtype} skew {options.skew:g}{told}", markup=False)
-            step = tune(layer, operands, dtype, console)
+            step, is_right = tune(layer, operands, console)
+            is_good &= is_right
             if options.case == "perf":
                 console.print(times_table(shape, layer.contenders(operands, step), layer.bound(shape, dist.get_world_size())))
         dist.barrier()  # a rank that leaves frees memory that its peers may still write to

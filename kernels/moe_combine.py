@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.grouped_gemm import UNIT_COLS
-from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties
+from kernels.shard_gemm import device_properties
 from kernels.symmetric import element_type, pointer_at, signal, wait_until
 
 N_QUARTERS = 4
@@ -35,6 +35,7 @@ class Blocks:
     warps: int
 
 
+N_PROGRAMS_INTERPRETED = 2
 # A program that pushes has an SM of its own, and covers the latency of NVLink by what it has under way.
 PUSH_BLOCKS, REDUCE_BLOCKS = (Blocks(16, 64, 4),) * 2 if triton.knobs.runtime.interpret else (Blocks(16, 1024, 16), Blocks(4, 1024, 8))
 
@@ -95,7 +96,7 @@ def push_kernel(
 ):
     """Sums for the peers, each stored where its owner reads it; rank + 1 is served first, rank - 1 last."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
-    n_col_blocks, n_units = tl.cdiv(N, BLOCK_COLS), tl.cdiv(N, UNIT_COLS)
+    n_col_blocks, n_units = (N + BLOCK_COLS - 1) // BLOCK_COLS, (N + UNIT_COLS - 1) // UNIT_COLS
     for step in range(1, WORLD):
         peer = (rank + step) % WORLD
         slot = pointer_at(slots, peer, ELEMENT) + (rank * shard_tokens).to(tl.int64) * N
@@ -107,14 +108,14 @@ def push_kernel(
             chunk_end = (chunk + 1) * (N_QUARTERS // CHUNKS) * shard_tokens // N_QUARTERS
             zero = wait_until(done + (step - 1) * CHUNKS + chunk, (chunk_end - chunk_first) * TOP_K * n_units)
             n_pushed = 0
-            for block in range(program, tl.cdiv(end - first, BLOCK_ROWS) * n_col_blocks, n_programs):
-                rows = first + block // n_col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-                cols = block % n_col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+            for block in range(program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs):
+                row, col = first + block // n_col_blocks * BLOCK_ROWS, block % n_col_blocks * BLOCK_COLS
+                rows, cols = row + tl.arange(0, BLOCK_ROWS), col + tl.arange(0, BLOCK_COLS)
                 is_token, is_col = rows < end, cols < N
                 total = _combine(results, weights, peer * shard_tokens + rows + zero, is_token, cols, is_col, N, TOP_K)
                 to = slot + rows.to(tl.int64)[:, None] * N + cols[None, :]
                 tl.store(to, total.to(ELEMENT), mask=is_token[:, None] & is_col[None, :])
-                n_pushed += tl.sum(is_token.to(tl.int32), 0) * tl.cdiv(tl.sum(is_col.to(tl.int32), 0), UNIT_COLS)
+                n_pushed += tl.minimum(end - row, BLOCK_ROWS) * ((tl.minimum(N - col, BLOCK_COLS) + UNIT_COLS - 1) // UNIT_COLS)
             if n_pushed > 0:
                 signal(flag + quarter, n_pushed)
 
@@ -140,11 +141,11 @@ def reduce_kernel(
 ):
     """The own sum plus those of the peers, in float32, rank - 1's first; rounded once, when it is stored."""
     program, n_programs = tl.program_id(0), tl.num_programs(0)
-    n_col_blocks, n_units = tl.cdiv(N, BLOCK_COLS), tl.cdiv(N, UNIT_COLS)
+    n_col_blocks, n_units = (N + BLOCK_COLS - 1) // BLOCK_COLS, (N + UNIT_COLS - 1) // UNIT_COLS
     slot, flag = pointer_at(slots, rank, ELEMENT), pointer_at(flags, rank, tl.int32)
     for quarter in range(N_QUARTERS):
         first, end = quarter * shard_tokens // N_QUARTERS, (quarter + 1) * shard_tokens // N_QUARTERS
-        for block in range(program, tl.cdiv(end - first, BLOCK_ROWS) * n_col_blocks, n_programs):
+        for block in range(program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs):
             rows = first + block // n_col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
             cols = block % n_col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             is_token, is_col = rows < end, cols < N
