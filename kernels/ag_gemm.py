@@ -48,7 +48,6 @@ class AllGatherGemm:
         config: the launch config to use. None: the one in the kernel's cache, tuned on a miss.
 
     Attributes:
-        group: the ranks that hold A and B.
         n_ranks: W, the ranks of the group.
         n_local_ranks: how many of them share a machine, at most.
     """
@@ -57,9 +56,9 @@ class AllGatherGemm:
         group = dist.group.WORLD if group is None else group
         if group is None:
             raise ValueError("AllGatherGemm needs a process group: call torch.distributed.init_process_group first")
-        self.group = group
-        self._rank, self.n_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.n_local_ranks = most_local_ranks(self.group)
+        self._group = group
+        self._rank, self.n_ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self.n_local_ranks = most_local_ranks(self._group)
         self._gathers: dict[tuple[torch.Size, torch.dtype, torch.device], Gather] = {}
         self.config = config
 
@@ -87,11 +86,11 @@ class AllGatherGemm:
         shape, dtype, device = a_shard.shape, a_shard.dtype, a_shard.device
         if (shape, dtype, device) not in self._gathers:
             by_rank: list[Any] = [None] * self.n_ranks
-            dist.all_gather_object(by_rank, (tuple(shape), str(dtype)), group=self.group)
+            dist.all_gather_object(by_rank, (tuple(shape), str(dtype)), group=self._group)
             if len(set(by_rank)) > 1:
                 raise ValueError(f"the shards of A need one shape and dtype on all ranks, got {by_rank}")
             self._gathers[shape, dtype, device] = (
-                PushGather(shape, dtype, device, self.group) if device.type == "cuda" else CollectiveGather(shape, dtype, self.group)
+                PushGather(shape, dtype, device, self._group) if device.type == "cuda" else CollectiveGather(shape, dtype, self._group)
             )
         return self._gathers[shape, dtype, device]
 
@@ -111,12 +110,6 @@ def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> to
     if out.shape != shape or out.dtype != like.dtype or out.device != like.device or not out.is_contiguous():
         raise ValueError(f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}")
     return out
-
-
-def most_local_ranks(group: dist.ProcessGroup) -> int:
-    """How many ranks of a group share a machine, at most."""
-    n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
-    return max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values())
 
 
 def config_space() -> list[dict[str, triton.Config]]:
@@ -140,6 +133,12 @@ def ag_gemm(
     """
     # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
     return AllGatherGemm.__call__(ctx, a, b, out, gemm_config)
+
+
+def most_local_ranks(group: dist.ProcessGroup) -> int:
+    """How many ranks of a group share a machine, at most."""
+    n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
+    return max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values())
 
 
 def unusable(a_shard: torch.Tensor, b_shard: torch.Tensor) -> str:

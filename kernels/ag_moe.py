@@ -54,9 +54,12 @@ class AllGatherMoe:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        gemm = AllGatherGemm(group)  # its gathers are for shards of any rows
-        self.n_ranks, self.n_local_ranks, self._gemm = gemm.n_ranks, gemm.n_local_ranks, gemm
-        self._group, self._rank = gemm.group, dist.get_rank(gemm.group)
+        group = dist.group.WORLD if group is None else group
+        if group is None:
+            raise ValueError("AllGatherMoe needs a process group: call torch.distributed.init_process_group first")
+        self._gemm = AllGatherGemm(group)  # its gathers are for shards of any rows
+        self.n_ranks, self.n_local_ranks = self._gemm.n_ranks, self._gemm.n_local_ranks
+        self._group, self._rank = group, dist.get_rank(group)
         self._collectives: dict[Hashable, Gather] = {}
         self._sorters: dict[Hashable, RowSorter] = {}
 

@@ -43,29 +43,35 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
 
 
-def make_config(block_m: int, block_n: int, block_k: int, group_m: int, *, warps: int, stages: int) -> triton.Config:
-    """A launch config of `grouped_gemm_kernel`; `group_m` tiles of rows run together, so that they share tiles of B."""
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": group_m}
+def make_config(block_m: int, block_n: int, block_k: int, group_m: int, *, warps: int, stages: int, per_sm: int = 1) -> triton.Config:
+    """A launch config of `grouped_gemm_kernel`.
+
+    `group_m` tiles of rows run together, so that they share tiles of B. Of `per_sm` programs on an SM, one loads the numbers of its rows
+    or stores a tile while another multiplies.
+    """
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": group_m, "PER_SM": per_sm}
     return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
     """Tiles for few and for many rows of an expert; with few, B is read for little work, and small tiles pad less."""
     tiles = (
-        (128, 256, 64, 8, 3),
-        (128, 256, 64, 8, 4),
-        (128, 128, 64, 4, 4),
-        (128, 128, 64, 8, 4),
-        (64, 256, 64, 4, 4),
-        (64, 256, 64, 8, 3),
-        (64, 128, 64, 4, 4),
-        (64, 128, 128, 4, 3),
-        (32, 128, 128, 4, 4),
-        (16, 128, 128, 4, 4),
+        (128, 256, 64, 8, 3, 1),
+        (128, 256, 64, 8, 4, 1),
+        (128, 128, 64, 4, 4, 1),
+        (128, 128, 64, 4, 3, 2),
+        (128, 128, 64, 8, 3, 2),
+        (64, 256, 64, 4, 4, 1),
+        (64, 128, 64, 4, 4, 2),
+        (64, 128, 128, 4, 3, 1),
+        (32, 128, 128, 4, 4, 1),
+        (32, 128, 64, 4, 4, 2),
+        (16, 128, 128, 4, 4, 1),
+        (16, 128, 64, 4, 4, 2),
     )
     return [
-        make_config(bm, bn, bk, group_m, warps=warps, stages=stages)
-        for (bm, bn, bk, warps, stages), group_m in itertools.product(tiles, (1, 4, 16))
+        make_config(bm, bn, bk, group_m, warps=warps, stages=stages, per_sm=per_sm)
+        for (bm, bn, bk, warps, stages, per_sm), group_m in itertools.product(tiles, (1, 4, 16))
     ]
 
 
@@ -79,8 +85,8 @@ def check_configs() -> list[triton.Config]:
     """Configs of three shapes, the first of which stands for an untuned product."""
     if triton.knobs.runtime.interpret:
         return interpreter_configs()
-    blocks = [(128, 128, 64, 4, 4, 4), (64, 256, 64, 1, 4, 4), (16, 128, 128, 16, 4, 4)]
-    return [make_config(bm, bn, bk, group_m, warps=warps, stages=stages) for bm, bn, bk, group_m, warps, stages in blocks]
+    middle, wide = make_config(128, 128, 64, 4, warps=4, stages=3, per_sm=2), make_config(64, 256, 64, 1, warps=4, stages=4)
+    return [middle, wide, make_config(16, 128, 128, 16, warps=4, stages=4)]
 
 
 def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
@@ -102,7 +108,7 @@ def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: A
     key=["n_rows", "N", "K", "n_experts", "TOP_K"],
     prune_configs_by={"early_config_prune": drop_hopeless},
 )
-@triton.jit(do_not_specialize=["rank", "epoch"])
+@triton.jit(do_not_specialize=["rank", "epoch", "most_tiles"])
 def grouped_gemm_kernel(
     a,  # [n_rows / TOP_K, K]; where `a_own` is given, the rows of shard r are valid once flags[r] has reached epoch
     a_own,  # rows of a that this rank has, or None: a is complete
@@ -129,6 +135,7 @@ def grouped_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    PER_SM: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Persistent grouped GEMM: a program runs every n-th tile, in the order of the list of tiles of BLOCK_M rows."""
@@ -204,7 +211,8 @@ def multiply_rows(
     is_interpreted = triton.knobs.runtime.interpret
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
-        n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
+        n_sms = 0 if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
+        n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else n_sms * meta["PER_SM"]
         return (max(min(n_programs, most_tiles * triton.cdiv(n, meta["BLOCK_N"])), 1),)
 
     fixed = {

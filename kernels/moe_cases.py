@@ -164,7 +164,6 @@ def tuned_alone(operands: Operands) -> triton.Config:
 
 def tune(layer: Layer, operands: Operands, console: Console) -> tuple[Callable[[], torch.Tensor], bool]:
     """Tune knobs and product together, show how that went, and return the tuned step, and whether its result is right. Collective."""
-
     # A few runs are enough of the interpreter, whose times say nothing about GPUs.
     n_warmup, n_repeat = (3, 5) if operands.a.device.type == "cuda" else (1, 1)
 

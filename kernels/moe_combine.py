@@ -36,8 +36,10 @@ class Blocks:
 
 
 N_PROGRAMS_INTERPRETED = 2
-# A program that pushes has an SM of its own, and covers the latency of NVLink by what it has under way.
-PUSH_BLOCKS, REDUCE_BLOCKS = (Blocks(16, 64, 4),) * 2 if triton.knobs.runtime.interpret else (Blocks(16, 1024, 16), Blocks(4, 1024, 8))
+PER_SM, MOST_REGISTERS = 2, 128
+"""Programs of either kernel on an SM, and registers of a thread: so many that two programs of 8 warps fit an SM, whichever they are."""
+# What covers the latency of NVLink and memory is what is under way: 32 elements of each thread.
+PUSH_BLOCKS, REDUCE_BLOCKS = (Blocks(16, 64, 4),) * 2 if triton.knobs.runtime.interpret else (Blocks(8, 1024, 8), Blocks(8, 1024, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,11 @@ def reduce_kernel(
     slot, flag = pointer_at(slots, rank, ELEMENT), pointer_at(flags, rank, tl.int32)
     for quarter in range(N_QUARTERS):
         first, end = quarter * shard_tokens // N_QUARTERS, (quarter + 1) * shard_tokens // N_QUARTERS
+        zero = 0
+        for step in range(1, WORLD):
+            source = (rank + WORLD - step) % WORLD
+            # Counts of all steps so far, wrapped around as the flag is.
+            zero += wait_until(flag + source * N_QUARTERS + quarter, epoch * ((end - first) * n_units))
         for block in range(program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs):
             rows = first + block // n_col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
             cols = block % n_col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -153,26 +160,27 @@ def reduce_kernel(
             total = _combine(results, weights, rank * shard_tokens + rows, is_token, cols, is_col, N, TOP_K)
             for step in range(1, WORLD):
                 source = (rank + WORLD - step) % WORLD
-                # Counts of all steps so far, wrapped around as the flag is.
-                zero = wait_until(flag + source * N_QUARTERS + quarter, epoch * ((end - first) * n_units))
                 at = slot + (source * shard_tokens + rows + zero).to(tl.int64)[:, None] * N + cols[None, :]
                 total += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
             tl.store(out + rows.to(tl.int64)[:, None] * N + cols[None, :], total.to(ELEMENT), mask=mask)
 
 
 def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> None:
-    """Queue the sums for the peers on the current stream: each chunk once `done` says that its results are stored, by `n_sms` programs."""
+    """Queue the sums for the peers on the current stream: each chunk once `done` says that its results are stored, on `n_sms` SMs."""
     of, (tokens, n) = partials, partials.sizes
-    n_programs = min(N_PROGRAMS_INTERPRETED, n_sms) if triton.knobs.runtime.interpret else n_sms
+    n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms * PER_SM
     operands = (of.results, of.weights, done, of.slots, of.flags)
     push_kernel[(n_programs,)](*operands, tokens, n, of.rank, CHUNKS=n_chunks, **_fixed(partials, PUSH_BLOCKS))
 
 
-def reduce(partials: Partials, out: torch.Tensor) -> None:
-    """Queue the sum of this rank's tokens on the current stream, behind the products of the same stream."""
+def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
+    """Queue the sum of this rank's tokens on the current stream, behind the products of the same stream.
+
+    `n_push_sms` are left free: what a peer waits for finds room beside programs that wait for a peer, whichever come first.
+    """
     of, (tokens, n) = partials, partials.sizes
-    # One program per SM at most: what a peer waits for must find room beside programs that wait for a peer.
-    n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else device_properties()["multiprocessor_count"]
+    is_interpreted = triton.knobs.runtime.interpret
+    n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else (device_properties()["multiprocessor_count"] - n_push_sms) * PER_SM
     operands = (of.results, of.weights, of.slots, of.flags, out)
     reduce_kernel[(n_programs,)](*operands, tokens, n, of.rank, of.epoch, **_fixed(partials, REDUCE_BLOCKS))
 
@@ -180,4 +188,11 @@ def reduce(partials: Partials, out: torch.Tensor) -> None:
 def _fixed(partials: Partials, blocks: Blocks) -> dict[str, object]:
     sizes = {"TOP_K": partials.weights.shape[1], "WORLD": len(partials.slots), "N_QUARTERS": N_QUARTERS, "UNIT_COLS": UNIT_COLS}
     element = element_type(partials.results.dtype)
-    return {**sizes, "ELEMENT": element, "BLOCK_ROWS": blocks.rows, "BLOCK_COLS": blocks.cols, "num_warps": blocks.warps}
+    return {
+        **sizes,
+        "ELEMENT": element,
+        "BLOCK_ROWS": blocks.rows,
+        "BLOCK_COLS": blocks.cols,
+        "num_warps": blocks.warps,
+        "maxnreg": MOST_REGISTERS,
+    }

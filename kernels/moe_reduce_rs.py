@@ -53,7 +53,8 @@ class MoeReduceScatter:
     slot.
 
     Collective: every rank of the group calls it, with the same shapes, dtype and routing. M / W, N and K / W can be any number from 1;
-    where K / W is no multiple of 8, operands are padded first, which costs a copy of each.
+    where K / W is no multiple of 8, operands are padded first, which costs a copy of each. Experts are 0 to E - 1: a step with another
+    number never ends.
 
     Args:
         group: the ranks; the default group if None.
@@ -109,7 +110,7 @@ class MoeReduceScatter:
             if self.n_ranks > 1:
                 with buffers.side():
                     push(partials, done, n_chunks, n_push_sms)
-            reduce(partials, out)
+            reduce(partials, out, n_push_sms)
             buffers.join()
         return out
 

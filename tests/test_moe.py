@@ -125,7 +125,7 @@ def test_the_kernels_compile_for_hopper(tmp_path: Path):
         "multiply_rows(a, b, c, rows, shards=Shards(a[:128], flags, 3, 1), config=check_configs()[0])\n"
         "multiply_rows(a, b, c, rows, done=flags, n_free_sms=8, config=check_configs()[1])\n"
         "partials = Partials(c, torch.zeros(256, 2), table, table, 1, 3)\n"
-        "push(partials, flags, 2, 16); reduce(partials, c[:128])\n"
+        "push(partials, flags, 2, 16); reduce(partials, c[:128], 16)\n"
         "print(len(gpu_configs()), len(set(map(str, gpu_configs()))), len(drop_hopeless(gpu_configs(), {'c': c})))\n"
     )
     done = run(tmp_path, "-c", script, interpret="0")
