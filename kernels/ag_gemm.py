@@ -100,11 +100,16 @@ class AllGatherGemm:
             given = f"A's shard {list(a_shard.shape)} {a_shard.dtype}, B's {list(b_shard.shape)} {b_shard.dtype}"
             raise ValueError(f"{reason}; got {given}")
         shape = (a_shard.shape[0] * self.n_ranks, b_shard.shape[0])
-        if out is None:
-            return a_shard.new_empty(shape)
-        if out.shape != shape or out.dtype != a_shard.dtype or out.device != a_shard.device or not out.is_contiguous():
-            raise ValueError(f"need out as contiguous {list(shape)} {a_shard.dtype} on {a_shard.device}; got {list(out.shape)} {out.dtype}")
-        return out
+        return output_for(a_shard, shape, out)
+
+
+def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> torch.Tensor:
+    """`out` if it is given and fits, or else a new tensor of a shape, with the dtype and device of another."""
+    if out is None:
+        return like.new_empty(shape)
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device or not out.is_contiguous():
+        raise ValueError(f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}")
+    return out
 
 
 def config_space() -> list[dict[str, triton.Config]]:

@@ -48,13 +48,13 @@ class Gather(Protocol):
 
 
 class CollectiveGather:
-    """`all_gather_into_tensor`, complete when `start` returns: for CPUs, where nothing overlaps anyway."""
+    """`all_gather_into_tensor`, complete when what `start` queues is: for CPUs, where nothing overlaps anyway, and for few tokens."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device | None = None) -> None:
         n_ranks = dist.get_world_size(group)
         self._group = group
-        self._shards = torch.empty(n_ranks * shape[0], shape[1], dtype=dtype)
-        self._flags = torch.zeros(n_ranks, dtype=torch.int32)
+        self._shards = torch.empty(n_ranks * shape[0], shape[1], dtype=dtype, device=device)
+        self._flags = torch.zeros(n_ranks, dtype=torch.int32, device=device)
         self._epoch = 0
 
     def start(self, shard: torch.Tensor) -> Gathered:
