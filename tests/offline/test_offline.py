@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +26,7 @@ from dist_tune.offline import (
     tune_kernel,
     tune_problems,
 )
-from dist_tune.testing import ExactTime, on_ranks, values
+from dist_tune.testing import ExactTime
 
 pytestmark = pytest.mark.once
 
@@ -292,24 +290,3 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
     (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=3)
     assert isinstance(outcome, Outcome)
     assert (outcome.failures, outcome.winner) == ({}, 0)
-
-
-def _compiled_ahead(rank: int) -> Any:
-    from dist_tune.testing import FakeH200
-    from tests.offline_kernels import scale_space, scaled
-
-    launched: list[int] = []
-    make = scaled(launched, lambda: len(FakeH200.launches))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        best = tune_kernel(scale_space(), make, num_iters=2)
-    log = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log").read_text()
-    return best, "out of resource" in log, "arange's range must be a power of 2" in log
-
-
-@pytest.mark.processes
-def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_never_is():
-    """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
-    best, has_too_large, has_uncompiled = values(on_ranks(1, _compiled_ahead, mode="fake", is_dist=False))[0]
-    assert best["BLOCK"] in (64, 128, 256)
-    assert (has_too_large, has_uncompiled) == (True, True)
