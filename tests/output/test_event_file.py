@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dist_tune.output.event_file import EventFile
 from dist_tune.output.events import EVENT, Met, RunBegun, Told
@@ -49,7 +50,7 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
         assert written(tmp_path, text) == []
     first, *others = events_of(tmp_path)
     assert isinstance(first, RunBegun)
-    assert (first.pid, first.world_size, bool(first.command), "torch" in first.versions) == (os.getpid(), 2, True, True)
+    assert (first.pid, first.world_size, bool(first.command), first.versions["torch"]) == (os.getpid(), 2, True, torch.__version__)
     assert [(each.kind, each.text, each.tuning) for each in others] == [("message", text, "f, call 1") for text in ("one", "two")]
 
 
