@@ -92,7 +92,8 @@ def _trade_credits(credits, own_credits, rank, epoch, WORLD: tl.constexpr):
         if tl.program_id(0) == 0:
             signal(pointer_at(credits, (rank + i) % WORLD, tl.int32) + rank, 1)
     for i in range(1, WORLD):
-        wait_until(own_credits + (rank + i) % WORLD, epoch - 1)  # the peer has started step epoch - 1
+        # The peer has started step epoch - 1. Stores need no 0 added to their addresses: none is moved up over an acquire.
+        wait_until(own_credits + (rank + i) % WORLD, epoch - 1)
 
 
 @triton.jit
