@@ -49,7 +49,6 @@ class Tuning:
         self._settings = settings
         self._before = RngState()
         self._exit = ExitStack()
-        self._exit.enter_context(frozen_heap())
         self._number = self._exit.enter_context(calls.one())
         ranks.begin_first_run(name, self._number)
         terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
@@ -215,6 +214,7 @@ class Tuning:
             if manifest.to_tune:
                 # Not before: until here a rank may be late for reasons of its own.
                 self._exit.enter_context(context.ranks.short_timeouts())
+                self._exit.enter_context(frozen_heap())  # nor before there is something to time: it costs a hit 1 ms
                 self._watchdog.start()
             enter_sites(context, closure, manifest)
         return bool(context.entries)
