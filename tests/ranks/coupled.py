@@ -179,3 +179,30 @@ def tune_apart(rank: int, folder: Path) -> None:
     step, kernel, _ = step_of(rank, flags, None)
     kernel.keys = ["n", "mine"]  # an address
     step(torch.full((N,), float(rank)))
+
+
+def tune_twice(rank: int, folder: Path) -> Any:
+    """A tuning that is cut off in its race, and the call again: rank 1's journal alone bars the config that failed there."""
+    flags = flags_in(folder, "flags")
+    n_runs, last = 0, 8
+    step, _, launched = step_of(rank, flags, (16, "fit") if rank == 1 else None, cache=True, search="exhaustive", n_repeat=4)
+    whole = step.__wrapped__
+
+    @contextual_autotune(is_dist=True, coupled=True, search="exhaustive", n_repeat=4, n_warmup=0)
+    def cut_off(x: torch.Tensor) -> torch.Tensor:
+        nonlocal n_runs
+        n_runs += 1
+        if n_runs == last:
+            raise ValueError("cut off")
+        y: torch.Tensor = whole(x)
+        return y
+
+    try:
+        cut_off(torch.full((N,), float(rank)))
+    except ValueError:
+        dist.barrier()
+    n_before, first = n_runs, list(launched.blocks)
+    cut_off(torch.full((N,), float(rank)))
+    dist.barrier()
+    (record,) = cut_off.records
+    return first, launched.blocks[len(first) :], n_runs - n_before, record.best.fields["BLOCK"] != 16, flags.tolist()

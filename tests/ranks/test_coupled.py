@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dist_tune.testing import on_ranks, values
-from tests.ranks.coupled import BLOCKS, tune, tune_apart, tune_compiled, tune_from_caches
+from tests.ranks.coupled import BLOCKS, tune, tune_apart, tune_compiled, tune_from_caches, tune_twice
 
 pytestmark = [pytest.mark.processes, pytest.mark.once]
 
@@ -71,3 +71,13 @@ def test_ranks_whose_keys_of_a_coupled_kernel_differ_are_told(tmp_path: Path):
         assert outcome.error == "RankMismatchError"
         assert "coupled kernels: rank 0 is at tests.ranks.coupled.counting_kernel[64," in outcome.message
         assert "key=" in outcome.message
+
+
+def test_after_a_tuning_that_was_cut_off_ranks_go_on_with_the_same_config(tmp_path: Path):
+    """Only the journal of rank 1 bars the config with which the first run would begin; samples of both are kept."""
+    first, after, n_runs, is_right, left = same_on_all(values(on_ranks(2, tune_twice, tmp_path)))
+    assert len(first) == 7
+    assert 16 not in [*first, *after]
+    assert n_runs < 1 + 2 + 8 + 1  # the first run, each config alone, four times each, and the last run
+    assert is_right
+    assert left == [0, 0]
