@@ -23,7 +23,7 @@ from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Turn, Untuned, check_not_capturing
 from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Anew, Tuning, TuningOptions, note_of_tracing
+from dist_tune.tuning import Anew, Tuning, TuningOptions, check_alone, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
 from dist_tune.watch import Make
 
@@ -44,6 +44,7 @@ def contextual_autotune(
     restore: Literal["args"] | None = "args",
     release: Sequence[Any] = (),
     make: Make | None = None,
+    coupled: bool = False,
     search: SearchName | None = None,
     objective: Objective = "closure",
     max_replays: int | None = None,
@@ -73,6 +74,8 @@ def contextual_autotune(
         make: ``make()`` makes process groups anew after a config that never returned, and returns the function with them, of the same
             signature and kernels; or a tuple of the function and the group that decides from then on. All ranks call it, outside of the
             function, after they were freed and NCCL's groups aborted. That config is dropped, and the call goes on.
+        coupled: True for kernels whose protocol between ranks depends on the config, as flags that count tiles: each config is launched
+            by all ranks or by none. Or set ``kernel.coupled = True`` on such kernels alone; docs/distributed.md has the rules.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others.
@@ -87,7 +90,7 @@ def contextual_autotune(
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
             is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
+            ``objective``, a ``group``, ``make`` or ``coupled`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -95,18 +98,16 @@ def contextual_autotune(
             "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
         )
     check_function("reset", reset, "reset()")
-    if group is not None and not is_dist:
-        raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
+    check_alone(is_dist, group=group, make=make, coupled=coupled)
     check_group("group", group)
-    if make is not None and not is_dist:
-        raise ValueError("make= is given but is_dist is False: it makes process groups anew, and a process alone has none")
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
         raise ValueError(f'restore must be "args" or None, got {spelled(restore)}')
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        return _Tuner(function, is_dist, group, TuningOptions(plan, reset, restore, cache, release=release, make=make)).tuned()
+        options = TuningOptions(plan, reset, restore, cache, release=release, make=make, coupled=coupled)
+        return _Tuner(function, is_dist, group, options).tuned()
 
     return decorate
 

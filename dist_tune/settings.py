@@ -93,13 +93,13 @@ def read_settings() -> Settings:
         return Settings(**{name: getattr(defaults, fields[name]) for name in error.names})
 
 
-def _variables() -> tuple[tuple[str, str], ...]:
-    """The environment as far as settings may stand in it; their case does not matter."""
-    return tuple((name, value) for name, value in os.environ.items() if "DIST" in name.upper())
+def _variables() -> tuple[tuple[bytes, bytes], ...]:
+    """The environment as far as settings may stand in it; their case does not matter. As bytes, because decoding all of it takes longer."""
+    return tuple((name, os.environb[name]) for name in os.environb if b"DIST" in name.upper())
 
 
 @lru_cache(maxsize=16)
-def _settings_of(variables: tuple[tuple[str, str], ...]) -> Settings:
+def _settings_of(variables: tuple[tuple[bytes, bytes], ...]) -> Settings:
     """The settings in an environment with these variables, which is that of the process; they are read once, and cost 0.7 ms."""
     return Settings()
 

@@ -34,6 +34,7 @@ MAX_BYTES = 16 * 2**20
 """Of a file; no line is written beyond, and a larger file is not read."""
 _STALE_S = 14 * 86400.0
 """Age from which a journal counts as given up."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # once: json.dumps makes one for each line that is not as it comes
 _OF_ONE = ("begun", "ran", "measured", "dropped", "quarantined")
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 _Index = Annotated[int, Field(ge=0)]
@@ -211,7 +212,7 @@ def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) 
 
 
 def _sealed(line: dict[str, Any]) -> bytes:
-    return sealed_line(json.dumps(line, separators=(",", ":")).encode())
+    return sealed_line(_ENCODER.encode(line).encode())
 
 
 def _lines(content: bytes) -> Iterator[JournalLine | None]:

@@ -217,9 +217,11 @@ class Heartbeat:
             is_silent = silent_s >= _LATE_S
             if rank not in self._told and (is_silent or (waited_s >= _SLOW_S and is_elsewhere)):
                 self._told[rank] = self._moved[1]
-                tell(
-                    f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {self._call}; rank {rank}: {self._tale(rank, life)}"
-                )
+                # No error follows from this: a step may issue on one rank what another issues after it.
+                has_left = life.call == self._call and life.n_issued < mine[2] and "meeting" in life.doing and "meeting" not in mine[0]
+                left = f", after {life.n_issued} collectives of its process where rank {self._rank} is in number {mine[2]}"
+                tale = self._tale(rank, life) + left * has_left
+                tell(f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {self._call}; rank {rank}: {tale}")
         self._looked_at = now  # not before: meanwhile ``quiet_s`` would count from the look before, long ago
 
     def _silent_s(self, rank: int, life: Life, now: float) -> float:

@@ -80,8 +80,8 @@ class Meetings:
         self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
         self.life.begin(self._first_run)
 
-    def enter(self, closure: str, number: int = 0, options: str = "") -> None:
-        """Come from a call of ``closure`` to its meetings, past those that were ended before. ``options``: text, the same on all ranks.
+    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False) -> None:
+        """Come to the meetings of a call of ``closure``, past those that were ended before; ``is_inside``: from within its first run.
 
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
@@ -100,7 +100,7 @@ class Meetings:
             if verdict is not None and not self._is_awaited():
                 self._first_run = ""
                 raise self._error(verdict)
-        self._first_run = ""
+        self._first_run = self._first_run if is_inside else ""
 
     def close(self) -> None:
         """Answer no peers any more, because the group is gone."""

@@ -3,6 +3,8 @@
 Knows clocks, launches and sites; nothing of who wins.
 """
 
+from dist_tune.replays.coupled import Coupling
+from dist_tune.replays.coupled_trials import CoupledTrials
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.replays import ISOLATION, RACE, WARM_UP, Conditions, Replayer, finals_of
 from dist_tune.replays.trials import Trials
@@ -15,6 +17,8 @@ __all__ = [
     "RACE",
     "WARM_UP",
     "Conditions",
+    "CoupledTrials",
+    "Coupling",
     "FirstRun",
     "Replayer",
     "Trials",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import OutOfMemoryError
 
@@ -16,30 +15,12 @@ from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
 from dist_tune.measure import Clock, Inputs, Span
+from dist_tune.replays.launched import Failed, Launched, NotAgreedError, NotMade, Returned
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.watch import Watchdog
-
-
-@dataclass(frozen=True, slots=True)
-class _Returned:
-    """A launch that returned."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A launch that raised."""
-
-    n_collectives: int
-    """Collectives that it had issued before, if it is the whole closure."""
-
-
-class _NotLoaded:
-    """A launch that was not made, because it would have compiled its kernel."""
 
 
 class Trials:
@@ -49,6 +30,8 @@ class Trials:
 
     def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
         self.is_watching = True
+        self.coupled: set[str] = set()
+        """Sites of which all ranks launch the same candidate, or none does."""
         self.watchdog = watchdog
         self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
         self.samples = Samples()
@@ -159,6 +142,10 @@ class Trials:
             site.checker.restore()
         if site.is_compiled and site.record is None and not self._is_timed:
             self.variants.see(site, launch, self._replay)
+        return self._launch_first(site, launch, trial)
+
+    def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
+        """Launch the candidate whose turn it is, or the first one that can stand in for it."""
         for index in site.order(trial.candidate):
             if index != trial.candidate and self._schedule:
                 self.samples.disturb(self._replay)
@@ -168,31 +155,34 @@ class Trials:
                 if not self._sites.load(site, index):
                     continue
             launched = self._launch(site, launch, index, trial)
-            if isinstance(launched, _NotLoaded):
+            if isinstance(launched, NotMade):
                 launched = self._launch_loaded(site, launch, index, trial)
-            if isinstance(launched, _Returned):
+            if isinstance(launched, Returned):
                 return launched.value
+            assert isinstance(launched, Failed)
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
             if launched.n_collectives > 0:
                 self.samples.disturb(self._replay)
                 self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
                 return None
+        return self._give_up(site)
+
+    def _give_up(self, site: Site) -> NoReturn:
         site.is_given_up = True
         message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
         raise no_fit(message, site) from site.last_error
 
-    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> _Returned | _Failed:
-        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
-        ready, is_asked = self.variants.ready(site, launch, index, self._replay)
+    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial, *, only: bool = False) -> Launched:
+        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for.
+
+        ``only``: that candidate or none.
+        """
+        ready, is_asked = self.variants.ready(site, launch, index, self._replay, only=only)
         if not is_asked and self._is_timed:
             self.samples.lose(self._replay)
-        launched = _Failed(0) if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
-        assert not isinstance(launched, _NotLoaded)
-        return launched
+        return Failed() if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
 
-    def _launch(
-        self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False
-    ) -> _Returned | _Failed | _NotLoaded:
+    def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False) -> Launched:
         """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
         # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
@@ -218,9 +208,9 @@ class Trials:
                 if warm_up is not None:
                     warm_up.end()
             if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
-                return _NotLoaded()
-        except NotLoaded:
-            return _NotLoaded()
+                return NotMade()
+        except NotLoaded as error:
+            return NotMade(is_refused=not isinstance(error, NotAgreedError))
         # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
         except Exception as error:
             if checker is not None:
@@ -232,10 +222,10 @@ class Trials:
             self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
-            return _Failed(n_collectives() - n_before if launch.is_whole else 0)
+            return Failed(n_collectives() - n_before if launch.is_whole else 0)
         self._sites.journal.launched()
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
-            return _Returned(value)
+            return Returned(value)
         if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in
             self._undo.keep(inputs.copies(inputs.changed()))
         site.stand_in = index
@@ -245,7 +235,7 @@ class Trials:
             self._warm_ups.append((site.label, index, warm_up, self._n_compiled == n_compiled))
         if span is not None and trial.is_timed:
             self._spans.append((site.label, index, self._replay, span))
-        return _Returned(value)
+        return Returned(value)
 
     def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch; once more if the machine failed, or without copies on the device if it has no memory left: those are the tuner's."""

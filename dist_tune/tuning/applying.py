@@ -8,13 +8,18 @@ from typing import Any
 
 from dist_tune.cache import environment, reason
 from dist_tune.distributed import Reduction
-from dist_tune.errors import StoreGoneError
+from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import RngState, peak_bytes
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
+
+_LAST_RUN = (
+    "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
+    "configs: give the machine what it lacks and call again; the call runs with these, and a new process goes on from the journal"
+)
 
 
 def apply_winners(context: TuningContext, closure: Closure, before: RngState, untuned_bytes: int) -> Any:
@@ -31,7 +36,12 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState, un
     context.sites.reset_once(set(winners))
     context.sites.journal.begin_phase("settle")
     context.story.phase("settle")
-    value = context.replays.last_run(closure, before)
+    try:
+        value = context.replays.last_run(closure, before)
+    except Exception as error:
+        if is_machine_failure(error):
+            error.add_note(_LAST_RUN.format(rank=context.ranks.rank, name=context.name))
+        raise
     if context.replays.first_run_counts:
         context.sites.restore_launched()
     # All ranks have made their last run: one whose listener raises leaves none of them in a collective.

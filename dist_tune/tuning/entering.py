@@ -64,8 +64,9 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.check_alive()
         if manifest.variants:
             compile_variants(context)
-        if manifest.is_isolating:
-            isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in labels})
+        # Before anything is timed: ranks meet at the first launch of a coupled kernel's candidate.
+        alone = [label for label in labels if context.entries[label].is_isolated]
+        isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
         if not manifest.warm_ups:
             break
         warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
@@ -92,4 +93,5 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_warm_ups = manifest.warm_ups.get(label, 0)
     guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
     untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
-    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)
+    is_isolated = manifest.is_isolating or label in context.replays.trials.coupled
+    return Entry(texts, guide, untried, n_warm_ups, is_isolated, is_recorded=manifest.has_recorded)

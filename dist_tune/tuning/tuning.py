@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
@@ -19,7 +20,7 @@ from dist_tune.distributed import Calls, Ranks, is_secondary, regroup_of
 from dist_tune.errors import DistTuneError, Failures, StuckConfigError
 from dist_tune.measure import RngState, StepState, device_clock, frozen_heap, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
-from dist_tune.replays import FirstRun, Replayer, Trials, Variants
+from dist_tune.replays import CoupledTrials, Coupling, FirstRun, Replayer, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -48,7 +49,6 @@ class Tuning:
         self._settings = settings
         self._before = RngState()
         self._exit = ExitStack()
-        self._exit.enter_context(frozen_heap())
         self._number = self._exit.enter_context(calls.one())
         ranks.begin_first_run(name, self._number)
         terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
@@ -69,7 +69,8 @@ class Tuning:
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release), rescue=Rescue(ranks, is_wanted=self._has_make))
         self._exit.callback(self._watchdog.stop)
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
-        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
+        trials = CoupledTrials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
+        trials.coupling = Coupling(ranks, self._watchdog, partial(self._enter, is_inside=True), is_for_all=options.coupled)
         ranks.watch_troubles(trials.suspects)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
         self._trials = replays.trials
@@ -213,6 +214,7 @@ class Tuning:
             if manifest.to_tune:
                 # Not before: until here a rank may be late for reasons of its own.
                 self._exit.enter_context(context.ranks.short_timeouts())
+                self._exit.enter_context(frozen_heap())  # nor before there is something to time: it costs a hit 1 ms
                 self._watchdog.start()
             enter_sites(context, closure, manifest)
         return bool(context.entries)
@@ -255,8 +257,11 @@ class Tuning:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
             self._watchdog.start()
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})")
+        self._enter()
         self._context.expenses.begin_search()
+
+    def _enter(self, *, is_inside: bool = False) -> None:
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_inside=is_inside)
 
     def _end(self, error: BaseException) -> None:
         context = self._context

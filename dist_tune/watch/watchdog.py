@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Thread, get_ident
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from dist_tune.settings import Settings
 from dist_tune.sites import Sites
 from dist_tune.warn_once import warn_once
 from dist_tune.watch.last_words import EXIT_CODE, LastWords
+from dist_tune.watch.launching import Launching
 from dist_tune.watch.release import Release
 from dist_tune.watch.rescue import Rescue
 from dist_tune.watch.steps import Kind, Launch, Step
@@ -46,23 +47,6 @@ _EXCUSED = 10.0
 _POLL_S = 1e-3
 _OF_CONFIGS = "Leave the config that hangs out, or name what it waits for in release="
 _OF_STORES = "Look at the network to the host of the store, which is rank 0's or torchrun's"
-
-
-class Launching:
-    """A launch is under way within this block. A class, because a generator would cost three times as much in each launch."""
-
-    __slots__ = ("_before", "_own", "_watchdog")
-
-    def __init__(self, watchdog: Watchdog, own: Launch) -> None:
-        self._watchdog = watchdog
-        self._own = own
-
-    def __enter__(self) -> None:
-        self._before, self._watchdog.launch = self._watchdog.launch, self._own
-
-    def __exit__(self, *error: object) -> None:
-        self._watchdog.launch = self._before
-        self._watchdog.take_released()
 
 
 class Watchdog:
@@ -129,6 +113,17 @@ class Watchdog:
     def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), schedule or {})
+
+    @contextmanager
+    def meeting(self, topic: str) -> Iterator[None]:
+        """A meeting inside a run of the closure; what it interrupts is not late for the time that it takes."""
+        step, launch, self.launch = self._step, self.launch, None
+        self.note(f"the meeting {topic!r}", Kind.UNLIMITED)
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._step, self.launch = step._replace(since=now), launch and launch._replace(since=now)
 
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Launching:
         """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""

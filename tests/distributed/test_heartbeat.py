@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from typing import Any
 
@@ -71,3 +73,29 @@ def test_beats_and_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pyt
     assert counts.n_beats * n_ranks / 640 <= max(512, 2 * n_ranks if n_ranks <= 256 else 0)
     assert counts.n_looks * n_ranks / 640 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
     assert beating._every_s <= 10.0
+
+
+class OneLife(CountingStore):
+    """The beat of one peer."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__(1)
+        self.life = life
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [json.dumps(dataclasses.asdict(self.life)).encode()]
+
+
+@pytest.mark.parametrize(("n_issued", "is_told"), [(1, True), (2, False)])
+def test_a_rank_that_left_its_first_run_with_fewer_collectives_is_told_of_to_those_that_wait(
+    n_issued: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Two seconds after this rank began to wait, long before its collective times out."""
+    store: Any = OneLife(Life(7, "step, call 1", "the meeting for 'manifest'", 0.1, n_issued=n_issued))
+    beating, now, told = Heartbeat(0, (0, 1), lambda: 2), [0.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    beating.begin("step, call 1")
+    while now[0] < 2.5:
+        beating._look(store, told.append)
+        now[0] += 0.5
+    assert [("after 1 collectives of its process where rank 0 is in number 2" in line) for line in told] == [is_told]

@@ -114,3 +114,27 @@ def test_gradients_of_the_first_run_are_freed():
     ((n_alive, gradient),) = values(on_ranks(1, _gradients, is_dist=False))
     assert gradient == 2.0
     assert set(n_alive[2:]) == {0}
+
+
+def _short_at_the_end(rank: int) -> Any:
+    kernel, n_runs, is_short = autotuned(), 0, True
+
+    @contextual_autotune(n_repeat=1, n_warmup=0)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal n_runs
+        n_runs += 1
+        if kernel.cache and is_short:  # the last run: kernels have their configs
+            raise MemoryError("no memory left")
+        return launch(kernel, x)
+
+    with pytest.raises(MemoryError) as raised:
+        step(torch.zeros(64))
+    is_short, n_before = False, n_runs
+    return raised.value.__notes__, step(torch.zeros(64)).sum().item(), n_runs - n_before
+
+
+def test_a_machine_without_memory_in_the_last_run_is_told_with_what_to_do():
+    """The error is the call's own, and says that the next call runs with the winners; it does, without a replay."""
+    ((notes, total, n_runs),) = values(on_ranks(1, _short_at_the_end, is_dist=False))
+    assert any("is tuned, and this was its last run" in note and "call again" in note for note in notes)
+    assert (total, n_runs) == (64.0, 1)

@@ -1,0 +1,168 @@
+"""Coupled kernels: those whose protocol between ranks depends on the config, so that all ranks must launch the same.
+
+Ranks meet at the launch itself, before a candidate's first one and after it: a kernel that waits for its peers' is a meeting anyway. So a
+candidate that cannot be launched on some rank is launched on none, and all go on to the same next one. A candidate that has run on all
+ranks is launched without a meeting. Knows meetings and candidates; nothing of how launches are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dist_tune.configs import digest
+from dist_tune.distributed import Ranks, Reduction
+from dist_tune.errors import AloneError, CandidateFailure, FailureKind, RankMismatchError
+from dist_tune.replays.launched import Failed, Launched, NotAgreedError, Returned
+from dist_tune.runtime import Launch, Tunable
+from dist_tune.sites import Site
+
+if TYPE_CHECKING:
+    from dist_tune.watch import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """One rank's part of a meeting at a launch."""
+
+    label: str
+    candidates: str = ""
+    """Digest of their list; empty for a launch with a known config."""
+    known: str = ""
+    """That config, described."""
+    order: list[int] = field(default_factory=list)
+    """Candidates that may run here, in turn."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Candidates that cannot -> why."""
+    candidate: int = -1
+    """The one that this rank is about to launch, or has launched; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What follows for all ranks."""
+
+    is_agreed: bool = False
+    """True if all ranks have the same candidate, or the same known config."""
+    candidate: int = -1
+    """To try next; -1 if none runs on all ranks."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Candidate -> "rank r: why" of the first rank."""
+    has_known: bool = False
+    """True if some rank had a config for this launch; where not all have the same, they forget it and bid again."""
+    mismatch: str = ""
+    """Difference between two ranks by which there is nothing to choose."""
+
+
+def choose(bids: Mapping[int, Bid]) -> Choice:
+    """The candidate that is earliest in the order of the rank where it is latest, of those that run on all ranks."""
+    (first_rank, first), *others = bids.items()
+    for rank, bid in others:
+        if bid.label != first.label:
+            return Choice(mismatch=f"rank {first_rank} is at {first.label}, rank {rank} at {bid.label}")
+    failed: dict[int, str] = {}
+    for rank, bid in bids.items():
+        for i, why in bid.failed.items():
+            failed.setdefault(i, f"rank {rank}: {why}")
+    if any(bid.known for bid in bids.values()):
+        return Choice(is_agreed=all(bid.known == first.known for bid in bids.values()), has_known=True)
+    if any(bid.candidates != first.candidates for _, bid in others):
+        return Choice(mismatch=f"ranks have different candidates for {first.label}")
+    places = [{i: k for k, i in enumerate(bid.order) if i not in failed} for bid in bids.values()]
+    running = set(places[0]).intersection(*places[1:])
+    return Choice(
+        is_agreed=first.candidate in running and all(bid.candidate == first.candidate for bid in bids.values()),
+        candidate=min(running, key=lambda i: (max(each[i] for each in places), i), default=-1),
+        failed=failed,
+    )
+
+
+@Reduction
+def _chosen(bids: Mapping[int, Bid]) -> Choice:
+    return choose(bids)
+
+
+class Coupling:
+    """The meetings at launches of one tuning."""
+
+    def __init__(self, ranks: Ranks, watchdog: Watchdog, enter: Callable[[], None], *, is_for_all: bool) -> None:
+        """``enter``: come to the meetings of this call. ``is_for_all``: all kernels are coupled, and not those alone that say so."""
+        self._ranks = ranks
+        self._watchdog = watchdog
+        self._enter = enter
+        self._is_for_all = is_for_all
+        self._has_entered = False
+        self._run: set[tuple[str, int]] = set()
+        """(Site, candidate) that has run on all ranks. The same on all."""
+
+    def covers(self, launch: Tunable) -> bool:
+        """True for a launch of a coupled kernel: the option says so, or the kernel's own attribute ``coupled``."""
+        is_coupled = self._is_for_all or getattr(launch.owner, "coupled", False) is True
+        return is_coupled and isinstance(launch, Launch) and len(self._ranks.members) > 1
+
+    def has_run(self, label: str, candidate: int) -> bool:
+        """True if all ranks have launched it. The same on all."""
+        return (label, candidate) in self._run
+
+    def is_known_to_all(self, label: str, config: str) -> bool:
+        """True if all ranks launch this config, that they had before. Collective."""
+        return self._meet(Bid(label, known=config)).is_agreed
+
+    def launch(self, site: Site, name: str, candidate: int, make: Callable[[int, Callable[[], None]], Launched]) -> Returned | None:
+        """Launch ``candidate`` if all ranks would and can, or the one that all agree on; None if none runs on all ranks. Collective.
+
+        ``name``: kernel and key, as all ranks know them. ``make(candidate, ask)`` launches here, and calls ``ask()`` when nothing is
+        left that may fail before.
+        """
+        choices: list[Choice] = []
+        mine = candidate
+
+        def ask() -> None:
+            choices.append(self._agree(site, name, mine, candidate))
+            if not choices[-1].is_agreed:
+                raise NotAgreedError
+
+        while mine >= 0:
+            choices.clear()
+            made = make(mine, ask) if mine not in site.failures else Failed()
+            if not choices or choices[-1].is_agreed:
+                choices.append(self._agree(site, name, mine, candidate))
+                if choices[-1].is_agreed:
+                    self._run.add((site.label, mine))
+                    assert isinstance(made, Returned)
+                    return made
+            if not choices[-1].has_known:
+                mine = choices[-1].candidate
+        return None
+
+    def _agree(self, site: Site, name: str, candidate: int, first: int) -> Choice:
+        """Bring the candidate that this rank would launch, or has launched; notes failures of peers."""
+        failed = {i: each.reason for i, each in site.failures.items()}
+        order = [i for i in site.order(first) if i not in failed]
+        choice = self._meet(Bid(name, digest(site.texts), "", order, failed, candidate))
+        for i, why in choice.failed.items():
+            if i not in site.failures:
+                site.failures[i] = CandidateFailure(FailureKind.LAUNCH, why)
+                site.reported.add(i)  # by the rank that it failed on
+        return choice
+
+    def _meet(self, bid: Bid) -> Choice:
+        """Raises ``RankMismatchError`` on all ranks if they are at different launches, or one has passed this call."""
+        ranks, has_entered, self._has_entered = self._ranks, self._has_entered, True
+        with self._watchdog.meeting(f"{_TOPIC}, {bid.label}"):
+            try:
+                if has_entered:
+                    choice = ranks.reduce(_TOPIC, bid, _chosen)
+                else:
+                    self._enter()
+                    choice = ranks.gather(_TOPIC, bid, _chosen)
+            except (AloneError, RankMismatchError) as error:
+                raise RankMismatchError(f"{bid.label} is coupled, and not all ranks come to its launch: {error} {_ADVICE}") from error
+        if choice.mismatch:
+            raise RankMismatchError(f"coupled kernels: {choice.mismatch}. {_ADVICE}")
+        return choice
+
+
+_TOPIC = "launch of a coupled kernel"
+_ADVICE = "All ranks must launch a coupled kernel in the same order, with equal keys: list arguments in key= that are equal on all ranks."
