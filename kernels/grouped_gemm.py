@@ -142,8 +142,11 @@ def grouped_gemm_kernel(
     # The list for BLOCK_M: heights double from SMALLEST.
     HEIGHT: tl.constexpr = (BLOCK_M >= 2 * SMALLEST) + (BLOCK_M >= 4 * SMALLEST) + (BLOCK_M >= 8 * SMALLEST)
     m_tiles, n_tiles_across = tl.load(n_tiles + HEIGHT), tl.cdiv(N, BLOCK_N)
-    own_first = rank * tokens_per_shard
+    own_first = tokens_per_shard * rank
     ks = tl.arange(0, BLOCK_K)
+    if a_own is not None:
+        # Elements from where a row would be in `a` to where its owner has it.
+        to_own = (a_own.to(tl.int64) - a.to(tl.int64)) // (a.dtype.element_ty.primitive_bitwidth // 8) - own_first.to(tl.int64) * K
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles_across, tl.num_programs(0)):
         group = tile // (GROUP_M * n_tiles_across)
         group_rows = tl.minimum(m_tiles - group * GROUP_M, GROUP_M)
@@ -163,9 +166,9 @@ def grouped_gemm_kernel(
                 source = (rank + WORLD - part) % WORLD
                 token += wait_until(flags + source, epoch)
             is_own = (token >= own_first) & (token < own_first + tokens_per_shard)
-            here = a_own + tl.where(is_own, token - own_first, 0).to(tl.int64) * K
-            there = a + token.to(tl.int64) * K
-            at = tl.where(is_own, here, there)[:, None] + ks[None, :]
+            # Rows start at multiples of 16 bytes. Without the hint a compiler may load them element by element.
+            first_of_row = tl.multiple_of(token.to(tl.int64) * K + tl.where(is_own, to_own, 0), 8)
+            at = a + first_of_row[:, None] + ks[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(tl.cdiv(K, BLOCK_K)):
             a_block = tl.load(at + k * BLOCK_K, mask=(ks < K - k * BLOCK_K)[None, :], other=0.0)

@@ -160,12 +160,12 @@ def _place_kernel(
         start = tl.sum(tl.where(e < expert, (total + LARGEST - 1) // LARGEST * LARGEST, 0))
         place = start + tl.sum(tl.where(is_own, before, 0))
         n_own = tl.sum(tl.where(e == expert, total, 0))
-        pads = part == n_parts - 1
+        n_padded = tl.where(part == n_parts - 1, (n_own + LARGEST - 1) // LARGEST * LARGEST, 0)
     else:
         start = tl.sum(tl.where(is_earlier, (count + LARGEST - 1) // LARGEST * LARGEST, 0))
         place = start
         n_own = tl.sum(tl.where(is_own, count, 0))
-        pads = part >= 0
+        n_padded = (n_own + LARGEST - 1) // LARGEST * LARGEST
 
     end = tl.load(parts + 2 * part + 1)
     for first in range(tl.load(parts + 2 * part), end, BLOCK):
@@ -175,7 +175,7 @@ def _place_kernel(
         tl.store(rows + place + tl.cumsum(n_here, 0) - 1, row, mask=is_here)
         place += tl.sum(n_here, 0)
     padding = n_own + tl.arange(0, LARGEST)
-    tl.store(rows + start + padding, n_rows, mask=(padding < (n_own + LARGEST - 1) // LARGEST * LARGEST) & pads)
+    tl.store(rows + start + padding, n_rows, mask=padding < n_padded)
 
     for height in tl.static_range(N_HEIGHTS):
         size = SMALLEST * 2**height
