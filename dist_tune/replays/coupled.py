@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dist_tune.configs import digest
+from dist_tune.digests import digest
 from dist_tune.distributed import Ranks, Reduction
 from dist_tune.errors import AloneError, CandidateFailure, FailureKind, RankMismatchError
 from dist_tune.replays.launched import Failed, Launched, NotAgreedError, Returned

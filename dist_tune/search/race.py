@@ -43,6 +43,8 @@ class Race:
         self._first_s = 0.0
         self._replays_s = 0.0
         """Seconds of all replays."""
+        self._has_probed = False
+        """True once sites that were missed have had another turn."""
 
     def add(
         self,
@@ -165,6 +167,15 @@ class Race:
 
     def batch(self) -> list[Replay]:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
+        replays = self._batch()
+        if not replays and not self._has_probed and not self.is_spent and self._plan.max_replays is None:
+            self._has_probed = True
+            for site in self._sites.values():
+                site.try_again()
+            replays = self._batch()
+        return replays
+
+    def _batch(self) -> list[Replay]:
         for site in self._sites.values():
             if self.is_spent and not site.is_barren:
                 site.stop(self._why_spent)

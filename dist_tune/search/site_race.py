@@ -10,13 +10,12 @@ from typing import Literal
 from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.repeats import Repeats
-from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, Selection, hopeless, kept, select
+from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, hopeless, kept, select
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
-MIN_WARM_UP_MS = 100.0
-"""Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
+_NOT_MET = "was not met in time to be measured"
 
 
 class SiteRace:
@@ -26,8 +25,7 @@ class SiteRace:
         self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | LateGuide | None = None
     ) -> None:
         self.standings = standings
-        self._guide = guide
-        """Of a site whose candidates are not all tried at once; None once enough were."""
+        self._guide = guide  # of a site whose candidates are not all tried at once; None once enough were
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"
         self.queue: list[Trial] = []
         self.selection: Selection | None = None
@@ -42,13 +40,12 @@ class SiteRace:
         self._label = label
         self._plan = plan
         self._options = options
-        self._rung = 0
-        self._n_rounds = 0
-        self._wanted: dict[int, int] = {}
-        """Candidate -> timed replays that it needs by the end of the queue."""
+        self._rung = self._n_rounds = 0
+        self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
         self._timed_in_finals: set[int] = set()
+        self._probed: Trial | None = None  # of a site that was missed: shows if it is met now
         self._n_finalists = 0
-        self._leave_by_prior_times()
+        standings.leave_by_prior_times(options)
         self._begin()
 
     def incumbent(self) -> int | None:
@@ -100,22 +97,32 @@ class SiteRace:
 
     def end_warm_up(self, budget: str) -> None:
         """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
-        standings = self.standings
-        alive = standings.alive()
-        known = {i: each for i, each in standings.warm_ups.items() if i in alive}
-        best_ms = min((each.launches_ms for each in known.values()), default=0.0)
-        for i, each in known.items():
-            # A single run may have compiled.
-            if each.n_timed > 1 and each.launches_ms > max(HOPELESS * best_ms, MIN_WARM_UP_MS):
-                standings.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
-        if budget:
-            standings.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
-        if self._n_run == 0 and not standings.times:
+        self.standings.leave_by_warm_ups(budget)
+        if self._n_run == 0 and not self.standings.times:
             self._begin()
 
     def shorten_warm_up(self, n_replays: int) -> None:
         """Leave out untimed replays from the front of the queue."""
-        self.queue = self.queue[n_replays:]
+        del self.queue[:n_replays]
+
+    def try_again(self) -> None:
+        """Probe once if candidates were missed while others raced: other sites' choices may lead to this one, or never again."""
+        left = self.standings.left
+        missed = [i for i, why in left.items() if why == _NOT_MET]
+        if self.stage == "done" and missed and self.n_open > 1:
+            self.standings.left = {i: why for i, why in left.items() if why != _NOT_MET}
+            self._probed = Trial(missed[0], is_timed=True)
+            self.queue = [self._probed]
+
+    def _end_probe(self) -> None:
+        """Race as from the beginning, with the candidates that are left, if the site was met."""
+        standings, probed = self.standings, self._probed
+        if probed is not None and probed.candidate not in standings.times.keys() | standings.failures.keys():
+            standings.left.update({i: _NOT_MET for i in standings.alive() if i not in standings.times})
+        else:
+            self.selection, self._rung, self._n_run, self.n_since, self._n_rounds = None, 0, 0, 0, 0
+            self._begin()
+        self._probed = None
 
     def stop(self, reason: str) -> None:
         """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
@@ -154,6 +161,8 @@ class SiteRace:
 
     def advance(self, n_left: int) -> None:
         """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
+        if self._probed is not None and not self.queue:
+            self._end_probe()
         if self.queue or self.stage == "done":
             return
         alive, times = self.standings.alive(), self.standings.times
@@ -216,13 +225,6 @@ class SiteRace:
         if incumbent is not None:  # in front: where replays run out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
-    def _leave_by_prior_times(self) -> None:
-        """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
-        prior, winner = self.standings.prior_times, self.standings.prior_winner
-        hopeful = kept(prior, len(prior), self._options.margin(0), "kernel", n_least=self._options.max_finalists)
-        for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
-            self.standings.left[i] = "not raced: slower in an earlier tuning"
-
     def _end_rung(self, alive: list[int], n_left: int) -> None:
         standings, options, objective = self.standings, self._options, self._plan.objective
         is_long = (n_enough := standings.n_enough(options.enough_ms, self._plan.n_repeat)) < 2  # one sample says as much as many short ones
@@ -262,8 +264,7 @@ class SiteRace:
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
-            is_measured = i in self.standings.times
-            self.standings.left[i] = f"left the race after rung {self._rung}" if is_measured else "was not met in time to be measured"
+            self.standings.left[i] = f"left the race after rung {self._rung}" if i in self.standings.times else _NOT_MET
         return self.standings.alive()
 
     def _end_round(self, n_left: int) -> None:
@@ -285,8 +286,7 @@ class SiteRace:
             tie = self._options.tie_of(min(each.launches_ms for each in times.values()))
             self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=self.n_open < 2)
         else:  # never met: the first that runs
-            best = self.standings.fastest()
-            self.selection = Selection(0 if best is None else best, frozenset(), is_clear=True, closure_weight=0.0)
+            self.selection = Selection(self.standings.fastest() or 0, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection
 
     def _n_allowed(self, n_left: int) -> int:

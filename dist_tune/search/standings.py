@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, PriorTimes
-from dist_tune.search.selection import HOPELESS, ReducedTimes, one_sided
+from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, kept, one_sided
+
+MIN_WARM_UP_MS = 100.0
+"""Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 
 
 class Standings:
@@ -93,6 +96,25 @@ class Standings:
         """Samples of a candidate that last ``enough_ms``, by the best one's time; ``n_repeat`` if there is none."""
         best_ms = min((each.launches_ms for each in self.measured(self.alive()).values()), default=0.0)
         return int(enough_ms / best_ms) if best_ms > 0 else n_repeat
+
+    def leave_by_warm_ups(self, budget: str) -> None:
+        """Let those leave whose untimed runs were hopeless, and, for the reason ``budget`` if that is one, those without such runs."""
+        alive = self.alive()
+        known = {i: each for i, each in self.warm_ups.items() if i in alive}
+        best_ms = min((each.launches_ms for each in known.values()), default=0.0)
+        for i, each in known.items():
+            # A single run may have compiled.
+            if each.n_timed > 1 and each.launches_ms > max(HOPELESS * best_ms, MIN_WARM_UP_MS):
+                self.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
+        if budget:
+            self.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
+
+    def leave_by_prior_times(self, options: RacingOptions) -> None:
+        """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
+        prior, winner = self.prior_times, self.prior_winner
+        hopeful = kept(prior, len(prior), options.margin(0), "kernel", n_least=options.max_finalists)
+        for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
+            self.left[i] = "not raced: slower in an earlier tuning"
 
     def fail_one_sided(self) -> None:
         """Take candidates out that take one rank beyond all measure, while others show that this rank can do better."""

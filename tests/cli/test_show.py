@@ -17,9 +17,6 @@ from tests.cli_answers import Answers, keep
 pytestmark = pytest.mark.once
 
 
-# -- path, ls --------------------------------------------------------------------------------------------------------
-
-
 def test_path_is_nothing_but_the_path(cache: Cache, ask: Answers):
     """For ``cd "$(dist-tune cache path)"``; asking makes no folder."""
     assert ask("path") == f"{cache.folder}\n"

@@ -223,9 +223,6 @@ def test_a_kernel_defined_anew_in_every_replay():
     assert [rest for _, *rest in got] == [[[None, None], 1, True]] * 2
 
 
-# -- what is dropped -----------------------------------------------------------------------------------------------------
-
-
 def _too_large(rank: int, who: list[int]) -> Any:
     if rank in who:
         FakeH200.shared_limit_bytes = 32767

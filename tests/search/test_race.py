@@ -42,10 +42,10 @@ class World:
         """Replay one batch and tell the search; returns how many replays that was."""
         batch = self.search.batch()
         for replay in batch:
+            self.replays.append(replay)
             for rank in range(self.n_ranks):
                 for site, trial in replay.items():
-                    self._run(rank, site, trial, len(self.replays))
-            self.replays.append(replay)
+                    self._run(rank, site, trial, len(self.replays) - 1)
         self.search.tell(len(batch), self.reduced())
         return len(batch)
 
