@@ -188,7 +188,7 @@ def stop_one(rank: int) -> tuple[list[str | None], int]:
 
 def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> None:
     """After the deadline the config is dropped, and no process stays behind."""
-    (outcome,) = on_ranks(1, stop_one, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "2"})
+    (outcome,) = on_ranks(1, stop_one, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "5"})
     failures, pid = values([outcome])[0]
     (failure,) = [each for each in failures if each is not None]
     assert "TimeoutError" in failure
