@@ -101,7 +101,7 @@ def _all_reduce(rank: int, folder: str, mode: str) -> Any:
 
 def test_sharing_out_what_communicates_is_refused():
     """On all ranks, in time, before the collective is made, with the reason."""
-    outcomes = on_ranks(2, _all_reduce, "", "split", env={"TRITON_INTERPRET": "0"}, mode="fake")
+    outcomes = on_ranks(2, _all_reduce, "", "split", env={"TRITON_INTERPRET": "0", "DIST_TUNE_DEADLINE_S": "3"}, mode="fake")
     assert {each.error for each in outcomes} <= {"CommunicatesError", "PeerFailedError"}
     assert any(each.error == "CommunicatesError" for each in outcomes)
     for each in outcomes:
