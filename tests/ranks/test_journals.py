@@ -92,8 +92,11 @@ def test_an_exception_of_the_user_casts_no_suspicion_and_costs_no_replay(tmp_pat
         outcomes = attempt(tmp_path, None, 1, (5, 1))
         assert outcomes[1].error == "ValueError", outcomes[1]
     assert not (tmp_path / "cache" / "quarantine").exists()
+    told = launches(tmp_path)
+    n_measured = min(sum(n for (_, r), n in told.items() if r == rank) for rank in range(2)) - 2  # without both first runs
     got = values(attempt(tmp_path))
-    assert got[0]["runs"] <= N - 3 - 3 + 2
+    assert n_measured > 0
+    assert got[0]["runs"] <= N - n_measured + 2  # a rank that was behind has measured less, and the shorter journal counts
     assert got[0]["records"][0][3] == [None] * N
 
 
