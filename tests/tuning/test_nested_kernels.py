@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -21,7 +23,7 @@ def _kernel(x_ptr, y_ptr, n, way, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1.0, mask=at < n)
 
 
-def _tune(rank: int) -> tuple[dict[str, object], dict[str, object]]:
+def _tune(rank: int) -> Any:
     kernel = triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 256)], key=["n", "way"])(_kernel)
 
     @autotune([{"way": way} for way in range(N_WAYS)], key_fn=None, n_warmup=1, n_repeat=4, cache=False)
