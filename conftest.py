@@ -7,6 +7,11 @@ from collections.abc import Generator
 from importlib.metadata import version
 
 import pytest
+from hypothesis import settings
+
+# A busy machine takes longer than 200 ms for an example that takes one.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # Tests start ranks as processes and choose the environment of each; @triton.jit reads TRITON_INTERPRET when a kernel is defined.
 LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def found_on_use(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package. ``homes``: module of the package -> names that come from it.
+def found_on_use(package: str, homes: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of a package. ``homes``: module of the package -> names that come from it.
 
     A name is an ordinary attribute once it was found.
     """
@@ -24,4 +24,7 @@ def found_on_use(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable
         setattr(sys.modules[package], name, found)
         return found
 
-    return find
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return find, names

@@ -56,6 +56,22 @@ def test_the_end_of_each_rank_is_told():
         values(outcomes[:2])
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("n", "options", "told"),
+    [
+        (0, {}, "at least one rank"),
+        (1, {"mode": "cuda"}, "mode must be one of .*'gpu'.*, got 'cuda'"),
+        (1, {"clock": "fake"}, "clock must be one of .*'exact'.*, got 'fake'"),
+        (1, {"mode": "gpu", "clock": "exact"}, "keeps the time of launches on the CPU"),
+    ],
+)
+def test_ranks_that_would_not_run_as_asked_are_refused(n: int, options: dict[str, Any], told: str):
+    """No ranks would pass any test; a GPU's times would not be exact."""
+    with pytest.raises(ValueError, match=told):
+        on_ranks(n, _short, **options)
+
+
 def _short(rank: int) -> int:
     return rank
 

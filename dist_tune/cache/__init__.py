@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dist_tune.cache.code_anatomy import anatomy
     from dist_tune.cache.fingerprints import Code, fingerprint, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__ = found_on_use(
+    __getattr__, __dir__ = found_on_use(
         __name__, {"captured": ("plain_values",), "code_anatomy": ("anatomy",), "fingerprints": ("Code", "fingerprint", "read_code")}
     )
 

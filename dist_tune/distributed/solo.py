@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
 
@@ -62,6 +62,10 @@ class Solo:
     def running(self, number: int, doing: str) -> Iterator[None]:
         """Without peers there is nothing to say."""
         yield
+
+    def interrupted(self) -> AbstractContextManager[None]:
+        """Without peers there are no meetings."""
+        return nullcontext()
 
     def watch_troubles(self, troubles: list[str]) -> None:
         """Without peers there is nothing to say."""

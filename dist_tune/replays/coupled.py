@@ -7,9 +7,10 @@ ranks is launched without a meeting. Knows meetings and candidates; nothing of h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 from dist_tune.digests import digest
 from dist_tune.distributed import Ranks, Reduction
@@ -20,6 +21,10 @@ from dist_tune.sites import Site
 
 if TYPE_CHECKING:
     from dist_tune.watch import Watchdog
+
+
+_agreed: WeakKeyDictionary[Any, dict[Hashable, tuple[ref[Any], frozenset[int]]]] = WeakKeyDictionary()
+"""Kernel -> key -> the config that these ranks have agreed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +98,28 @@ class Coupling:
         self._enter = enter
         self._is_for_all = is_for_all
         self._has_entered = False
-        self._run: set[tuple[str, int]] = set()
-        """(Site, candidate) that has run on all ranks. The same on all."""
 
     def covers(self, launch: Tunable) -> bool:
         """True for a launch of a coupled kernel: the option says so, or the kernel's own attribute ``coupled``."""
         is_coupled = self._is_for_all or getattr(launch.owner, "coupled", False) is True
         return is_coupled and isinstance(launch, Launch) and len(self._ranks.members) > 1
 
-    def has_run(self, label: str, candidate: int) -> bool:
-        """True if all ranks have launched it. The same on all."""
-        return (label, candidate) in self._run
+    def is_known_to_all(self, launch: Launch, config: Any) -> bool:
+        """True if all ranks launch this config, that they had before. Collective, until they have agreed on it once.
 
-    def is_known_to_all(self, label: str, config: str) -> bool:
-        """True if all ranks launch this config, that they had before. Collective."""
-        return self._meet(Bid(label, known=config)).is_agreed
+        Not after that, because for the other ranks this may be a call like those before, without a meeting.
+        """
+        known = _agreed.get(launch.owner, {}).get(launch.key)
+        if known is not None and known[0]() is config and known[1].issuperset(self._ranks.members):
+            return True
+        is_agreed = self._meet(Bid(launch.name + launch.key_text, known=launch.describe(config))).is_agreed
+        if is_agreed:
+            self.note_agreed(launch.owner, launch.key, config)
+        return is_agreed
+
+    def note_agreed(self, owner: Any, key: Hashable, config: Any) -> None:
+        """All ranks launch this config from now on."""
+        _agreed.setdefault(owner, {})[key] = ref(config), frozenset(self._ranks.members)
 
     def launch(self, site: Site, name: str, candidate: int, make: Callable[[int, Callable[[], None]], Launched]) -> Returned | None:
         """Launch ``candidate`` if all ranks would and can, or the one that all agree on; None if none runs on all ranks. Collective.
@@ -119,7 +131,8 @@ class Coupling:
         mine = candidate
 
         def ask() -> None:
-            choices.append(self._agree(site, name, mine, candidate))
+            if not choices:  # once: a launch that the machine failed is made again, and the other ranks have made theirs
+                choices.append(self._agree(site, name, mine, candidate))
             if not choices[-1].is_agreed:
                 raise NotAgreedError
 
@@ -129,7 +142,7 @@ class Coupling:
             if not choices or choices[-1].is_agreed:
                 choices.append(self._agree(site, name, mine, candidate))
                 if choices[-1].is_agreed:
-                    self._run.add((site.label, mine))
+                    site.run_by_all.add(mine)
                     assert isinstance(made, Returned)
                     return made
             if not choices[-1].has_known:
@@ -150,7 +163,7 @@ class Coupling:
     def _meet(self, bid: Bid) -> Choice:
         """Raises ``RankMismatchError`` on all ranks if they are at different launches, or one has passed this call."""
         ranks, has_entered, self._has_entered = self._ranks, self._has_entered, True
-        with self._watchdog.meeting(f"{_TOPIC}, {bid.label}"):
+        with self._watchdog.meeting(f"{_TOPIC}, {bid.label}"), ranks.interrupted():
             try:
                 if has_entered:
                     choice = ranks.reduce(_TOPIC, bid, _chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from dist_tune.replays.coupled import Coupling
@@ -19,10 +19,21 @@ class CoupledTrials(Trials):
     coupling: Coupling
     """Set by the tuning, before the first launch."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._coupled: dict[tuple[int, int], tuple[Site, Any, Hashable]] = {}
+        """Sites of coupled kernels with their kernel and key, by identity."""
+
+    def note_agreed(self) -> None:
+        """At the end of a tuning of all ranks: they launch coupled kernels with their winners."""
+        for site, owner, key in self._coupled.values():
+            if site.winner is not None:
+                self.coupling.note_agreed(owner, key, site.winner)
+
     def launching(self, launch: Tunable) -> None:
         """Before any launch outside scheduled replays; a known config that not all ranks have is forgotten, so that all miss it."""
         config = launch.known_config() if self.watchdog.phase != "last run" and self.coupling.covers(launch) else None
-        if config is not None and not self.coupling.is_known_to_all(launch.name + launch.key_text, launch.describe(config)):
+        if config is not None and isinstance(launch, Launch) and not self.coupling.is_known_to_all(launch, config):
             launch.slot.clear()
         super().launching(launch)
 
@@ -30,9 +41,10 @@ class CoupledTrials(Trials):
         if not self.coupling.covers(launch):
             return super()._launch_first(site, launch, trial)
         assert isinstance(launch, Launch)
-        self.coupled.add(site.label)
+        site.is_coupled = True
+        self._coupled[id(site), id(launch.owner)] = site, launch.owner, launch.key
         index = trial.candidate
-        if site.label in self._schedule and self.coupling.has_run(site.label, index):
+        if site.label in self._schedule and index in site.run_by_all:
             return self._launch_here(site, launch, trial)
         if self._is_timed:  # ranks meet in this replay
             self.samples.lose(self._replay)

@@ -30,8 +30,6 @@ class Trials:
 
     def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
         self.is_watching = True
-        self.coupled: set[str] = set()
-        """Sites of which all ranks launch the same candidate, or none does."""
         self.watchdog = watchdog
         self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
         self.samples = Samples()

@@ -79,7 +79,7 @@ def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
     if leader.phase == "compile":
         told.append(f"{sum(rank.n_compiled for rank in ranks)} compiled")
     elif not leader.is_done:
-        told.append(f"replay {leader.n_replays}" + f" of at most {bound}" * bool(bound))
+        told.append(f"replay {leader.n_replays}" + f" of at most {bound}" * bool(bound and leader.n_replays <= bound))
     told.append(
         f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if len(ranks) >= tuning.world_size else f"{len(ranks)} of {tuning.world_size} ranks"
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dist_tune.search.samples import Samples
     from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
 else:  # these import numpy or torch, and the words for a record's choice need the values above alone
-    __getattr__ = found_on_use(
+    __getattr__, __dir__ = found_on_use(
         __name__,
         {
             "guide": ("Guide", "LateGuide", "guide_of"),

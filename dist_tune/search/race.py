@@ -168,7 +168,7 @@ class Race:
     def batch(self) -> list[Replay]:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
         replays = self._batch()
-        if not replays and not self._has_probed and not self.is_spent and self._plan.max_replays is None:
+        if not replays and not self._has_probed and not self.is_spent and self._n_left > 0:
             self._has_probed = True
             for site in self._sites.values():
                 site.try_again()

@@ -25,7 +25,7 @@ class SiteRace:
         self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | LateGuide | None = None
     ) -> None:
         self.standings = standings
-        self._guide = guide  # of a site whose candidates are not all tried at once; None once enough were
+        self._guide = self._given_guide = guide  # of a site whose candidates are not all tried at once; None once enough were
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"
         self.queue: list[Trial] = []
         self.selection: Selection | None = None
@@ -35,12 +35,11 @@ class SiteRace:
         self.n_since = 0
         """Replays since the site was entered, those in which it waited for others included."""
         self.repeats = Repeats()
-        self._n_run = 0
+        self._n_run = self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
         self._label = label
         self._plan = plan
         self._options = options
-        self._rung = self._n_rounds = 0
         self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
         self._timed_in_finals: set[int] = set()
         self._probed: Trial | None = None  # of a site that was missed: shows if it is met now
@@ -107,26 +106,27 @@ class SiteRace:
 
     def try_again(self) -> None:
         """Probe once if candidates were missed while others raced: other sites' choices may lead to this one, or never again."""
-        left = self.standings.left
-        missed = [i for i, why in left.items() if why == _NOT_MET]
-        if self.stage == "done" and missed and self.n_open > 1:
-            self.standings.left = {i: why for i, why in left.items() if why != _NOT_MET}
+        standings, missed = self.standings, self.standings.missed(_NOT_MET)
+        if self.stage == "done" and missed and self.n_open > 1 and len({*missed, *standings.alive()}) > 1:
+            standings.left = {i: why for i, why in standings.left.items() if i not in missed}
             self._probed = Trial(missed[0], is_timed=True)
-            self.queue = [self._probed]
+            self.stage, self.queue = "race", [self._probed]
 
-    def _end_probe(self) -> None:
+    def _end_probe(self, probed: Trial) -> None:
         """Race as from the beginning, with the candidates that are left, if the site was met."""
-        standings, probed = self.standings, self._probed
-        if probed is not None and probed.candidate not in standings.times.keys() | standings.failures.keys():
+        self._probed, self.stage, standings = None, "done", self.standings
+        if probed.candidate not in standings.times.keys() | standings.failures.keys():
             standings.left.update({i: _NOT_MET for i in standings.alive() if i not in standings.times})
-        else:
-            self.selection, self._rung, self._n_run, self.n_since, self._n_rounds = None, 0, 0, 0, 0
-            self._begin()
-        self._probed = None
+            return
+        if len(standings.times) < 2:  # its guided search had ended before there was a time
+            self._guide = self._given_guide
+        self.selection, self._rung, self._n_run, self.n_since, self._n_rounds = None, 0, 0, 0, 0
+        self._timed_in_finals.clear()
+        self._begin()
 
     def stop(self, reason: str) -> None:
         """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
-        standings, best = self.standings, self.incumbent()
+        standings, best, self._probed = self.standings, self.incumbent(), None
         if self.stage == "done":
             return
         is_untried = best is not None and standings.known_ms(best) is None
@@ -162,7 +162,7 @@ class SiteRace:
     def advance(self, n_left: int) -> None:
         """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
         if self._probed is not None and not self.queue:
-            self._end_probe()
+            self._end_probe(self._probed)
         if self.queue or self.stage == "done":
             return
         alive, times = self.standings.alive(), self.standings.times

@@ -54,6 +54,10 @@ class Standings:
         """Those of the candidates that have times."""
         return {i: self.times[i] for i in candidates if i in self.times}
 
+    def missed(self, why: str) -> list[int]:
+        """Candidates without a time that left the race for this reason, or for none: their site was not met when it was their turn."""
+        return [i for i in self._runnable() if i not in self.times and self.left.get(i, why) == why]
+
     def fastest(self) -> int | None:
         """By the kernel's time; if nothing was measured, an earlier tuning's choice, the best in its warm-up, or the first that runs."""
         runnable = self._runnable()

@@ -15,7 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,17 @@ def on_ranks(
     the fake driver, where kernels are compiled, 15; ``env`` overrides these environment variables and adds others. A rank that is not done
     after ``timeout_s`` seconds is killed. With the exact ``clock`` what is chosen does not depend on how busy the machine is.
     An error of a rank is reported in its ``Outcome`` and not raised.
+
+    Raises:
+        ValueError: no rank, an unknown ``mode`` or ``clock``, or the exact clock on a GPU, whose time it cannot keep.
     """
+    if n < 1:
+        raise ValueError(f"need at least one rank, got {n}")
+    for name, given, known in (("mode", mode, get_args(Mode)), ("clock", clock, get_args(Clock))):
+        if given not in known:
+            raise ValueError(f"{name} must be one of {known}, got {given!r}")
+    if mode == "gpu" and clock == "exact":
+        raise ValueError('clock="exact" keeps the time of launches on the CPU; with mode="gpu" the GPU keeps its own: leave it out')
     with tempfile.TemporaryDirectory() as folder:
         defaults = {
             "DIST_TUNE_DEADLINE_S": "15" if mode == "fake" else "3",  # a compilation takes a busy machine seconds

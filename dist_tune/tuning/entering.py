@@ -93,5 +93,5 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_warm_ups = manifest.warm_ups.get(label, 0)
     guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
     untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
-    is_isolated = manifest.is_isolating or label in context.replays.trials.coupled
-    return Entry(texts, guide, untried, n_warm_ups, is_isolated, is_recorded=manifest.has_recorded)
+    is_coupled = label in context.sites.met and context.sites.met[label].is_coupled
+    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating or is_coupled, is_recorded=manifest.has_recorded)

@@ -30,10 +30,11 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         if not batch:
             break
         is_final = race.is_final
-        if is_final and not in_finals:
+        if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()
+            context.sites.journal.begin_phase("finals" if is_final else "race")
+        if is_final and not in_finals:
             in_finals = True
-            context.sites.journal.begin_phase("finals")
             if replays.trials.variants.counts:
                 compile_variants(context, is_last=True)
                 continue  # less candidates that have failed

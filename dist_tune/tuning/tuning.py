@@ -73,7 +73,7 @@ class Tuning:
         trials.coupling = Coupling(ranks, self._watchdog, partial(self._enter, is_inside=True), is_for_all=options.coupled)
         ranks.watch_troubles(trials.suspects)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
-        self._trials = replays.trials
+        self._trials = trials
         self._context = TuningContext(
             name, ranks, options.plan, log, story,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
@@ -247,6 +247,8 @@ class Tuning:
             try:
                 self._begin()
                 yield
+                if not self.is_alone:
+                    self._trials.note_agreed()
             except BaseException as error:
                 self._end(watchdog.freed or error)
                 if watchdog.freed is not None:

@@ -68,6 +68,9 @@ class Watchdog:
         self._step = Step("the first run", Kind.UNLIMITED, time.monotonic(), {})
         self.launch: Launch | None = None
         """The innermost launch of a candidate that is under way."""
+        self.met_at = 0.0
+        """End of the latest meeting inside a run, by the monotonic clock."""
+        self._replay_began = 0.0
         self._shortest_s = 0.0
         """Of the replays so far."""
         self._returned: set[tuple[str, int]] = set()
@@ -113,6 +116,8 @@ class Watchdog:
     def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), schedule or {})
+        if kind is Kind.REPLAY:
+            self._replay_began = self._step.since
 
     @contextmanager
     def meeting(self, topic: str) -> Iterator[None]:
@@ -122,7 +127,7 @@ class Watchdog:
         try:
             yield
         finally:
-            now = time.monotonic()
+            self.met_at = now = time.monotonic()
             self._step, self.launch = step._replace(since=now), launch and launch._replace(since=now)
 
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Launching:
@@ -140,7 +145,7 @@ class Watchdog:
 
     def end_replay(self) -> bool:
         """The closure has returned; true if it had to be released."""
-        took_s = time.monotonic() - self._step.since
+        took_s = time.monotonic() - self._replay_began  # of all of it: a step since its last meeting would make the limit too short
         self._shortest_s = min(took_s, self._shortest_s or took_s)
         self.note("work between replays", Kind.WORK, self._step.schedule)  # which may wait for the device
         return self.take_released()

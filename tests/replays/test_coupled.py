@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune import contextual_autotune
-from dist_tune.replays.coupled import Bid, choose
+from dist_tune.replays.coupled import Bid, Choice, Coupling, choose
+from dist_tune.replays.launched import Returned
+from dist_tune.sites import Site
 
 N = 6
 ORDERS = st.lists(st.permutations(range(N)), min_size=1, max_size=4)
@@ -62,6 +70,58 @@ def test_a_known_config_is_launched_only_if_all_ranks_know_it():
     assert not choose({**same, 1: Bid("k[1]", known="BLOCK=32")}).is_agreed
     missed = choose({**same, 1: Bid("k[1]", "list", "", [0, 1], {}, 0)})
     assert (missed.is_agreed, missed.has_known) == (False, True)
+
+
+class Mirror:
+    """Two ranks, of which the other one does as this one; counts meetings."""
+
+    members = (0, 1)
+    rank = 0
+
+    def __init__(self) -> None:
+        self.n_meetings = 0
+
+    def reduce(self, topic: str, bid: Bid, fn: object) -> Choice:
+        self.n_meetings += 1
+        return choose({0: bid, 1: bid})
+
+    gather = reduce
+
+    def interrupted(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+class _Kernel:
+    """Can be referred to weakly, and is a key."""
+
+
+def coupling_of(ranks: Mirror) -> Coupling:
+    watchdog: Any = SimpleNamespace(meeting=lambda topic: nullcontext())
+    return Coupling(ranks, watchdog, lambda: None, is_for_all=True)  # type: ignore[arg-type]
+
+
+def test_a_launch_that_the_machine_failed_is_made_again_without_another_meeting():
+    """The other rank has made its own launch by then: one meeting before both tries, and one after."""
+    ranks, site = Mirror(), Site("k[1]", "k", "[1]", [16, 32], ["BLOCK=16", "BLOCK=32"])
+
+    def make(candidate: int, ask: Callable[[], None]) -> Returned:
+        ask()
+        ask()
+        return Returned(candidate)
+
+    made = coupling_of(ranks).launch(site, "k[1]", 1, make)
+    assert made == Returned(1)
+    assert ranks.n_meetings == 2
+    assert site.run_by_all == {1}
+
+
+def test_ranks_agree_once_on_a_config_that_they_know():
+    """A later call may be new to one rank alone, and the others do not come to a meeting; another config is asked about."""
+    configs, ranks = [triton.Config({"BLOCK": each}) for each in (16, 32)], Mirror()
+    launch: Any = SimpleNamespace(owner=_Kernel(), key=(1,), name="k", key_text="[1]", describe=str)
+    for config in (configs[0], configs[0], configs[1]):
+        assert coupling_of(ranks).is_known_to_all(launch, config)
+    assert ranks.n_meetings == 2
 
 
 def test_other_launches_and_other_candidates_are_told():

@@ -38,6 +38,17 @@ def test_the_phase_the_replays_and_the_best_are_told():
     assert "24 of 20 left, best so far" in progress_lines(told, last_at(told))[1]
 
 
+def test_more_replays_than_the_bound_of_the_latest_phase_are_told_without_it():
+    """A site that was missed races when all others are through: the bound is that of its race alone."""
+    n_all = len(list(events([record(0, 20)], 0, 1)))
+    told = story_until(n_all - 28)
+    (tuning,) = told.tunings.values()
+    (rank,) = tuning.ranks.values()
+    phase, at, _ = rank.phases[-1]
+    rank.phases.append((phase, at, rank.n_replays - 1))
+    assert f"replay {rank.n_replays}, 1 rank, " in progress_lines(told, last_at(told))[0]
+
+
 def test_a_rank_that_is_behind_is_named():
     """With its distance; not before it has been silent for some seconds."""
     n_all = len(list(events([record(0, 20)], 0, 2)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dist_tune.distributed import Asked
+from dist_tune.watch.steps import Kind
 from dist_tune.watch.watchdog import Watchdog
 
 DEADLINE_S = 4.0
@@ -48,3 +49,36 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
     with pytest.raises(_Left, match="the c10d store has not answered for"):
         watchdog._watch()
     assert 1.5 * DEADLINE_S <= now[0] - stopped_s <= 1.5 * DEADLINE_S + 0.4
+
+
+def _watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
+    anything: Any = SimpleNamespace(asked=None)
+    monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: anything)
+    return Watchdog(anything, anything, settings, anything, (), rescue=anything)  # type: ignore[arg-type]
+
+
+def test_a_function_is_not_late_for_a_meeting_at_a_launch_inside_it(monkeypatch: pytest.MonkeyPatch):
+    """Ranks that wait for a slow one at the launch of a coupled kernel do not hang, neither in it nor around it."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watchdog = _watchdog(monkeypatch)
+    with watchdog.launching("function", 0, is_known=True):
+        with watchdog.launching("kernel", 1, is_known=True), watchdog.meeting("launch"):
+            now[0] += 100.0
+        assert watchdog.launch is not None
+        assert (watchdog.launch.label, watchdog.launch.since) == ("function", 100.0)
+
+
+def test_the_limit_of_a_replay_is_of_all_of_it_where_ranks_met_in_it(monkeypatch: pytest.MonkeyPatch):
+    """A replay of a minute with the launch of a coupled kernel near its end: the next one may take longer than a deadline."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watchdog = _watchdog(monkeypatch)
+    watchdog.note("replay 1", Kind.REPLAY)
+    now[0] += 60.0
+    with watchdog.meeting("launch"):
+        now[0] += 1.0
+    watchdog.end_replay()
+    watchdog.note("replay 2", Kind.REPLAY)
+    assert watchdog._subject()[2] >= 60.0
