@@ -13,8 +13,9 @@ The rules of order, for kernels that store into a peer's memory:
    cumulative: a peer that reads the new count sees the stores of all threads, not of the one thread alone. GPU scope would be too
    narrow, because the reader is another GPU or a copy engine.
 2. *The flag, then loads.* `wait_until` reads the flag with acquire semantics at system scope, and a barrier behind it orders the loads of
-   all threads. A compiler may still move a load of a software pipeline up; `wait_until` returns a 0 that it cannot foresee, and a
-   caller that adds the 0 to the addresses of the loads makes them depend on the wait.
+   all threads. Triton's software pipelining may still move a load up; `wait_until` returns a 0 that it cannot foresee, and a caller
+   that adds the 0 to the addresses of the loads makes them depend on the wait. LLVM, which comes later, does fold the 0, and moves no
+   load over the acquire and its barriers, which are volatile to it.
 3. *Bulk copies (TMA)* read and write through the async proxy, which rules 1 and 2 do not order. Loads: pass the 0 through
    `fence_bulk_loads` between the wait and the load. Stores: a program waits until the source of a descriptor store may be
    overwritten (`wait_group.read`), which says nothing of its target; tiles for a peer are therefore stored through pointers.
@@ -254,9 +255,9 @@ def signal(flag, amount):
 
 @triton.jit
 def wait_until(flag, count):
-    """Spin until `flag` has reached `count`; return 0 by a path that the compiler cannot foresee.
+    """Spin until `flag` has reached `count`; return 0 by a path that Triton cannot foresee.
 
-    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, can be issued before the wait is over.
+    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, is placed before the wait.
     """
     # At system scope, for the writer is another GPU. The difference is compared: counts wrap around.
     behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
