@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,50 @@ def test_many_words_are_queued_in_several_submissions(monkeypatch: pytest.Monkey
     many = gather.MemoryOps([(gather.WAIT, words, i) for i in range(300)], list(range(300)))
     many.queue(stream, 2)  # type: ignore[arg-type]
     assert [(count, batch[0].value, batch[-1].value) for _, count, batch, _ in calls] == [(255, 0, 508), (45, 510, 598)]
+
+
+def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 of three: two steps use both slots; flags have the number of the step, credits that of the one before."""
+    from kernels import gather, symmetric
+
+    blocks = [torch.zeros(4096, dtype=torch.uint8) for _ in range(3)]
+
+    def driver_function(name: str) -> Any:
+        def function(*args: Any) -> int:
+            if name == "cuMemcpyAsync":
+                ctypes.memmove(*args[:3])
+            for op in args[2] if name == "cuStreamBatchMemOp_v2" else ():
+                if op.operation == gather.WRITE:
+                    ctypes.c_uint32.from_address(op.address).value = op.value
+            return 0
+
+        return function
+
+    stream = SimpleNamespace(cuda_stream=0, wait_event=lambda _: None)
+    event = SimpleNamespace(record=lambda *_: None)
+
+    def all_gather_object(by_rank: list[Any], own: Any, group: Any) -> None:
+        by_rank[:] = [own] * 3
+
+    for name, fake in {"get_rank": lambda _: 1, "get_world_size": lambda _: 3, "all_gather_object": all_gather_object}.items():
+        monkeypatch.setattr(torch.distributed, name, fake)
+    for name, made in {"Stream": stream, "Event": event, "current_stream": stream}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, made=made, **__: made)
+    monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n_bytes, group: [block[:n_bytes] for block in blocks])
+    monkeypatch.setattr(gather, "driver_function", driver_function)
+    group: Any = None
+    pushes = gather.PushGather(torch.Size((2, 8)), torch.bfloat16, torch.device("cpu"), group)
+    for epoch in (1, 2):
+        shard = torch.full((2, 8), float(epoch), dtype=torch.bfloat16)
+        gathered = pushes.start(shard)
+        pushes.finish()
+        assert (gathered.epoch, list(gathered.shards.shape), gathered.flags.tolist()) == (epoch, [6, 8], [0, 0, 0])
+        for peer in (0, 2):
+            at_peer = pushes._memory.on(peer)
+            assert torch.equal(at_peer["slots"][epoch % 2, 1], shard)
+            assert not at_peer["slots"][:, [0, 2]].any()
+            assert (at_peer["ready"].tolist(), at_peer["credits"].tolist()) == ([0, epoch, 0], [0, epoch - 1, 0])
+    assert not pushes._memory.own["slots"].any()
 
 
 def test_a_group_of_one_rank_has_nothing_to_copy():
