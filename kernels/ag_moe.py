@@ -30,6 +30,7 @@ from kernels.ag_gemm import DTYPES, AllGatherGemm, loadable, output_for
 from kernels.gather import CollectiveGather, Gather
 from kernels.grouped_gemm import Shards, multiply_rows
 from kernels.routing import ORDERS, Order, Routing, RowSorter
+from kernels.symmetric import StepOrder
 
 WAYS = ("push", "collective")
 """push: copy engines, shard by shard, beside the product; collective: all_gather_into_tensor before it."""
@@ -60,6 +61,7 @@ class AllGatherMoe:
         self._gemm = AllGatherGemm(group)  # its gathers are for shards of any rows
         self.n_ranks, self.n_local_ranks = self._gemm.n_ranks, self._gemm.n_local_ranks
         self._group, self._rank = group, dist.get_rank(group)
+        self._stream_order = StepOrder()
         self._collectives: dict[Hashable, Gather] = {}
         self._sorters: dict[Hashable, RowSorter] = {}
 
@@ -82,6 +84,7 @@ class AllGatherMoe:
         n_experts, n, _ = experts_b.shape
         tokens, flat = loadable(tokens), loadable(experts_b.flatten(0, 1))
         gather = self._gather_for(tokens, way)
+        self._stream_order.follow(tokens.device)
         # The copies first: they run while rows are sorted, and nothing that a peer waits for is queued behind a kernel that waits.
         gathered = gather.start(tokens)
         try:

@@ -26,7 +26,7 @@ class Copier:
     """
 
     def __init__(self, plan: Plan, memory: SymmetricMemory) -> None:
-        if plan.n_parts == 1:
+        if plan.n_parts < memory.n_ranks:
             raise ValueError("copy engines serve the rank that sums a part; where all ranks sum all rows, push or pull")
         self._plan, self._memory, self._rank = plan, memory, memory.rank
         self.staged = torch.empty_like(memory.own["received"][0])

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric_memory
 
-from kernels.symmetric import N_SLOTS, as_int32, refuse_capture
+from kernels.symmetric import N_SLOTS, SymmetricMemory, as_int32, refuse_capture
 
 DRIVER_ARGUMENTS = {
     "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),  # to, from, bytes, stream
     "cuStreamBatchMemOp_v2": (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint),  # stream, count, operations, flags
 }
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32
+MOST_OPS = 255
+"""Operations that the driver takes in one submission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +83,21 @@ class PushGather:
     """
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
-        rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
-        slot_shape = [n_ranks * shape[0], shape[1]]
-        slot_numel = slot_shape[0] * slot_shape[1]
-        data_bytes = -(-N_SLOTS * slot_numel * dtype.itemsize // 16) * 16
-        n_flags = 2 * n_ranks  # ready flags by source, then credits by destination
-        self._own = symmetric_memory.empty(data_bytes + 4 * n_flags, dtype=torch.uint8, device=device).zero_()
-        # Nobody may raise a flag before it is zero.
-        torch.cuda.synchronize(device)
-        self._memory = symmetric_memory.rendezvous(self._own, group)
-        dist.barrier(group)
-        slots = [[self._memory.get_buffer(r, slot_shape, dtype, slot * slot_numel) for r in range(n_ranks)] for slot in range(N_SLOTS)]
-        flags = [self._memory.get_buffer(r, [n_flags], torch.uint32, data_bytes // 4) for r in range(n_ranks)]
+        layout = {
+            "slots": ((N_SLOTS, dist.get_world_size(group), *shape), dtype),
+            "ready": ((dist.get_world_size(group),), torch.int32),  # by source
+            "credits": ((dist.get_world_size(group),), torch.int32),  # by destination
+        }
+        self._memory = memory = SymmetricMemory(layout, device, group)
+        rank, n_ranks = memory.rank, memory.n_ranks
         # Each at another peer at any time, so that no link carries two shards; rank - 1's shard is the first to come.
         peers = [(rank + i) % n_ranks for i in range(1, n_ranks)]
-        self._own_slots = [slot[rank] for slot in slots]
-        self._targets = [[slot[peer].split(shape[0])[rank].data_ptr() for peer in peers] for slot in slots]
-        self._ready = flags[rank].view(torch.int32)[:n_ranks]
-        self._raise_ready = [MemoryOps([(WRITE, flags[peer], rank)]) for peer in peers]
-        give = [(WRITE, flags[peer], n_ranks + rank) for peer in peers]
-        self._trade_credits = MemoryOps(give + [(WAIT, flags[rank], n_ranks + peer) for peer in peers])
+        self._own_slots = [slot.flatten(0, 1) for slot in memory.own["slots"]]
+        self._targets = [[memory.on(peer)["slots"][slot, rank].data_ptr() for peer in peers] for slot in range(N_SLOTS)]
+        self._ready = memory.own["ready"]
+        self._raise_ready = [MemoryOps([(WRITE, memory.on(peer)["ready"], rank)]) for peer in peers]
+        give = [(WRITE, memory.on(peer)["credits"], rank) for peer in peers]
+        self._trade_credits = MemoryOps(give + [(WAIT, memory.own["credits"], peer) for peer in peers])
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._inputs_ready, self._pushed, self._consumed = (torch.cuda.Event() for _ in range(3))
         self._epoch = 0
@@ -145,15 +142,16 @@ class MemoryOps:
 
     def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: list[int] | None = None) -> None:
         self._weights = [1] * len(ops) if weights is None else weights
-        self._ops = (MemoryOp * len(ops))(*(MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops))
+        records = [MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops]
+        parts = [records[first : first + MOST_OPS] for first in range(0, len(records), MOST_OPS)]
+        self._batches = [(MemoryOp * len(part))(*part) for part in parts]
 
     def queue(self, stream: torch.cuda.Stream, value: int) -> None:
-        """Queue them in one submission: each submission takes a stream about 3 microseconds."""
-        if not self._ops:
-            return  # a group of one rank
-        for op, weight in zip(self._ops, self._weights, strict=True):
+        """Queue them, up to `MOST_OPS` in one submission: each submission takes a stream about 3 microseconds."""
+        for op, weight in zip(itertools.chain(*self._batches), self._weights, strict=True):
             op.value = value * weight & 0xFFFFFFFF
-        call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._ops), self._ops, 0)
+        for batch in self._batches:
+            call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(batch), batch, 0)
 
 
 def copy(target: int, source: torch.Tensor, stream: torch.cuda.Stream) -> None:

@@ -33,7 +33,7 @@ from kernels.ag_gemm import DTYPES, loadable, most_local_ranks, output_for
 from kernels.grouped_gemm import multiply_rows
 from kernels.moe_combine import N_QUARTERS, Partials, push, reduce
 from kernels.routing import Routing, RowSorter
-from kernels.symmetric import N_SLOTS, Epochs, SymmetricMemory, refuse_capture
+from kernels.symmetric import N_SLOTS, Epochs, StepOrder, SymmetricMemory, refuse_capture
 
 N_CHUNKS = (1, 2, 4)
 """Pieces of a shard that are multiplied, and then sent, one after the other: each has tiles of its own, so more of them pad more."""
@@ -70,6 +70,7 @@ class MoeReduceScatter:
             raise ValueError("MoeReduceScatter needs a process group: call torch.distributed.init_process_group first")
         self._group, self.rank, self.n_ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.n_local_ranks = most_local_ranks(group)
+        self._stream_order = StepOrder()
         self._buffers: dict[Hashable, Buffers] = {}
         self._sorters: dict[Hashable, tuple[RowSorter, torch.Tensor]] = {}
 
@@ -93,6 +94,7 @@ class MoeReduceScatter:
         n_experts, n, _ = experts_b.shape
         hidden, flat = loadable(hidden), loadable(experts_b.flatten(0, 1))
         buffers = self._buffers_for(routing, n, hidden)
+        self._stream_order.follow(hidden.device)
         sorter, done = self._sorter_for(routing, n_experts, n_chunks)
         partials = buffers.partials(routing)
         by_expert = sorter.sort(routing.experts)
@@ -110,8 +112,11 @@ class MoeReduceScatter:
             if self.n_ranks > 1:
                 with buffers.side():
                     push(partials, done, n_chunks, n_push_sms)
-            reduce(partials, out, n_push_sms)
-            buffers.join()
+            buffers.count()
+            try:
+                reduce(partials, out, n_push_sms)
+            finally:
+                buffers.join()
         return out
 
     def _buffers_for(self, routing: Routing, n: int, like: torch.Tensor) -> Buffers:
@@ -174,11 +179,14 @@ class Buffers:
         """Within it the second stream is the current one; a CPU has none, and does one thing after the other."""
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.side)
 
+    def count(self) -> None:
+        """Count the step: what peers wait for is queued, whatever comes of the rest."""
+        self._epochs.advance()
+
     def join(self) -> None:
-        """Let the current stream go on when the second one is done; the step is queued."""
+        """Let the current stream go on when the second one is done."""
         if self._streams is not None:
             self._streams.join()
-        self._epochs.advance()
 
 
 class Streams:

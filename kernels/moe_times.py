@@ -88,13 +88,18 @@ def counts_on_host(routing: Routing, n_experts: int) -> list[int]:
 
 def times_table(shape: tuple[int, ...], runs: Contenders, bound: Bound) -> Table:
     """Times of all contenders by both methods, with what the step gains. Collective."""
-    names = [name for name in (GATHER_MM, MM, COPIES, GATHER, FIRST, ALONE) if name in runs]
+    return table_of(step_times.measure(shape, runs), bound)
+
+
+def table_of(measured: list[step_times.StepTimes], bound: Bound) -> Table:
+    """A line for each method."""
+    names = [name for name in (GATHER_MM, MM, COPIES, GATHER, FIRST, ALONE) if name in measured[0].ms]
     headings = ("sizes", "method", "ms", "x NCCL + torch", "% of max(mm, copies)", "% of bound")
     columns = [*(Column(heading, no_wrap=True) for heading in headings), *(Column(f"{name} ms") for name in names)]
     result = Table(*columns, title="ms: median, MAX over ranks; bound from sizes")
-    for times in step_times.measure(shape, runs):
+    for times in measured:
         ms = times.ms
         of_bound = max(bound.product_ms, bound.link_ms) / ms[STEP]
         figures = [f"{ms[STEP]:.4f}", f"{ms[GATHER_MM] / ms[STEP]:.2f}", f"{times.of_bound:.0%}", f"{of_bound:.0%}"]
-        result.add_row(", ".join(map(str, shape)), times.method, *figures, *(f"{ms[name]:.4f}" for name in names))
+        result.add_row(", ".join(map(str, times.shape)), times.method, *figures, *(f"{ms[name]:.4f}" for name in names))
     return result

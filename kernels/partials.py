@@ -17,8 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.copier import Copier
 from kernels.push_gemm import push_gemm_kernel, set_block_shapes
 from kernels.shard_gemm import device_properties
-from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, sum_kernel
-from kernels.symmetric import N_SLOTS, Epochs, SymmetricMemory, element_type, refuse_capture
+from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, count_kernel, sum_kernel
+from kernels.symmetric import N_SLOTS, Epochs, StepOrder, SymmetricMemory, element_type, refuse_capture
 
 FLAGS_PER_LINE = 32
 """Flags of 4 bytes that fill 128 bytes: those of two sources share no cache line."""
@@ -119,7 +119,7 @@ class PartialSums:
         self._own_tables: dict[tuple[str, int], torch.Tensor] = {}
         self._copier: Copier | None = None
         self._side: torch.cuda.Stream | None = None
-        self._last: torch.cuda.Stream | None = None
+        self._order = StepOrder()
 
     def step(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, exchange: Exchange, *, config: triton.Config | None) -> None:
         """Queue one step on the current stream: `c` is the own part of the sum, or all of it if the plan gathers. Collective.
@@ -130,7 +130,7 @@ class PartialSums:
         plan, slot, epoch = self.plan, self._epochs.slot, self._epochs.next
         if exchange.reduction == "inside" and plan.n_parts == 1 < self._n_ranks:
             raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
-        self._follow_last_step()
+        self._order.follow(self._device)
         if exchange.move == "copy" and self._copier is None:
             self._copier = Copier(plan, self._memory)
         tables, own = self._tables_of(exchange.move, slot), self._memory.own
@@ -150,7 +150,11 @@ class PartialSums:
             # The own part, or all of the one part.
             rows = plan.rows_of(self._rank if plan.n_parts > 1 else 0)
             fixed = {"PARTS": 1, "SOURCES": self._n_ranks, "ELEMENT": element_type(plan.partial_dtype)}
-            self._sum((c, tables.sources, own["arrivals"], finals, final_arrivals, rows, *sizes), fixed, exchange, started)
+            try:
+                self._sum((c, tables.sources, own["arrivals"], finals, final_arrivals, rows, *sizes), fixed, exchange, started)
+            except BaseException:
+                self._count_finals(rows)  # peers wait for this rank's sums, right or wrong: the error is for the caller alone
+                raise
         if plan.gathers:  # each part has one source: the rank that has summed it
             fixed = {"PARTS": plan.n_parts, "SOURCES": 1, "ELEMENT": element_type(plan.dtype)}
             gathered = (self._own_tables["gathered", slot], own["gathered_arrivals"])
@@ -205,14 +209,10 @@ class PartialSums:
             sum_kernel[(min(items, exchange.sms),)](*args, **fixed)
         torch.cuda.current_stream().wait_stream(self._side)
 
-    def _follow_last_step(self) -> None:
-        """Order this step behind the last one where the caller has changed streams: credits say that stream order has ended a step."""
-        if self._device.type != "cuda":
-            return
-        current = torch.cuda.current_stream()
-        if self._last is not None and self._last != current:
-            current.wait_stream(self._last)
-        self._last = current
+    def _count_finals(self, n_rows: int) -> None:
+        """Raise the flags of sums that are not made, so that all ranks' flags mean the same in the next step."""
+        for r in range(self._n_ranks if self.plan.gathers else 0):
+            count_kernel[(1,)](self._memory.on(r)["gathered_arrivals"][self._rank], n_rows, self.plan.n, FLAG_ROWS=FLAG_ROWS)
 
     def _tables_of(self, move: str, slot: int) -> Tables:
         if (move, slot) not in self._tables:

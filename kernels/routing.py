@@ -36,12 +36,24 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts of each token."""
+    """The experts of each token.
+
+    Raises:
+        ValueError: what kernels would read wrongly, which know no strides.
+    """
 
     experts: torch.Tensor
     """int32 [M, top_k]"""
     weights: torch.Tensor
     """float32 [M, top_k]; those of a token sum up to 1."""
+
+    def __post_init__(self) -> None:
+        pair = self.experts, self.weights
+        if self.experts.dim() != 2 or self.experts.shape != self.weights.shape or not all(each.is_contiguous() for each in pair):
+            given = " and ".join(f"{list(each.shape)} of strides {list(each.stride())}" for each in pair)
+            raise ValueError(f"need experts and weights as [M, top_k], contiguous; got {given}")
+        if self.experts.dtype != torch.int32 or self.weights.dtype != torch.float32:
+            raise ValueError(f"need int32 experts and float32 weights; got {self.experts.dtype} and {self.weights.dtype}")
 
 
 def route(logits: torch.Tensor, top_k: int) -> Routing:

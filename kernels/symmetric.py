@@ -13,8 +13,9 @@ The rules of order, for kernels that store into a peer's memory:
    cumulative: a peer that reads the new count sees the stores of all threads, not of the one thread alone. GPU scope would be too
    narrow, because the reader is another GPU or a copy engine.
 2. *The flag, then loads.* `wait_until` reads the flag with acquire semantics at system scope, and a barrier behind it orders the loads of
-   all threads. A compiler may still move a load of a software pipeline up; `wait_until` returns a 0 that it cannot foresee, and a
-   caller that adds the 0 to the addresses of the loads makes them depend on the wait.
+   all threads. Triton's software pipelining may still move a load up; `wait_until` returns a 0 that it cannot foresee, and a caller
+   that adds the 0 to the addresses of the loads makes them depend on the wait. LLVM, which comes later, does fold the 0, and moves no
+   load over the acquire and its barriers, which are volatile to it.
 3. *Bulk copies (TMA)* read and write through the async proxy, which rules 1 and 2 do not order. Loads: pass the 0 through
    `fence_bulk_loads` between the wait and the load. Stores: a program waits until the source of a descriptor store may be
    overwritten (`wait_group.read`), which says nothing of its target; tiles for a peer are therefore stored through pointers.
@@ -73,7 +74,7 @@ class SymmetricMemory:
 
     Raises:
         ValueError: ranks gave different layouts.
-        RuntimeError: CPU ranks on several hosts.
+        RuntimeError: on all ranks, if one of them got no memory; CPU ranks on several hosts.
     """
 
     def __init__(self, layout: Layout, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -85,7 +86,7 @@ class SymmetricMemory:
             raise ValueError(f"symmetric memory needs one layout on all ranks, got {by_rank}")
         starts, n_bytes = offsets(layout)
         if device.type == "cuda":
-            blocks = _cuda_blocks(n_bytes, device, group)
+            blocks, self._mappings = _cuda_blocks(n_bytes, device, group)
         else:
             blocks = _mapped_blocks(n_bytes, group)
         self._tensors = [
@@ -121,19 +122,30 @@ class SymmetricMemory:
         return torch.tensor(starts, dtype=torch.int64).to(self.device)
 
 
-def _cuda_blocks(n_bytes: int, device: torch.device, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The block of each rank, in torch's symmetric memory. Collective."""
+def _cuda_blocks(n_bytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[list[torch.Tensor], object]:
+    """The block of each rank, in torch's symmetric memory, and the handle that keeps the peers' blocks mapped. Collective."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    if dist.get_world_size(group) == 1:
-        return [torch.zeros(n_bytes, dtype=torch.uint8, device=device)]
-    own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device).zero_()
-    # Before the rendezvous: a peer may raise a flag once it has the address, and a later zero would undo that.
+    rank, n_ranks, failure = dist.get_rank(group), dist.get_world_size(group), ""
+    if n_ranks == 1:
+        return [torch.zeros(n_bytes, dtype=torch.uint8, device=device)], None
+    try:
+        own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device).zero_()
+    except RuntimeError as error:  # out of memory is one
+        failure = str(error)
+    # Before the rendezvous, in which ranks would wait for ever for one that has no memory.
+    by_rank: list[str] = [""] * n_ranks
+    dist.all_gather_object(by_rank, failure, group=group)
+    if any(by_rank):
+        refused = "; ".join(f"rank {r}: {text}" for r, text in enumerate(by_rank) if text)
+        raise RuntimeError(f"no symmetric memory of {n_bytes} bytes on all ranks: {refused}")
+    # A peer may raise a flag once it has the address, and a later zero would undo that.
     torch.cuda.synchronize(device)
     memory = symmetric_memory.rendezvous(own, group)
     dist.barrier(group)
-    # The handle owns the mappings, and each buffer holds the handle.
-    return [own if r == dist.get_rank(group) else memory.get_buffer(r, [n_bytes], torch.uint8) for r in range(dist.get_world_size(group))]
+    blocks = [own if r == rank else memory.get_buffer(r, [n_bytes], torch.uint8) for r in range(n_ranks)]
+    # The handle goes along: a tensor of `get_buffer` is a bare address, which does not hold what it points to.
+    return blocks, memory
 
 
 def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -181,6 +193,25 @@ class Epochs:
         self._n_done += 1
 
 
+class StepOrder:
+    """Steps one after another on the device, also where the caller changes streams: credits say that stream order has ended a step.
+
+    Flags order ranks, not the steps of one rank: memory that only this rank uses is overwritten when the next step begins.
+    """
+
+    def __init__(self) -> None:
+        self._last: torch.cuda.Stream | None = None
+
+    def follow(self, device: torch.device) -> None:
+        """Let the current stream wait for the stream of the last step, if that is another one."""
+        if device.type != "cuda":
+            return
+        current = torch.cuda.current_stream()
+        if self._last is not None and self._last != current:
+            current.wait_stream(self._last)
+        self._last = current
+
+
 def as_int32(count: int) -> int:
     """`count` as a signed 32-bit number, wrapped around."""
     return (count + 2**31) % 2**32 - 2**31
@@ -224,9 +255,9 @@ def signal(flag, amount):
 
 @triton.jit
 def wait_until(flag, count):
-    """Spin until `flag` has reached `count`; return 0 by a path that the compiler cannot foresee.
+    """Spin until `flag` has reached `count`; return 0 by a path that Triton cannot foresee.
 
-    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, can be issued before the wait is over.
+    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, is placed before the wait.
     """
     # At system scope, for the writer is another GPU. The difference is compared: counts wrap around.
     behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count

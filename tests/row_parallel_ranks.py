@@ -94,6 +94,31 @@ def refused_then_right(rank: int) -> tuple[str, float]:
     return message, max(errors)
 
 
+def failed_then_right(rank: int) -> tuple[str, float]:
+    """The message of a step whose sum could not be launched on any rank, and the error of the steps behind it."""
+    from kernels import push_gemm, row_parallel_cases
+    from kernels.partials import Exchange, PartialSums
+
+    torch.manual_seed(rank)
+    step, message, right = row_parallel_cases.STEPS["gemm_allreduce"], "", PartialSums._sum
+    context: Any = step.context(config=push_gemm.interpreter_configs()[0])
+    choices = {"algorithm": "two_shot", "exchange": Exchange("push", "behind", 0, 16)}
+
+    def fail(*_: Any) -> None:
+        PartialSums._sum = right  # type: ignore[method-assign]
+        raise RuntimeError("does not compile")
+
+    PartialSums._sum = fail  # type: ignore[assignment, method-assign]
+    a, b = row_parallel_cases.random_operands((9, 8, 16), torch.bfloat16, CPU)
+    try:
+        context(a, b, **choices)
+    except RuntimeError as error:
+        message = str(error)
+    errors = [row_parallel_cases.relative_error(context(a, b, **choices), row_parallel_cases.product(step, a, b)) for _ in range(3)]
+    dist.barrier()
+    return message, max(errors)
+
+
 def raise_flags_before_tiles(rank: int) -> None:
     """Rank 1 stores each tile that it pushes a moment after its flag is raised."""
     from kernels import push_gemm

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.testing import on_ranks, values
-from tests.row_parallel_ranks import check_by_command, errors
+from tests.row_parallel_ranks import check_by_command, errors, failed_then_right
 
 pytestmark = pytest.mark.processes
 
@@ -36,9 +36,23 @@ def test_a_wrong_exchange_is_found(sabotage: str, exchange: int):
 
 @pytest.mark.once
 @pytest.mark.slow
+def test_a_sum_that_cannot_be_launched_leaves_flags_that_the_next_step_understands():
+    """A candidate whose sum does not compile fails on all ranks; the next one must not wait for the sums that were never made."""
+    for message, error in values(on_ranks(2, failed_then_right, timeout_s=30)):
+        assert message == "does not compile"
+        assert error < 2 * 2**-7
+
+
+@pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_ranks", "options"),
-    [(2, ("--shape", "19,35,90")), (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")), (4, ("--shape", "7,35,92"))],
+    [
+        (1, ("--shape", "19,35,45")),
+        (2, ("--shape", "19,35,90")),
+        (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")),
+        (4, ("--shape", "7,35,92")),
+    ],
 )
 def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]):
     """Each algorithm and exchange, and the function tuned at both levels; four ranks share seven rows."""

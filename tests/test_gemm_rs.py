@@ -68,7 +68,12 @@ def test_a_step_without_a_tuner_is_refused_and_does_not_count():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_ranks", "options"),
-    [(2, ("--shape", "70,35,90")), (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")), (4, ("--shape", "36,35,92"))],
+    [
+        (1, ("--shape", "38,35,45")),
+        (2, ("--shape", "70,35,90")),
+        (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")),
+        (4, ("--shape", "36,35,92")),
+    ],
 )
 def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]):
     """Each exchange with each type of partial results, and the function tuned at both levels, on two and four ranks."""

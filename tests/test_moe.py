@@ -143,3 +143,22 @@ def test_the_kernels_compile_for_hopper(tmp_path: Path):
     assert "release" in compiled["push_kernel"]
     assert "acquire" in compiled["reduce_kernel"]
     assert "ld.global.cg.v4" in compiled["reduce_kernel"]
+
+
+@pytest.mark.once
+def test_a_sum_that_cannot_be_launched_counts_its_step(tmp_path: Path):
+    """What the peers wait for is queued by then: the next step is another one, or it would take their flags of this one for its own."""
+    script = (
+        "import torch, torch.distributed as dist, kernels.moe_reduce_rs as layer\n"
+        "from kernels.routing import route\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "def fail(*_): raise RuntimeError('does not compile')\n"
+        "layer.reduce, layer.multiply_rows, step = fail, lambda *_, **__: None, layer.MoeReduceScatter()\n"
+        "step._sorter_for = lambda *_: (type('', (), {'sort': lambda self, experts: None})(), torch.zeros(1))\n"
+        "try: step(torch.ones(8, 8).half(), torch.ones(2, 8, 8).half(), route(torch.zeros(4, 2), 2))\n"
+        "except RuntimeError as error: print(error)\n"
+        "print([buffers._epochs.next for buffers in step._buffers.values()])\n"
+    )
+    done = run(tmp_path, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["does not compile", "[2]"]

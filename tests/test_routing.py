@@ -47,3 +47,16 @@ def test_skewed_logits_choose_experts_by_zipfs_law():
         first = routing_module().skewed_logits(20_000, 4, skew, torch.device("cpu")).argmax(dim=1)
         shares = torch.bincount(first, minlength=4) / 20_000
         assert torch.allclose(shares, torch.tensor(parts) / sum(parts), atol=0.02)
+
+
+@pytest.mark.once
+def test_a_routing_that_kernels_would_misread_is_refused():
+    """Transposed experts, other shapes and 64-bit numbers, each with what was given."""
+    routing, experts, weights = routing_module().Routing, torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
+    routing(experts, weights)
+    with pytest.raises(ValueError, match=r"contiguous; got \[4, 2\] of strides \[1, 4\]"):
+        routing(torch.zeros(2, 4, dtype=torch.int32).T, weights)
+    with pytest.raises(ValueError, match=r"contiguous; got \[4, 2\] of strides \[2, 1\] and \[4, 1\]"):
+        routing(experts, weights[:, :1].clone())
+    with pytest.raises(ValueError, match=r"need int32 experts and float32 weights; got torch.int64"):
+        routing(experts.long(), weights)

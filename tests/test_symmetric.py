@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 
 from dist_tune.testing import on_ranks, values
-from kernels.symmetric import Epochs, SymmetricMemory, as_int32, element_type, offsets, pointer_at, signal, wait_until
+from kernels.symmetric import Epochs, SymmetricMemory, _cuda_blocks, as_int32, element_type, offsets, pointer_at, signal, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -70,6 +73,56 @@ def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
     """None overlaps the next one, and none is empty of bytes."""
     starts, n_bytes = offsets({"a": ((3,), torch.bfloat16), "b": ((65, 2), torch.int32), "c": ((0,), torch.int32)})
     assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
+
+
+class FakeHandle:
+    """What torch's rendezvous returns: a peer's block is mapped as long as this lives."""
+
+    def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=dtype)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[object]]:
+    """Rank 0 of two with torch's symmetric memory; "failures" is what each rank says of its allocation, None for what was said here."""
+    import torch.distributed._symmetric_memory as torchs
+
+    told: dict[str, list[object]] = {"failures": [None, None], "handles": []}
+
+    def all_gather_object(by_rank: list[object], own: object, group: object = None) -> None:
+        by_rank[:] = [own if each is None else each for each in told["failures"]]
+
+    def rendezvous(own: torch.Tensor, group: object) -> FakeHandle:
+        handle = FakeHandle()
+        told["handles"].append(weakref.ref(handle))
+        return handle
+
+    fakes = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "all_gather_object": all_gather_object, "barrier": lambda _: None}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(dist, name, fake)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torchs, "empty", lambda n, dtype, device: torch.empty(n, dtype=dtype))
+    monkeypatch.setattr(torchs, "rendezvous", rendezvous)
+    return told
+
+
+def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(two_gpus: dict[str, list[object]]):
+    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped."""
+    group: Any = None
+    blocks, mappings = _cuda_blocks(256, CPU, group)
+    (handle,) = two_gpus["handles"]
+    assert [len(block) for block in blocks] == [256, 256]
+    del blocks
+    assert handle() is mappings  # type: ignore[operator]
+
+
+def test_a_rank_without_memory_is_told_of_on_all_ranks(two_gpus: dict[str, list[object]]):
+    """Before the rendezvous, in which the others would wait for it for ever."""
+    two_gpus["failures"] = [None, "CUDA out of memory"]
+    group: Any = None
+    with pytest.raises(RuntimeError, match="no symmetric memory of 256 bytes on all ranks: rank 1: CUDA out of memory"):
+        _cuda_blocks(256, CPU, group)
+    assert two_gpus["handles"] == []
 
 
 def layouts(rank: int) -> None:

@@ -1,0 +1,150 @@
+"""kernels/partials.py and kernels/copier.py on a GPU: what is queued on which stream, in which order, on how many SMs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+
+pytestmark = pytest.mark.once
+
+N_SMS, RANK, N_RANKS, ROWS, N = 132, 1, 3, 300, 40
+
+
+class Gpu:
+    """Streams and kernels that only note what is queued."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[str, str, Any]] = []
+        self.n_streams = 0
+        self.current = self.main = self.stream()
+
+    def stream(self, *_: Any, **__: Any) -> Any:
+        name = ("main", "second", "third")[self.n_streams]
+        self.n_streams += 1
+
+        def wait(what: Any) -> None:
+            self.queued.append((name, "waits for", what.name))
+
+        return SimpleNamespace(name=name, cuda_stream=name, wait_event=wait, wait_stream=wait)
+
+    def event(self) -> Any:
+        return SimpleNamespace(name="start", record=lambda: self.queued.append((self.current.name, "records", "start")))
+
+    @contextmanager
+    def on(self, stream: Any) -> Generator[None]:
+        self.current = stream
+        yield
+        self.current = self.main
+
+    def kernel(self, name: str, arg_names: list[str]) -> Any:
+        def launcher(grid: Any) -> Any:
+            def launch(*_: Any, **meta: Any) -> None:
+                (n_programs,) = grid(meta) if callable(grid) else grid
+                self.queued.append((self.current.name, name, n_programs))
+
+            return launch
+
+        kernel = type("Kernel", (), {"__getitem__": lambda _, grid: launcher(grid)})()
+        kernel.fn, kernel.arg_names = kernel, arg_names
+        return kernel
+
+    def driver(self, function: str) -> Any:
+        def call(*args: Any) -> int:
+            if function == "cuMemcpyAsync":
+                self.queued.append((args[3], "copies", args[2]))
+            else:
+                assert args[1] == len(args[2]) < 256
+                self.queued.append((args[0], {1: "waits for words", 2: "writes words"}[args[2][0].operation], args[1]))
+            return 0
+
+        return call
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Rank 1 of three, whose peers' memory is in this process."""
+    from kernels import copier, gather, partials, symmetric
+
+    found = Gpu()
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)  # behind the import, which other tests share
+    for module in (copier, partials):  # fewer where they were first imported for the interpreter
+        monkeypatch.setattr(module, "FLAG_ROWS", 64)
+    collectives = {"get_rank": lambda _: RANK, "get_world_size": lambda _: N_RANKS}
+    for name, fake in {**collectives, "all_gather_object": lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own] * 3)}.items():
+        monkeypatch.setattr(dist, name, fake)
+    fakes = {"Stream": found.stream, "Event": found.event, "stream": found.on, "current_stream": lambda: found.current}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n, group: [torch.zeros(n, dtype=torch.uint8) for _ in range(N_RANKS)])
+    monkeypatch.setattr(gather, "driver_function", found.driver)
+    monkeypatch.setattr(partials, "device_properties", lambda: {"multiprocessor_count": N_SMS})
+    for name in ("push_gemm_kernel", "sum_kernel"):
+        monkeypatch.setattr(partials, name, found.kernel(name, getattr(partials, name).arg_names))
+    return found
+
+
+def queued(gpu: Gpu, exchange: Any, *, gathers: bool = False) -> list[tuple[str, str, Any]]:
+    """What a step queues, behind a first one that made streams and tables."""
+    from kernels.partials import PartialSums, Plan
+    from kernels.push_gemm import make_config
+
+    bf16, config, group = torch.bfloat16, make_config(64, 64, 64, warps=4, stages=4), None
+    plan = Plan(m=ROWS * N_RANKS, n=N, n_parts=N_RANKS, dtype=bf16, partial_dtype=bf16, gathers=gathers)
+    sums = PartialSums(plan, torch.device("cpu"), group)  # type: ignore[arg-type]
+    on_gpu: Any = SimpleNamespace(type="cuda")
+    sums._device = on_gpu
+    if exchange.move == "copy":
+        from kernels.copier import Copier
+
+        sums._copier = Copier(plan, sums._memory)
+        sums._copier._stream = torch.cuda.Stream()
+    a, b, c = torch.zeros(plan.m, 64, dtype=bf16), torch.zeros(N, 64, dtype=bf16), torch.zeros(plan.m, N, dtype=bf16)
+    for _ in range(2):
+        del gpu.queued[:]
+        sums.step(a, b, c, exchange, config=config)
+    return gpu.queued
+
+
+def test_copies_follow_the_product_and_the_sum_follows_them(gpu: Gpu):
+    """The copy stream waits for counts of each chunk, copies it and writes flags; what comes next waits for the copies."""
+    from kernels.partials import Exchange
+
+    steps = queued(gpu, Exchange("copy", "behind", 0, 128))
+    chunk = [("second", "waits for words", 2), ("second", "copies", 128 * N * 2), ("second", "writes words", 2)]
+    last = [("second", "waits for words", 1), ("second", "copies", 44 * N * 2), ("second", "writes words", 1)]
+    assert steps == [
+        ("main", "records", "start"),
+        ("main", "push_gemm_kernel", 15),
+        ("second", "waits for", "start"),
+        *(chunk + chunk + last) * 2,
+        ("main", "sum_kernel", 3),
+        ("main", "waits for", "second"),
+    ]
+
+
+def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocessors(gpu: Gpu):
+    """Both fit at once, whichever is placed first; the current stream goes on behind the sum."""
+    from kernels.partials import Exchange
+
+    steps = queued(gpu, Exchange("push", "beside", 120, 64))
+    assert steps == [
+        ("main", "records", "start"),
+        ("main", "push_gemm_kernel", N_SMS - 120),
+        ("second", "waits for", "start"),
+        ("second", "sum_kernel", 5),
+        ("main", "waits for", "second"),
+    ]
+
+
+def test_gathered_sums_are_taken_behind_the_own_one(gpu: Gpu):
+    """A product that sums needs no kernel for that; the kernel that gathers has the GPU to itself."""
+    from kernels.partials import Exchange
+
+    assert queued(gpu, Exchange("pull"), gathers=True) == [("main", "push_gemm_kernel", 15), ("main", "sum_kernel", 6)]
