@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dist_tune.cli.stdout import write_out
 
 if TYPE_CHECKING:
     from dist_tune.report import Story, Watcher
@@ -166,13 +167,7 @@ def _complain(reason: object) -> None:
 
 
 def _print(text: str) -> None:
-    # A terminal that knows ASCII alone gets "\xb1" and not a traceback.
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        typer.echo(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:  # ``| head`` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+    write_out(text.rstrip("\n") + "\n")
 
 
 def _log_dir() -> Path:

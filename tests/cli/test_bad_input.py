@@ -92,6 +92,29 @@ def test_a_cache_that_is_no_folder_is_one_line(tmp_path: Path, monkeypatch: pyte
         assert refusal(*words).endswith("/file is not a folder: set DIST_TUNE_CACHE_DIR to the folder of the records")
 
 
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"]], ids=" ".join
+)
+def test_an_answer_that_finds_a_full_disk_is_one_line(
+    logs: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python ends."""
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(words) == 1
+        full.write("more")
+    assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
+
+
+def test_streams_that_the_shell_has_closed_are_nothing_to_fail_of(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """`dist-tune cache ls >&-`, for its exit code."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["cache", "ls"]) == 0
+    assert main(["show", "nothing"]) == 1
+
+
 def test_a_kernel_whose_records_are_damaged_is_not_called_unknown(cache: Cache, capsys: pytest.CaptureFixture[str]):
     """No record is left, and the reason stands above."""
     path = cache.store(record())
