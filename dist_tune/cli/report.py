@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterator
@@ -106,7 +107,6 @@ def diff(
     with _one_line(as_json, code=2):
         from dist_tune.cli.records.sources import records_of
         from dist_tune.cli.tables import amount
-        from dist_tune.printable import printable
         from dist_tune.report import compare
 
         first, second = records_of(before), records_of(after)
@@ -114,7 +114,7 @@ def diff(
         counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
         reason = "" if found.pairs else f"nothing to compare: {counts}, with no kernel and key in common"
         values = {**found.values, **({"error": reason} if reason else {})}
-        _print(json.dumps(values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        _print(json.dumps(values, indent=1) if as_json else "\n".join(found.lines))
         if reason:
             _complain(reason)
             raise typer.Exit(2)
@@ -167,7 +167,9 @@ def _complain(reason: object) -> None:
 
 
 def _print(text: str) -> None:
-    write_out(text.rstrip("\n") + "\n")
+    from dist_tune.printable import printable
+
+    write_out("".join(f"{printable(line)}\n" for line in text.rstrip("\n").split("\n")))
 
 
 def _log_dir() -> Path:
@@ -240,4 +242,4 @@ def _ending(watcher: Watcher, folder: Path) -> str:
 
     n_tunings = len(watcher.story.tunings)
     have = "the tuning has finished, " if n_tunings == 1 else f"all {n_tunings} tunings have finished, the last one "
-    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {folder} tells more"
+    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {shlex.quote(str(folder))} tells more"

@@ -115,6 +115,15 @@ def test_streams_that_the_shell_has_closed_are_nothing_to_fail_of(cache: Cache, 
     assert main(["show", "nothing"]) == 1
 
 
+def test_a_folder_of_an_odd_name_is_named_so_that_a_shell_takes_it(logs: Path, tmp_path: Path):
+    """Quoted in a command to copy, and without escape sequences for the terminal."""
+    spaced = logs.rename(tmp_path / "my logs")
+    assert f"dist-tune report '{spaced}' tells more" in run("watch", spaced).stdout
+    odd = spaced.rename(tmp_path / "\x1b[31mred")
+    for words in (("watch", odd), ("report", odd, "-o", odd / "page.html"), ("trace", odd, "-o", odd / "trace.json")):
+        assert "\x1b" not in run(*words).stdout
+
+
 def test_a_kernel_whose_records_are_damaged_is_not_called_unknown(cache: Cache, capsys: pytest.CaptureFixture[str]):
     """No record is left, and the reason stands above."""
     path = cache.store(record())
