@@ -74,7 +74,7 @@ def watch(
 ) -> None:
     """Follow a running tuning from another terminal, until all in the folder have finished.
 
-    In a folder without events it waits for the first one. Ctrl-C ends it at any time.
+    Where there are no events yet it waits for the first one. Ctrl-C ends it at any time.
     """
     with _one_line(as_json):
         from dist_tune.cli.tables import RefusedError
@@ -83,7 +83,7 @@ def watch(
         if as_json and not once:
             raise RefusedError("--json tells the present state: say --once with it")
         chosen = folder if folder is not None else _log_dir()
-        watcher = Watcher(chosen)
+        watcher = Watcher(chosen, may_come=folder is None)
         if not once:
             _follow(watcher, chosen, late_s)
             return
@@ -233,7 +233,7 @@ def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
     from dist_tune.report import progress_lines
 
     if not watcher.story.tunings:
-        return [f"no tuning has written events in {folder} yet: waiting for one, until Ctrl-C"]
+        return [f"no tuning has written events in {folder.absolute()} yet: waiting for one, until Ctrl-C"]
     return progress_lines(watcher.story, time.time(), late_s)
 
 
