@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import time
 import warnings
@@ -210,15 +211,16 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
         else None
     )
     every_s = _PLAIN_EVERY_S if view is None else _POLL_S
-    is_new, quiet_s = True, _PLAIN_EVERY_S
+    is_new, quiet_s, told = True, _PLAIN_EVERY_S, ""
     try:
         with view or nullcontext():
             while True:
                 lines = _state(watcher, folder, late_s)
                 if view is not None:
                     view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
-                elif is_new:
+                elif is_new or _apart_from_durations(lines) != told:  # a rank that hangs writes nothing: its silence is the news
                     _print("\n".join(lines))
+                    told = _apart_from_durations(lines)
                 if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
                     break
                 time.sleep(every_s)
@@ -235,6 +237,10 @@ def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
     if not watcher.story.tunings:
         return [f"no tuning has written events in {folder.absolute()} yet: waiting for one, until Ctrl-C"]
     return progress_lines(watcher.story, time.time(), late_s)
+
+
+def _apart_from_durations(lines: list[str]) -> str:
+    return re.sub(r"\b\d+ (s|min|h|d)\b", "", "\n".join(lines))
 
 
 def _ending(watcher: Watcher, folder: Path) -> str:
