@@ -124,6 +124,17 @@ def test_a_folder_of_an_odd_name_is_named_so_that_a_shell_takes_it(logs: Path, t
         assert "\x1b" not in run(*words).stdout
 
 
+def test_two_jobs_that_write_to_one_folder_at_once_are_told(tmp_path: Path):
+    """Their events are mixed, and no figure of them is to be trusted; a closure of the same name in one process is no second job."""
+    told = list(events([story_record(0, 8)], 0, 1))
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(told + told[8:]))
+    mixed = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
+    assert f"note: {mixed}" in run("report", tmp_path, "--text").stdout
+    assert run("watch", tmp_path, "--once").stdout.splitlines()[-1] == mixed
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(told + told[1:]))
+    assert "two jobs" not in run("report", tmp_path, "--text").stdout
+
+
 def test_a_kernel_whose_records_are_damaged_is_not_called_unknown(cache: Cache, capsys: pytest.CaptureFixture[str]):
     """No record is left, and the reason stands above."""
     path = cache.store(record())
