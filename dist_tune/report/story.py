@@ -161,7 +161,8 @@ class Story:
             tuning = self.tunings.setdefault(event.tuning, TuningStory(event.tuning))
             rank = tuning.ranks.setdefault(event.rank, RankStory(event.rank, begun_at=event.at))
             rank.last_at = max(rank.last_at, event.at)
-            if rank.is_done and not isinstance(event, events.TuningBegun) and _MIXED not in self.notes:
+            # The event of the last run follows the end.
+            if rank.is_done and isinstance(event, events.Won | events.TuningEnded) and _MIXED not in self.notes:
                 self.notes.append(_MIXED)
             if isinstance(event, events.SiteMet | events.Ranked | events.Dropped | events.Won):
                 _take_of_site(tuning, rank, event)
