@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dist_tune.validation import spelled
@@ -75,6 +75,14 @@ class Settings(BaseSettings):
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
     isolate: bool = Field(default=False, validation_alias="DIST_TUNE_ISOLATE")
     """True: each new candidate runs once alone before it is timed, so that one death of the process shows which is the cause."""
+
+    @field_validator("log_dir")
+    @classmethod
+    def _of_home(cls, folder: Path) -> Path:
+        # As the cache does with its own: a file of a container's variables has no shell that would do it.
+        with suppress(RuntimeError):  # no home
+            return folder.expanduser()
+        return folder
 
     @property
     def shown(self) -> str:

@@ -88,6 +88,13 @@ def test_an_unreadable_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: 
     assert text in str(caught.value)
 
 
+def test_the_log_folder_may_be_in_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """As the cache's folder, also where no shell has expanded it: no folder is called ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", "~/logs")
+    assert Settings().log_dir == tmp_path / "logs"
+
+
 def test_a_deadline_is_finite(monkeypatch: pytest.MonkeyPatch):
     """No timeout of a process group can be infinite, and a meeting without an end is a hang."""
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", str(math.inf))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import warnings
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from dist_tune.cli.stdout import write_out
 from dist_tune.cli.tables import Answer, RefusedError, least_width, plain
 from dist_tune.settings import SettingsError
 
@@ -37,11 +37,7 @@ def give(ask: Callable[[], Answer], *, as_json: bool) -> int:
             return 130
     for problem in answer.problems:
         complain(problem)
-    try:
-        sys.stdout.write(json.dumps(answer.values, indent=1) + "\n" if as_json else _rendered(answer.page))
-        sys.stdout.flush()
-    except BrokenPipeError:  # ``| head`` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+    write_out(json.dumps(answer.values, indent=1) + "\n" if as_json else _rendered(answer.page))
     return answer.exit_code
 
 
@@ -59,10 +55,7 @@ def _rendered(page: Sequence[RenderableType]) -> str:
             console.width = max(columns, least_width(each)) if is_terminal else _UNLIMITED
             console.print(each)
     # Tables fill their last column with blanks, which lengthen the lines of a pipe, and which a narrow terminal breaks into empty lines.
-    text = "".join(f"{_FILL.sub(_codes, line)}\n" for line in rendered.get().splitlines())
-    # A terminal that knows ASCII alone gets "\xb7" and not a traceback.
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return "".join(f"{_FILL.sub(_codes, line)}\n" for line in rendered.get().splitlines())
 
 
 def _codes(fill: re.Match[str]) -> str:

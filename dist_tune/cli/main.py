@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dist_tune import __version__
+from dist_tune.cli import stdout
 
 COMMANDS = {
     "show": "dist_tune.cli.commands:show",
@@ -48,6 +49,7 @@ _EXAMPLES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    stdout.open_closed()
     if words[:1] == ["launch"]:  # before the parser, because "--", -m and --help among them are torchrun's or the script's
         from dist_tune.launch import main as launch
 
@@ -61,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _not_understood(error, as_json="--json" in words)
     except typer.Abort:
         return 130
+    except OSError as error:  # of stdout; an error of a file is a part of the answer
+        stdout.discard()
+        sys.stderr.write(f"dist-tune: stdout: {error.strerror or error}\n")
+        return 1
     return 2 if is_bare else exit_code
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import re
+import shlex
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dist_tune.cli.stdout import write_out
 
 if TYPE_CHECKING:
     from dist_tune.report import Story, Watcher
@@ -72,7 +75,7 @@ def watch(
 ) -> None:
     """Follow a running tuning from another terminal, until all in the folder have finished.
 
-    In a folder without events it waits for the first one. Ctrl-C ends it at any time.
+    Where there are no events yet it waits for the first one. Ctrl-C ends it at any time.
     """
     with _one_line(as_json):
         from dist_tune.cli.tables import RefusedError
@@ -81,7 +84,7 @@ def watch(
         if as_json and not once:
             raise RefusedError("--json tells the present state: say --once with it")
         chosen = folder if folder is not None else _log_dir()
-        watcher = Watcher(chosen)
+        watcher = Watcher(chosen, may_come=folder is None)
         if not once:
             _follow(watcher, chosen, late_s)
             return
@@ -105,7 +108,6 @@ def diff(
     with _one_line(as_json, code=2):
         from dist_tune.cli.records.sources import records_of
         from dist_tune.cli.tables import amount
-        from dist_tune.printable import printable
         from dist_tune.report import compare
 
         first, second = records_of(before), records_of(after)
@@ -113,7 +115,7 @@ def diff(
         counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
         reason = "" if found.pairs else f"nothing to compare: {counts}, with no kernel and key in common"
         values = {**found.values, **({"error": reason} if reason else {})}
-        _print(json.dumps(values, indent=1) if as_json else "\n".join(map(printable, found.lines)))
+        _print(json.dumps(values, indent=1) if as_json else "\n".join(found.lines))
         if reason:
             _complain(reason)
             raise typer.Exit(2)
@@ -166,13 +168,9 @@ def _complain(reason: object) -> None:
 
 
 def _print(text: str) -> None:
-    # A terminal that knows ASCII alone gets "\xb1" and not a traceback.
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        typer.echo(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:  # ``| head`` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+    from dist_tune.printable import printable
+
+    write_out("".join(f"{printable(line)}\n" for line in text.rstrip("\n").split("\n")))
 
 
 def _log_dir() -> Path:
@@ -213,15 +211,16 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
         else None
     )
     every_s = _PLAIN_EVERY_S if view is None else _POLL_S
-    is_new, quiet_s = True, _PLAIN_EVERY_S
+    is_new, quiet_s, told = True, _PLAIN_EVERY_S, ""
     try:
         with view or nullcontext():
             while True:
                 lines = _state(watcher, folder, late_s)
                 if view is not None:
                     view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
-                elif is_new:
+                elif is_new or _apart_from_durations(lines) != told:  # a rank that hangs writes nothing: its silence is the news
                     _print("\n".join(lines))
+                    told = _apart_from_durations(lines)
                 if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
                     break
                 time.sleep(every_s)
@@ -236,8 +235,12 @@ def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
     from dist_tune.report import progress_lines
 
     if not watcher.story.tunings:
-        return [f"no tuning has written events in {folder} yet: waiting for one, until Ctrl-C"]
+        return [f"no tuning has written events in {folder.absolute()} yet: waiting for one, until Ctrl-C"]
     return progress_lines(watcher.story, time.time(), late_s)
+
+
+def _apart_from_durations(lines: list[str]) -> str:
+    return re.sub(r"\b\d+ (s|min|h|d)\b", "", "\n".join(lines))
 
 
 def _ending(watcher: Watcher, folder: Path) -> str:
@@ -245,4 +248,4 @@ def _ending(watcher: Watcher, folder: Path) -> str:
 
     n_tunings = len(watcher.story.tunings)
     have = "the tuning has finished, " if n_tunings == 1 else f"all {n_tunings} tunings have finished, the last one "
-    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {folder} tells more"
+    return f"{have}{ago(datetime.fromtimestamp(watcher.story.last_at, UTC))} ago: dist-tune report {shlex.quote(str(folder))} tells more"

@@ -13,6 +13,7 @@ from dist_tune.output import AnyEvent, RunBegun, events
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""
+_MIXED = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
 
 
 class Span(NamedTuple):
@@ -160,6 +161,9 @@ class Story:
             tuning = self.tunings.setdefault(event.tuning, TuningStory(event.tuning))
             rank = tuning.ranks.setdefault(event.rank, RankStory(event.rank, begun_at=event.at))
             rank.last_at = max(rank.last_at, event.at)
+            # The event of the last run follows the end.
+            if rank.is_done and isinstance(event, events.Won | events.TuningEnded) and _MIXED not in self.notes:
+                self.notes.append(_MIXED)
             if isinstance(event, events.SiteMet | events.Ranked | events.Dropped | events.Won):
                 _take_of_site(tuning, rank, event)
             elif isinstance(event, events.TuningBegun | events.TuningEnded):
@@ -225,6 +229,7 @@ def _meet(tuning: TuningStory, rank: RankStory, event: events.SiteMet) -> None:
 def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBegun | events.TuningEnded) -> None:
     if isinstance(event, events.TuningBegun):
         tuning.closure, rank.world_size = event.closure, event.world_size
+        rank.is_done = False  # another closure of the same name
         return
     rank.is_done, rank.error, rank.started = True, event.error, []
     tuning.seconds = tuning.seconds or event.seconds

@@ -48,7 +48,7 @@ def _site(row: Row, site: SiteStory) -> list[str]:
         told.append(f"{row.ms:.4g} ms")
     if row.gain is not None:
         told.append(f"{row.gain:.2f}x the first config ({row.first_ms:.4g} ms)")
-    lines = ["  ".join([told[0], ", ".join(told[1:])])]
+    lines = ["  ".join([told[0], ", ".join(told[1:])]).rstrip()]
     lines += [f"  {row.winner}"] if row.winner else []
     lines.append(f"  {row.outcomes}" + f"; {row.n_pruned} more pruned before" * bool(row.n_pruned))
     reasons = dict.fromkeys(each for each in (row.reason, row.confidence) if each)

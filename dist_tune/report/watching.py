@@ -23,9 +23,10 @@ _MAX_RANKS = 8
 class Watcher:
     """The story so far of a folder whose files are being written; ranks may join at any time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, may_come: bool = False) -> None:
+        """``may_come``: the folder may not be there yet, because the first tuning makes it."""
         self.story = Story()
-        self._folder = folder
+        self._folder, self._may_come = folder, may_come
         self._files: dict[Path, EventFile] = {}
 
     def poll(self) -> bool:
@@ -36,12 +37,20 @@ class Watcher:
             OSError: the folder or a file cannot be read.
         """
         is_new = False
-        for path in event_files(self._folder):
+        for path in self._paths():
             for event in self._files.setdefault(path, EventFile(path)).read():
                 self.story.take(event)
                 is_new = True
         self.story.leave_out_stale_ranks()
         return is_new
+
+    def _paths(self) -> list[Path]:
+        try:
+            return event_files(self._folder)
+        except FileNotFoundError:
+            if self._may_come:
+                return []
+            raise
 
     @property
     def is_over(self) -> bool:

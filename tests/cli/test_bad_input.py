@@ -92,6 +92,50 @@ def test_a_cache_that_is_no_folder_is_one_line(tmp_path: Path, monkeypatch: pyte
         assert refusal(*words).endswith("/file is not a folder: set DIST_TUNE_CACHE_DIR to the folder of the records")
 
 
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"]], ids=" ".join
+)
+def test_an_answer_that_finds_a_full_disk_is_one_line(
+    logs: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python ends."""
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(words) == 1
+        full.write("more")
+    assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
+
+
+def test_streams_that_the_shell_has_closed_are_nothing_to_fail_of(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """`dist-tune cache ls >&-`, for its exit code."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["cache", "ls"]) == 0
+    assert main(["show", "nothing"]) == 1
+
+
+def test_a_folder_of_an_odd_name_is_named_so_that_a_shell_takes_it(logs: Path, tmp_path: Path):
+    """Quoted in a command to copy, and without escape sequences for the terminal."""
+    spaced = logs.rename(tmp_path / "my logs")
+    assert f"dist-tune report '{spaced}' tells more" in run("watch", spaced).stdout
+    odd = spaced.rename(tmp_path / "\x1b[31mred")
+    for words in (("watch", odd), ("report", odd, "-o", odd / "page.html"), ("trace", odd, "-o", odd / "trace.json")):
+        assert "\x1b" not in run(*words).stdout
+
+
+def test_two_jobs_that_write_to_one_folder_at_once_are_told(tmp_path: Path):
+    """Their events are mixed, and no figure of them is to be trusted; a closure of the same name in one process is no second job."""
+    told = list(events([story_record(0, 8)], 0, 1))
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(told + told[8:]))
+    mixed = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
+    assert f"note: {mixed}" in run("report", tmp_path, "--text").stdout
+    assert run("watch", tmp_path, "--once").stdout.splitlines()[-1] == mixed
+    last_run = next(each for each in reversed(told) if each.kind == "replay")
+    (tmp_path / "rank-0.jsonl").write_bytes(lines([*told, last_run, *told[1:]]))
+    assert "two jobs" not in run("report", tmp_path, "--text").stdout
+
+
 def test_a_kernel_whose_records_are_damaged_is_not_called_unknown(cache: Cache, capsys: pytest.CaptureFixture[str]):
     """No record is left, and the reason stands above."""
     path = cache.store(record())

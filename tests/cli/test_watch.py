@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from tests.report.stories import events, lines, record, write_story
-from tests.report_commands import run
+from tests.report.stories import BEGIN, events, lines, record, write_story
+from tests.report_commands import refusal, run
 
 pytestmark = pytest.mark.once
 
@@ -120,3 +120,25 @@ def test_watch_fits_a_terminal_of_40_columns(logs: Path, monkeypatch: pytest.Mon
     *picture, last = wide.splitlines()
     assert "".join("".join(shown).split()).replace("".join("".join(picture).split()), "", 2) == "", "the picture, drawn again at the end"
     assert command == last, "a command is not broken: it is copied"
+
+
+def test_watch_may_be_started_before_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The log folder of this directory is made by the first tuning; a folder that is named and is not there is a mistake."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
+    Waits(monkeypatch, nothing, lambda: write_story(tmp_path / ".autotune_logs", 1, 8), nothing)
+    waiting, state, *_ = run("watch").stdout.splitlines()
+    assert waiting == f"no tuning has written events in {tmp_path}/.autotune_logs yet: waiting for one, until Ctrl-C"
+    assert state.startswith("step: done")
+    assert refusal("watch", "elsewhere") == "dist-tune: elsewhere: No such file or directory"
+
+
+def test_a_silence_is_told_where_nothing_is_redrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A rank that hangs writes nothing more: its silence is the news, told once however long it lasts."""
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(list(events([record(0, 8)], 0, 1))[:6]))
+    passed_s = iter((0.0, 2.0, 7.0, 400.0, 900.0))
+    monkeypatch.setattr("dist_tune.cli.report.time.time", lambda: BEGIN + 1.0 + next(passed_s))
+    Waits(monkeypatch, nothing, nothing, nothing, nothing)
+    shown = run("watch", tmp_path).stdout.splitlines()
+    assert [line for line in shown if "no rank" in line] == ["  no rank has told anything for 7 s"]
+    assert sum(line.startswith("step: ") for line in shown) == 2

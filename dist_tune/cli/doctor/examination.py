@@ -87,7 +87,7 @@ def examine() -> Report:
         findings.append(_failed("GPUs", error, f"nvidia-smi sees {len(smi)}; a reset or a new driver may help, dmesg may say more"))
     # Name, check, and the advice if the check raises.
     checks: list[tuple[str, Callable[[], Found], str]] = [
-        (_SETTINGS, _settings, "correct or unset it: every tuning of this environment raises"),
+        (_SETTINGS, _settings, "correct or unset it: a tuning warns and takes the default"),
         (_INTERCEPTION, probes.interception, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
         (_ON_GPU, lambda: probes.triton_on_gpu(gpus), "Triton needs a C compiler, Python.h and a driver as new as its CUDA"),
         (_INTERPRETED, probes.interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
