@@ -17,7 +17,7 @@ from kernels.ag_moe import WAYS, AllGatherMoe, ag_moe, config_space
 from kernels.grouped_gemm import check_configs
 from kernels.moe_cases import Layer, Operands, Run
 from kernels.moe_times import ALONE, FIRST, Bound
-from kernels.routing import ORDERS, Order, Routing
+from kernels.routing import ORDERS, Order
 from kernels.step_times import COPIES, GATHER, GATHER_MM, MM, STEP, Contenders
 
 
@@ -61,14 +61,7 @@ def run_with(ctx: AllGatherMoe, order: Order, way: str, config: triton.Config, o
 
 def tunable() -> Callable[..., torch.Tensor]:
     """The step whose knobs and product are tuned."""
-    ctx = AllGatherMoe()
-
-    def step(tokens: torch.Tensor, experts_b: torch.Tensor, routing: Routing, out: torch.Tensor | None = None) -> torch.Tensor:
-        function: Any = ag_moe
-        result: torch.Tensor = function(tokens, experts_b, routing, ctx, out=out)
-        return result
-
-    return step
+    return moe_cases.tuned_by(ag_moe, AllGatherMoe())
 
 
 def contenders(operands: Operands, step: Callable[[], object]) -> Contenders:

@@ -71,6 +71,16 @@ class Layer:
     bound: Callable[[Shape, int], Bound]
 
 
+def tuned_by(function: Any, ctx: object) -> Callable[..., torch.Tensor]:
+    """The step that a tuned function makes with its context, of operands, their routing and `out`."""
+
+    def step(a: torch.Tensor, b: torch.Tensor, routing: Routing, out: torch.Tensor | None = None) -> torch.Tensor:
+        result: torch.Tensor = function(a, b, routing, ctx, out=out)
+        return result
+
+    return step
+
+
 def random_operands(layer: Layer, shape: Shape, dtype: torch.dtype, device: torch.device, skew: float) -> Operands:
     """Normally distributed, other ranks' differ; the routing is the same on all ranks. Collective."""
     n_ranks, (m, _, _, n_experts, top_k) = dist.get_world_size(), shape

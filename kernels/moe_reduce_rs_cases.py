@@ -16,7 +16,6 @@ from kernels.grouped_gemm import check_configs
 from kernels.moe_cases import Layer, Operands, Run
 from kernels.moe_reduce_rs import MoeReduceScatter, config_space, moe_reduce_rs
 from kernels.moe_times import ALONE, FIRST, Bound
-from kernels.routing import Routing
 from kernels.step_times import COPIES, GATHER_MM, MM, STEP, Contenders
 
 
@@ -53,14 +52,7 @@ def run_with(ctx: MoeReduceScatter, n_chunks: int, n_push_sms: int, config: trit
 
 def tunable() -> Callable[..., torch.Tensor]:
     """The step whose knobs and product are tuned."""
-    ctx = MoeReduceScatter()
-
-    def step(hidden: torch.Tensor, experts_b: torch.Tensor, routing: Routing, out: torch.Tensor | None = None) -> torch.Tensor:
-        function: Any = moe_reduce_rs
-        result: torch.Tensor = function(hidden, experts_b, routing, ctx, out=out)
-        return result
-
-    return step
+    return moe_cases.tuned_by(moe_reduce_rs, MoeReduceScatter())
 
 
 def contenders(operands: Operands, step: Callable[[], object]) -> Contenders:
