@@ -103,6 +103,11 @@ class CandidateRecord(BaseModel):
     n_spills: int | None = None
     """Registers of a thread that are spilled to memory."""
 
+    @property
+    def known_spread_ms(self) -> float | None:
+        """``spread_ms``; None where it was timed in one replay, because one sample has no spread."""
+        return self.spread_ms if self.n_replays > 1 else None
+
 
 class Seconds(BaseModel):
     """Time of a tuning on this rank, by phase."""
@@ -169,7 +174,7 @@ class TuningRecord(BaseModel):
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
         if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"schema {self.schema_version}, this is schema {SCHEMA_VERSION}")
+            raise ValueError(f"written with schema {self.schema_version}, and this dist_tune reads schema {SCHEMA_VERSION}")
         if [each.index for each in self.candidates] != list(range(len(self.candidates))):
             raise ValueError("candidates are not in order")
         if not 0 <= self.winner < len(self.candidates) or self.best.failure is not None:

@@ -94,11 +94,10 @@ def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> li
     ratio = each.latency_ms / best_ms if each.latency_ms and best_ms and math.isfinite(each.latency_ms / best_ms) else None
     config = [value_of(each, name) for name in fields] or [short_config(each)]
     why = why_not(each, record)
-    # The spread of one sample is unknown, and no zero.
-    spread_ms = each.spread_ms if each.n_replays > 1 else None
     shared_kib = each.shared_bytes and each.shared_bytes / 1024
     return [
-        each.index, rounded(each.latency_ms, ".4g"), rounded(ratio, ".2f"), rounded(spread_ms, ".2g"), rounded(each.closure_ms, ".4g"),
+        each.index, rounded(each.latency_ms, ".4g"), rounded(ratio, ".2f"), rounded(each.known_spread_ms, ".2g"),
+        rounded(each.closure_ms, ".4g"),
         each.n_replays or "", rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(shared_kib, ".4g"), *config,
         facts.fate(record, each), why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]}\N{HORIZONTAL ELLIPSIS}",
     ]  # fmt: skip

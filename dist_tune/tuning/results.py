@@ -106,7 +106,7 @@ def _cells(each: CandidateRecord, record: TuningRecord, names: Sequence[str], ra
     return {
         "#": str(each.index),
         "kernel": _ms(each.latency_ms),
-        "+/-": _ms(each.spread_ms),
+        "+/-": _ms(each.known_spread_ms),
         "step": _ms(each.closure_ms),
         "replays": str(each.n_replays or ""),
         **({f"rank {rank}": _ms(each.rank_latencies_ms.get(rank)) for rank in ranks} if len(ranks) > 1 else {}),

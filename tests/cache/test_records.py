@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
 from dist_tune.digests import digest
+from tests.cached_records import candidate
 
 pytestmark = pytest.mark.once
 
@@ -93,7 +94,7 @@ def test_a_record_lacks_nothing():
         ({"candidates": []}, "winner 1 is no candidate"),
         ({"candidates": record().candidates[::-1]}, "candidates are not in order"),
         ({"candidates": record().candidates[:1] * 2}, "candidates are not in order"),
-        ({"schema_version": 2}, "schema 2, this is schema 3"),
+        ({"schema_version": 2}, "written with schema 2, and this dist_tune reads schema 3"),
         ({"seconds": math.nan}, "finite"),
         ({"closure_weight": math.inf}, "finite"),
         ({"tuned_at": datetime(2026, 3, 1)}, "timezone"),
@@ -150,3 +151,9 @@ def test_the_environment_is_this_process(monkeypatch: pytest.MonkeyPatch):
     assert (here.world_size, here.ranks_per_host, here.torch, here.triton) == (4, 2, torch.__version__, triton.__version__)
     assert platform.python_version().startswith(f"{here.python}.")
     assert (here.cuda, bool(here.device), here.device_count) == (torch.version.cuda, True, torch.cuda.device_count())
+
+
+def test_one_sample_has_no_spread():
+    """Its spread is unknown, and no zero."""
+    assert candidate(0, n_replays=1, spread_ms=0.0).known_spread_ms is None
+    assert candidate(0, n_replays=2, spread_ms=0.0).known_spread_ms == 0.0

@@ -158,7 +158,7 @@ def test_what_is_passed_over_is_told_beside_a_trace_and_a_comparison(cut: Path, 
 
 @pytest.mark.parametrize(
     ("n_events", "schema", "reason"),
-    [(-3, 3, "no site has its winner yet"), (10_000, 2, "Value error, schema 2, this is schema 3")],
+    [(-3, 3, "no site has its winner yet"), (10_000, 2, "Value error, written with schema 2, and this dist_tune reads schema 3")],
 )
 def test_tunings_without_a_record_are_not_called_absent(tmp_path: Path, n_events: int, schema: int, reason: str):
     """They have not ended, or their records are of another dist_tune."""

@@ -72,7 +72,7 @@ def test_a_record_of_another_schema_is_a_note(tmp_path: Path):
     (tmp_path / "rank-0.jsonl").write_bytes(lines(told))
     story = story_of_folder(tmp_path)
     assert story.sites[0][1].record is None
-    assert story.notes == ["site 0: its record cannot be read (Value error, schema 2, this is schema 3)"]
+    assert story.notes == ["site 0: its record cannot be read (Value error, written with schema 2, and this dist_tune reads schema 3)"]
 
 
 def test_a_folder_without_events_is_one_line(tmp_path: Path):

@@ -151,7 +151,7 @@ def _numbers(each: CandidateRecord, best: CandidateRecord) -> dict[str, str]:
     return {
         "kernel\nms": milliseconds(each.latency_ms),
         "behind": f"{behind:+.1%}" if is_behind else "",
-        "+/- ms": milliseconds(each.spread_ms),
+        "+/- ms": milliseconds(each.known_spread_ms),
         "step\nms": milliseconds(each.closure_ms),
         "fastest\nrank ms": milliseconds(min(ranks_ms)) if len(ranks_ms) > 1 else "",  # the slowest rank's is the kernel's time
         "replays": str(each.n_replays or ""),
