@@ -132,9 +132,9 @@ def config_space() -> list[dict[str, str]]:
     return [{"order": order, "way": way} for way in ways for order in ORDERS]
 
 
-def key_fn(tokens: torch.Tensor, experts_b: torch.Tensor, routing: Routing, ctx: AllGatherMoe, *args: Any, **kwargs: Any) -> Hashable:
-    """Calls of `ag_moe` that share a config: the same operands, on as many ranks, spread alike, whatever the routing."""
-    return to_hashable(tokens), to_hashable(experts_b), routing.experts.shape[1], ctx.n_ranks, ctx.n_local_ranks
+def key_fn(rows: torch.Tensor, experts_b: torch.Tensor, routing: Routing, ctx: Any, *args: Any, **kwargs: Any) -> Hashable:
+    """Calls of either layer's function that share a config: the same operands, on as many ranks, spread alike, with any routing."""
+    return to_hashable(rows), to_hashable(experts_b), routing.experts.shape[1], ctx.n_ranks, ctx.n_local_ranks
 
 
 @autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)

@@ -5,7 +5,7 @@
 Knows tokens, shards, quarters and flags; knows nothing of products, streams or process groups.
 
 A shard is the m = M / W tokens of one owner, and moves in quarters: quarter q is its tokens q * m // 4 to (q + 1) * m // 4. Flags count
-units, a unit being up to `UNIT_COLS` columns of a row, and there is a flag for each (sender, quarter), whatever the config of a rank: a
+units, a unit being up to `UNIT_COLS` columns of a row, and there is a flag for each (sender, quarter) with every config: a
 rank that sends two quarters at once raises both flags, and a receiver waits for as many units as a quarter has. So nothing goes wrong
 where ranks run different configs, as they may while they are tuned.
 """
@@ -37,7 +37,7 @@ class Blocks:
 
 N_PROGRAMS_INTERPRETED = 2
 PER_SM, MOST_REGISTERS = 2, 128
-"""Programs of either kernel on an SM, and registers of a thread: so many that two programs of 8 warps fit an SM, whichever they are."""
+"""Programs of either kernel on an SM, and registers of a thread: two programs of 8 warps, of one kernel or of both, fit an SM."""
 # What covers the latency of NVLink and memory is what is under way: 32 elements of each thread.
 PUSH_BLOCKS, REDUCE_BLOCKS = (Blocks(16, 64, 4),) * 2 if triton.knobs.runtime.interpret else (Blocks(8, 1024, 8), Blocks(8, 1024, 8))
 
@@ -176,7 +176,7 @@ def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> N
 def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
     """Queue the sum of this rank's tokens on the current stream, behind the products of the same stream.
 
-    `n_push_sms` are left free: what a peer waits for finds room beside programs that wait for a peer, whichever come first.
+    `n_push_sms` SMs are left free: the push, which peers wait for, finds room also if this kernel, which waits for peers, comes first.
     """
     of, (tokens, n) = partials, partials.sizes
     is_interpreted = triton.knobs.runtime.interpret

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,8 +27,9 @@ import torch
 import torch.distributed as dist
 import triton
 
-from dist_tune import autotune, to_hashable
+from dist_tune import autotune
 from kernels.ag_gemm import DTYPES, loadable, most_local_ranks, output_for
+from kernels.ag_moe import key_fn
 from kernels.grouped_gemm import multiply_rows
 from kernels.moe_combine import N_QUARTERS, Partials, push, reduce
 from kernels.routing import Routing, RowSorter
@@ -180,7 +180,7 @@ class Buffers:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.side)
 
     def count(self) -> None:
-        """Count the step: what peers wait for is queued, whatever comes of the rest."""
+        """Count the step: what peers wait for is queued, even if the rest fails."""
         self._epochs.advance()
 
     def join(self) -> None:
@@ -215,11 +215,6 @@ def config_space() -> list[dict[str, int]]:
 def push_sms() -> tuple[int, ...]:
     """SMs that may push; one number under the interpreter, where it changes nothing."""
     return N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS
-
-
-def key_fn(hidden: torch.Tensor, experts_b: torch.Tensor, routing: Routing, ctx: MoeReduceScatter, *args: Any, **kwargs: Any) -> Hashable:
-    """Calls of `moe_reduce_rs` that share a config: the same operands, on as many ranks, spread alike, whatever the routing."""
-    return to_hashable(hidden), to_hashable(experts_b), routing.experts.shape[1], ctx.n_ranks, ctx.n_local_ranks
 
 
 @autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)

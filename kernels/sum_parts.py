@@ -6,8 +6,8 @@ Knows tables of addresses and flags; knows nothing of products, of process group
 tables, which alone say whether a block is stored into a peer's memory or kept for a peer that pulls it.
 
 A result of [M, N] consists of parts of `part_rows` rows: one for each rank that sums, or one that all ranks sum. A flag counts the
-*elements* of FLAG_ROWS rows of a part that have come from one source: after step e it is e x rows x N modulo 2^32, whatever the tiles, the
-chunks and the way they travelled. So a rank may run another product config than its peers, and all of them another one in the next
+*elements* of FLAG_ROWS rows of a part that have come from one source: after step e it is e x rows x N modulo 2^32 for all tiles, chunks
+and ways to travel. So a rank may run another product config than its peers, and all of them another one in the next
 step; only pull and push (or copy) use memory differently, and are to be the same on all ranks in a step.
 """
 

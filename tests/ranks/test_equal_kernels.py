@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import autotune
-from dist_tune.testing import ExactTime, FakeH200, values
+from dist_tune.testing import FakeH200, values
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.ranks.test_sharing import on_fake
 
@@ -67,7 +67,6 @@ def launched() -> list[int]:
         return 50.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 16 else 1.0
 
     FakeH200.launch_ms = staticmethod(launch_ms)
-    ExactTime.keep()
     return stages
 
 
@@ -183,7 +182,6 @@ def _failing(rank: int) -> Any:
         return 0.1
 
     FakeH200.launch_ms = staticmethod(launch_ms)
-    ExactTime.keep()
     kernel = autotuned(configs=staged(16, 32))
     step = tuned(kernel)
     step(torch.zeros(64))

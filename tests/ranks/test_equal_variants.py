@@ -11,7 +11,7 @@ import triton.language as tl
 
 from dist_tune import contextual_autotune
 from dist_tune.search import SearchName
-from dist_tune.testing import ExactTime, FakeH200, values
+from dist_tune.testing import FakeH200, values
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -30,7 +30,6 @@ def loop_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
 
 def tune_variants(rank: int, lengths: tuple[int, ...]) -> Any:
     """K=1 is compiled in, so that the loop is gone and no stage matters; with another K they do."""
-    ExactTime.keep()
     has_loop = loop_kernel.arg_names.index("K")
     FakeH200.launch_ms = lambda src, metadata: 0.2 if (has_loop,) in src.constants else STAGE_MS[metadata.num_stages]
     data = torch.zeros(64, 64, dtype=torch.bfloat16)

@@ -75,9 +75,7 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def _fails_to_compile(rank: int) -> Any:
-    from dist_tune.testing import ExactTime, FakeH200
-
-    ExactTime.keep()
+    from dist_tune.testing import FakeH200
 
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
     kernel = autotuned(_rank_kernel, blocks=(16, 32, 64))
@@ -98,9 +96,7 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
 
 
 def _too_large(rank: int) -> Any:
-    from dist_tune.testing import ExactTime, FakeH200
-
-    ExactTime.keep()
+    from dist_tune.testing import FakeH200
 
     if rank == 1:
         FakeH200.shared_limit_bytes = 40_000
@@ -140,9 +136,7 @@ def test_out_of_resources_on_one_rank_is_found_by_loading():
 
 
 def _slowest_decides(rank: int) -> Any:
-    from dist_tune.testing import ExactTime, FakeH200
-
-    ExactTime.keep()
+    from dist_tune.testing import FakeH200
 
     ms = [{16: 10.0, 32: 20.0, 64: 30.0}, {16: 40.0, 32: 20.0, 64: 30.0}][rank]
     FakeH200.launch_ms = staticmethod(lambda src, metadata: ms[src.constants[(3,)]])

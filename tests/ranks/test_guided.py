@@ -12,7 +12,7 @@ import triton
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.config_space import ConfigSpace
-from dist_tune.testing import ExactTime, values
+from dist_tune.testing import values
 from tests.ranks.guided import BEST, SPACE, padded, sleep_steps
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
@@ -100,7 +100,6 @@ def test_a_budget_ends_the_search_with_what_it_knows():
 
 
 def _function(rank: int, search: Any, running: list[int] | None = None) -> Any:
-    ExactTime.keep()
     ran: list[int] = []
     space = [{"depth": depth, "width": width} for depth in range(10) for width in range(8)]
 

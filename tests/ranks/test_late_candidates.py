@@ -15,7 +15,7 @@ import dist_tune.tuning.tuning
 from dist_tune import contextual_autotune
 from dist_tune.compiler import pool
 from dist_tune.compiler.workers import Worker
-from dist_tune.testing import ExactTime, FakeH200, values
+from dist_tune.testing import FakeH200, values
 from tests.compiler.test_processes import PATIENT, bad_asm_kernel
 from tests.ranks.variants import epoch_kernel
 from tests.ranks.worlds import on_ranks
@@ -49,7 +49,6 @@ def slow_compilations(*, wait_for_others: bool = True) -> None:
 
 def tune(rank: int, warps: tuple[int, ...], wait_for_others: bool = False, **options: Any) -> Any:
     slow_compilations(wait_for_others=wait_for_others)
-    ExactTime.keep()
     FakeH200.launch_ms = lambda src, metadata: 1.0 if metadata.num_warps == SLOW_WARPS else 4.0
     configs = [triton.Config({"BLOCK": block}, num_warps=n) for block in (64, 128) for n in warps]
     kernel = triton.autotune(configs, key=[])(bad_asm_kernel)
@@ -103,7 +102,6 @@ def tune_exhaustive(rank: int) -> Any:
 
 def tune_with_epochs(rank: int) -> Any:
     slow_compilations()
-    ExactTime.keep()
     FakeH200.launch_ms = lambda src, metadata: 1.0 if metadata.num_warps == SLOW_WARPS else 4.0
     configs = [triton.Config({"BLOCK": block}, num_warps=n) for block in (64, 128) for n in (1, SLOW_WARPS, 4, 8)]
     kernel = triton.autotune(configs, key=["n"])(epoch_kernel)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.testing import ExactTime, FakeH200, values
+from dist_tune.testing import FakeH200, values
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.worlds import on_ranks
 
@@ -27,7 +27,6 @@ BLOCKS = (16, 32, 64, 128)
 
 
 def _fastest_is(block: int) -> None:
-    ExactTime.keep()
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(3,)] == block else 20.0)
 
 

@@ -21,7 +21,6 @@ BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _many_kernels(rank: int, n_kernels: int) -> Any:
-    ExactTime.keep()
     kernel = autotuned(blocks=BLOCKS)
     runs = []
 
@@ -56,7 +55,6 @@ def _slow(ms: float) -> Any:
 
 
 def _hooked(rank: int, objective: Objective, n_repeat: int = 5, n_warmup: int = 3) -> Any:
-    ExactTime.keep()
     configs = [triton.Config({"BLOCK": 64}, pre_hook=_slow(30.0)), *(triton.Config({"BLOCK": block}) for block in (8, 16, 4))]
     kernel = autotuned(configs=configs)
 
@@ -89,7 +87,6 @@ def test_the_closure_decides_also_in_short_searches(n_repeat: int, n_warmup: int
 
 
 def _leaves(rank: int) -> Any:
-    ExactTime.keep()
     kernel = autotuned(blocks=BLOCKS)
     runs = []
 

@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 from dist_tune import contextual_autotune
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import interception
-from dist_tune.testing import ExactTime, FakeH200, Outcome
+from dist_tune.testing import FakeH200, Outcome
 from tests.ranks.worlds import on_ranks
 
 MS = {16: 12.0, 32: 3.0, 64: 9.0, 128: 12.0}
@@ -85,7 +85,6 @@ def watch() -> Seen:
 
     JITFunction._do_compile = do_compile
     FakeH200.launch_ms = launch_ms
-    ExactTime.keep()
     triton.knobs.compilation.listener = seen.listener
     return seen
 
