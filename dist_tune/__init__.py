@@ -13,8 +13,9 @@ report.
 A name is imported when it is first used, because torch and Triton take seconds: ``import dist_tune`` takes milliseconds.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from dist_tune.lazy_names import found_on_use
 
 if TYPE_CHECKING:
     from dist_tune.cache import CandidateRecord, Environment, TuningRecord
@@ -65,23 +66,6 @@ _HOMES = {
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 """Module -> the names that come from it; the imports above say the same to a type checker."""
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 
 if not TYPE_CHECKING:  # with a __getattr__ to look at, a type checker takes every misspelled name for an existing one
-
-    def __getattr__(name: str) -> object:
-        """A public name from its module, or a module of the package; found once, and an ordinary attribute from then on."""
-        if home := _HOME_OF.get(name):
-            found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-            return found
-        if not name.startswith("_"):
-            from importlib.util import find_spec  # here, as all that is not always needed
-
-            if find_spec(f"{__name__}.{name}"):
-                return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = found_on_use(__name__, _HOMES)
