@@ -54,8 +54,8 @@ class Trials:
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
-        self._around: list[str] = []
-        """Functions under way, the outermost first."""
+        self._around: list[tuple[str, int]] = []
+        """Functions under way and their candidates, the outermost first."""
         self._undo = Undo()
         self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
         self._warm_ups: list[tuple[str, int, Span, bool]] = []
@@ -102,7 +102,7 @@ class Trials:
         self._n_compiled += is_here
         if not is_here or not self._is_timed:
             return
-        around = [f"{label} {self._schedule[label].candidate}" for label in self._around if label in self._schedule]
+        around = [f"{label} {self._schedule[label].candidate}" for label, _ in self._around if label in self._schedule]
         if self.variants.counts_against(self._replay, kernel, around):
             self.samples.lose(self._replay)
 
@@ -125,8 +125,8 @@ class Trials:
         """
         check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
-        for outer in self._around:
-            self.samples.nest(outer, site.label)
+        for outer, candidate in self._around:
+            self.samples.nest(outer, candidate, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, site.timings)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
@@ -279,7 +279,7 @@ class Trials:
     @contextmanager
     def _running(self, site: Site, index: int) -> Iterator[None]:
         """A function runs meanwhile: its launches are recorded, and are a part of its time."""
-        self._around.append(site.label)
+        self._around.append((site.label, index))
         try:
             with nullcontext() if self.recorder is None else self.recorder.running(site.label, index):
                 yield

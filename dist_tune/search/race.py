@@ -3,29 +3,25 @@
 Racing: all candidates are timed once, the hopeless ones leave, and the rest run on in rungs until a few finalists are left.
 Finals compare these in replays that give every site one of its finalists. All sites advance in the same replays, and a rung or a
 round of finals costs one meeting. Exhaustive search: each candidate gets ``n_warmup`` untimed and ``n_repeat`` timed replays, and a
-site that is done runs its incumbent.
+site that is done runs its incumbent. Sites inside one another take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 
 from dist_tune.errors import reasons
 from dist_tune.search.guide import Guide, LateGuide
+from dist_tune.search.pace import Pace
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 from dist_tune.search.standings import Standings
+from dist_tune.search.turns import Turns
 
-LONG_S = 0.25
-"""Replays from this length on are asked for in batches of about ``BATCH_S``."""
-BATCH_S = 1.0
-BUDGET_BATCH_S = 0.1
-"""Length of batches where there is a budget: a candidate may be far slower than those before it, and a meeting takes some ms at most."""
-WARM_UP_S = 1.0
-"""Untimed replays before a race last about this long at most."""
+_HALF_SPENT = "not raced: the other half of the budget is for the function around it"
 
 
 class Race:
@@ -37,12 +33,8 @@ class Race:
         self._plan = plan
         self._options = options or RacingOptions()
         self._sites: dict[str, SiteRace] = {}
-        self._elapsed_s = 0.0
-        self._pace_s: float | None = None
-        """Seconds of a replay in the batch before."""
-        self._first_s = 0.0
-        self._replays_s = 0.0
-        """Seconds of all replays."""
+        self._turns = Turns(self._sites)
+        self._pace = Pace(plan)
         self._has_probed = False
         """True once sites that were missed have had another turn."""
 
@@ -73,20 +65,21 @@ class Race:
 
     @property
     def is_final(self) -> bool:
-        """True if all sites have reached the finals."""
-        return all(site.stage in ("finals", "done") for site in self._sites.values())
+        """True if all sites whose turn it is have reached the finals."""
+        return all(self._sites[name].stage in ("finals", "done") for name in self._turns.active)
 
     @property
     def bound(self) -> int:
         """Replays at most, if every site is met in every replay; ``MAX_OVERTIME`` times that otherwise."""
         if self._plan.max_replays is not None:
             return self._plan.max_replays
-        return max((site.n_nominal for site in self._sites.values() if site.stage != "done"), default=0)
+        n_nominal = [site.n_nominal for site in self._sites.values() if site.stage != "done"]
+        return sum(n_nominal) if self._turns.is_inside else max(n_nominal, default=0)
 
     @property
     def n_queued(self) -> int:
         """Replays that are asked for; what follows depends on their times."""
-        return max((len(site.queue) for site in self._sites.values()), default=0)
+        return max((len(self._sites[name].queue) for name in self._turns.active), default=0)
 
     @property
     def spare_s(self) -> float:
@@ -96,24 +89,15 @@ class Race:
     @property
     def is_spent(self) -> bool:
         """True if the search has used up its budget."""
-        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s
+        return self._pace.is_spent
 
     def expect(self, run_s: float) -> None:
         """Take in the time of a run that may have compiled: replays may be as long, until one has been timed."""
-        self._first_s = max(self._first_s, run_s)
+        self._pace.expect(run_s)
 
     def n_next(self, replays: Sequence[Replay]) -> int:
         """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
-        replays = replays[: self._n_trusted(replays)]
-        expected_s = [self._expected_s(each) for each in replays]
-        budget_s = self._plan.budget_s
-        if budget_s is None and sum(expected_s) < LONG_S * len(replays):
-            return len(replays)
-        allowed_s = BATCH_S if budget_s is None else min(BUDGET_BATCH_S, budget_s - self._elapsed_s)
-        n_next = 0
-        while n_next < len(replays) and (allowed_s := allowed_s - expected_s[n_next]) >= 0:
-            n_next += 1
-        return min(max(1, n_next), len(replays))
+        return self._pace.n_next([self._known_ms(each) for each in replays[: self._n_trusted(replays)]])
 
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
@@ -131,7 +115,8 @@ class Race:
         """Candidates that guided searches come to next: site -> candidates to compile, or to warm up for a function, and to ``join``."""
         if self.is_spent and not any(site.is_barren for site in self._sites.values()):
             return {}
-        waves = {name: site.wave(self._n_left) for name, site in self._sites.items() if not self.is_spent or site.is_barren}
+        turn = {name: self._sites[name] for name in self._next_turn()}
+        waves = {name: site.wave(self._n_left) for name, site in turn.items() if not self.is_spent or site.is_barren}
         return {name: wave for name, wave in waves.items() if wave}
 
     def join(self, waves: Mapping[str, Collection[int]]) -> None:
@@ -151,7 +136,8 @@ class Race:
 
     def tell_warm_up(self, n_replays: int, report: ReducedReport) -> None:
         """Take in the times of untimed runs so far, and who failed in them."""
-        self._spend(n_replays, report)
+        self._pace.spend(n_replays, report)
+        self._turns.note(report.nesting)
         for name, site in self._sites.items():
             site.standings.warm_ups.update(report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
@@ -167,6 +153,7 @@ class Race:
 
     def batch(self) -> list[Replay]:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
+        self._pace.begin()
         replays = self._batch()
         if not replays and not self._has_probed and not self.is_spent and self._n_left > 0:
             self._has_probed = True
@@ -176,21 +163,37 @@ class Race:
         return replays
 
     def _batch(self) -> list[Replay]:
-        for site in self._sites.values():
-            if self.is_spent and not site.is_barren:
-                site.stop(self._why_spent)
-            site.advance(self._n_left)
-        if self.is_final:
-            self._begin_round()
+        if self.is_spent:
+            for site in self._sites.values():
+                if not site.is_barren:
+                    site.stop(self._why_spent)
+        self._advance()
         replays = self._queued()
         if self._plan.search != "exhaustive" and (n_spare := self._n_spare(replays)) > 0:
-            for name in self._sites.keys() - self._held():
+            for name in set(self._turns.active) - self._held():
                 self._sites[name].shorten_warm_up(n_spare)
             replays = self._queued()
         replays = replays[: self.n_next(replays)]
         for name in self._held():  # what the batch runs there is told of as well
             self._sites[name].queue[:0] = [trial for replay in replays if (trial := replay.get(name)) is not None]
         return replays
+
+    def _advance(self) -> None:
+        """Let the sites whose turn it is come to their next replays, and then the next ones, until some have replays to run."""
+        before: Collection[str] | None = None
+        while (turn := self._next_turn()) != before:
+            before = turn
+            for name in turn:
+                self._sites[name].advance(self._n_left)
+                if self._turns.waits_for(name) and (self._n_left <= 0 or self._pace.is_half_spent):
+                    self._sites[name].end(_HALF_SPENT)
+            if self.is_final:
+                self._begin_round()
+            if any(self._sites[name].queue for name in turn):
+                return
+
+    def _next_turn(self) -> Collection[str]:
+        return self._turns.next(may_begin=not self.is_spent and self._n_left > 0)
 
     def _n_trusted(self, replays: Sequence[Replay]) -> int:
         """Replays before the first that runs a suspect; 1 if that is the first, because the next one needs a meeting before it."""
@@ -199,28 +202,38 @@ class Race:
 
     def _held(self) -> set[str]:
         """Sites whose next trial is a suspect that has to wait: until no other site has trials left, and then for its turn."""
-        queued = [name for name, site in self._sites.items() if site.queue]
+        queued = [name for name, site in self._sites.items() if site.queue and name in self._turns.active]
         doubtful = [name for name in queued if self._sites[name].queue[0].candidate in self._sites[name].standings.suspects]
         return set(doubtful if len(doubtful) < len(queued) else doubtful[1:])
 
     def _queued(self) -> list[Replay]:
         held = self._held()
-        lengths = [len(site.queue) for name, site in self._sites.items() if site.queue and name not in held]
+        active = {name: site for name, site in self._sites.items() if name in self._turns.active}
+        lengths = [len(site.queue) for name, site in active.items() if site.queue and name not in held]
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
         n_replays = (min if self._plan.search == "exhaustive" else max)(lengths, default=0)
         return [
-            {name: trial for name, site in self._sites.items() if (trial := site.trial(k, is_held=name in held)) is not None}
+            {
+                name: trial
+                for name, site in self._sites.items()
+                if (trial := site.trial(k, is_held=name in held) if name in active else self._turns.trial(name)) is not None
+            }
             for k in range(min(n_replays, self._n_left))
         ]
+
+    def take_begun_anew(self) -> list[str]:
+        """Sites that race anew since the last time: their samples so far are of an earlier race."""
+        return self._turns.take_begun_anew()
 
     def tell(self, n_replays: int, report: ReducedReport) -> None:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
-        self._spend(n_replays, report)
-        self._replays_s += report.batch_s
+        self._pace.spend(n_replays, report)
+        n_spare = self._pace.n_in(self.spare_s, self.n_replays, report.batch_s)
+        self._turns.note(report.nesting)
         for name, site in self._sites.items():
-            site.repeats.n_spare = int(self.spare_s * self.n_replays / self._replays_s) if self._replays_s > 0 else 0
-            site.tell(n_replays, report.times.get(name, {}))
+            site.repeats.n_spare = n_spare
+            site.tell(n_replays if name in self._turns.active else 0, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
     def alive(self, site: str) -> list[int]:
@@ -255,7 +268,8 @@ class Race:
     @property
     def _n_left(self) -> int:
         if self._plan.max_replays is not None:
-            return self._plan.max_replays - self.n_replays
+            n_kept = self._plan.max_replays // 2 if self._turns.is_inside else 0  # for the functions that wait
+            return self._plan.max_replays - n_kept - self.n_replays
         n_spare = max((site.repeats.n_spare for site in self._sites.values()), default=0)
         return MAX_OVERTIME * sum(site.n_nominal for site in self._sites.values()) + n_spare
 
@@ -263,29 +277,17 @@ class Race:
     def _why_spent(self) -> str:
         return f"not raced: the budget of {self._plan.budget_s:g} s was spent"
 
-    def _spend(self, n_replays: int, report: ReducedReport) -> None:
-        if n_replays and report.batch_s > 0:
-            self._pace_s = report.batch_s / n_replays
-        self._elapsed_s = max(self._elapsed_s, report.elapsed_s)
-
-    def _expected_s(self, replay: Replay) -> float:
-        """Seconds of a replay by what is known of its candidates, or of the replays before; endless if they may be long."""
-        known = {name: self._sites[name].standings.known_ms(trial.candidate) for name, trial in replay.items()}
-        least_s = max((ms for ms in known.values() if ms is not None), default=0.0) / 1e3
-        if None not in known.values():
-            return least_s
-        may_be_long = self._plan.budget_s is not None or self._first_s >= LONG_S
-        return max(least_s, self._pace_s) if self._pace_s is not None else inf if may_be_long else least_s
-
     def _n_spare(self, replays: Sequence[Replay]) -> int:
         """Untimed replays at the front of a race that are too many because they are long."""
         timed = (k for k, replay in enumerate(replays) if any(trial.is_timed for trial in replay.values()))
-        n_untimed = next(timed, 0)
-        each_s = self._expected_s(replays[0]) if n_untimed else 0.0
-        return max(0, n_untimed - int(WARM_UP_S / each_s)) if isfinite(each_s) and each_s > 0 else 0
+        return self._pace.n_spare(next(timed, 0), self._known_ms(replays[0]) if replays else ())
+
+    def _known_ms(self, replay: Replay) -> list[float | None]:
+        """Milliseconds of a replay with each of its candidates, as far as they are known."""
+        return [self._sites[name].standings.known_ms(trial.candidate) for name, trial in replay.items()]
 
     def _begin_round(self) -> None:
-        waiting = [site for site in self._sites.values() if site.stage == "finals" and not site.queue]
+        waiting = [each for name in self._turns.active if (each := self._sites[name]).stage == "finals" and not each.queue]
         n_left = self._n_left
         if waiting and self._plan.max_replays is None:  # a site whose race was short has no longer finals for it
             n_extra = max(site.repeats.n_extra for site in waiting)

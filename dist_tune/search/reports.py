@@ -53,6 +53,8 @@ class BatchReport:
     """Disturbed replays that are to be run again, because a kernel was not compiled before."""
     has_new_variants: bool = False
     """True if this rank met variants of sites that are to be compiled."""
+    nesting: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """Site -> function around it -> candidates of the function that launch the site, as this rank has seen it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class ReducedReport:
     """On the slowest rank."""
     lost: list[int] = field(default_factory=list)
     has_new_variants: bool = False
+    nesting: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """As any rank has seen it."""
 
 
 def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
@@ -98,8 +102,14 @@ def reduce_reports(reports: Mapping[int, BatchReport]) -> ReducedReport:
     has_new_sites = any(report.has_new_sites for report in reports.values())
     has_new_variants = any(report.has_new_variants for report in reports.values())
     elapsed_s, batch_s = (max(each) for each in zip(*((report.elapsed_s, report.batch_s) for report in reports.values()), strict=True))
+    nesting: dict[str, dict[str, list[int]]] = {}
+    for report in reports.values():
+        for site, functions in report.nesting.items():
+            for function, launching in functions.items():
+                seen = nesting.setdefault(site, {}).get(function, [])
+                nesting[site][function] = sorted({*seen, *launching})
     return ReducedReport(
-        times, failures, disturbed, has_new_sites, elapsed_s, batch_s=batch_s, lost=lost, has_new_variants=has_new_variants
+        times, failures, disturbed, has_new_sites, elapsed_s, batch_s=batch_s, lost=lost, has_new_variants=has_new_variants, nesting=nesting
     )
 
 

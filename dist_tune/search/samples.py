@@ -29,8 +29,8 @@ class Samples:
         """Site -> candidate -> replay -> launches."""
         self._warm_ups_ms: dict[str, dict[int, list[tuple[bool, float]]]] = defaultdict(lambda: defaultdict(list))
         """Function -> candidate -> its untimed runs."""
-        self._inner: dict[str, set[str]] = defaultdict(set)
-        """Function -> sites that are launched inside it."""
+        self._inner: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """Function -> sites that are launched inside it -> candidates of the function that do so."""
         self._schedules: dict[int, Replay] = {}
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
@@ -41,9 +41,18 @@ class Samples:
         """Note a replay in which a site ran the candidate that was to be timed."""
         self._runs[site][candidate].add(replay)
 
-    def nest(self, function: str, site: str) -> None:
-        """Note that launches of a site are a part of a function's."""
-        self._inner[function].add(site)
+    def nest(self, function: str, candidate: int, site: str) -> None:
+        """Note that launches of a site are a part of a function's, with this candidate of the function."""
+        self._inner[function][site].add(candidate)
+
+    @property
+    def nesting(self) -> dict[str, dict[str, list[int]]]:
+        """Site -> function around it -> candidates of the function that launch the site."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for function, sites in self._inner.items():
+            for site, candidates in sites.items():
+                found.setdefault(site, {})[function] = sorted(candidates)
+        return found
 
     def add_warm_up(self, site: str, candidate: int, ms: float, *, is_clean: bool = True) -> None:
         """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better.
@@ -89,6 +98,11 @@ class Samples:
         """Forget the replays, because the next ones are timed under other conditions and one median cannot hold both."""
         self._runs.clear()
 
+    def forget(self, site: str) -> None:
+        """Forget all times of a site, because a function around it runs another config now."""
+        self._runs.pop(site, None)
+        self._launches.pop(site, None)
+
     def disturb(self, replay: int) -> None:
         """Note that a stand-in ran in this replay on this rank."""
         self._disturbed.add(replay)
@@ -126,7 +140,7 @@ class Samples:
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif launches:
                     measured[site][candidate] = self._measured(site, candidate, reduced_ms)
-        return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost))
+        return BatchReport(measured, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost), nesting=self.nesting)
 
     def report_warm_ups(self, failures: Failures) -> BatchReport:
         """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds.
@@ -139,7 +153,7 @@ class Samples:
                 has_compiled, ms = min(each)
                 n_runs = 1 if has_compiled else len(each)
                 measured.setdefault(site, {})[i] = LocalTimes(_to_ns(ms), _to_ns(ms), n_replays=n_runs, n_timed=n_runs)
-        return BatchReport(measured, failures)
+        return BatchReport(measured, failures, nesting=self.nesting)
 
     def _measured(self, site: str, candidate: int, reduced_ms: Times) -> LocalTimes:
         launched = self._launches[site][candidate]

@@ -7,7 +7,7 @@ holds the noise of everything else in it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import hypot, sqrt
 from typing import Literal, NamedTuple
@@ -180,6 +180,22 @@ def kept(
     chosen = [i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]
     near = {i for i in hopeful if launches_ms[i] <= min(launches_ms.values()) + N_ERRORS * error_ms} if error_ms else set()
     return sorted({*chosen, *near})
+
+
+def choose(
+    contenders: Mapping[int, ReducedTimes],
+    options: RacingOptions,
+    objective: Objective,
+    timed_in_finals: Collection[int],
+    *,
+    is_alone: bool,
+) -> Selection:
+    """Choose among the best few contenders; by the kernel alone if only some of them had finals, which are timed unlike the race."""
+    near = kept(contenders, options.max_finalists, options.margins[-1], objective)
+    is_mixed = bool(timed_in_finals) and not set(near) <= set(timed_in_finals)
+    times = {i: contenders[i] for i in near}
+    tie = options.tie_of(min(each.launches_ms for each in times.values()))
+    return select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone)
 
 
 def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:

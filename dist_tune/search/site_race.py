@@ -10,12 +10,13 @@ from typing import Literal
 from dist_tune.search.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.repeats import Repeats
-from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, hopeless, kept, select
+from dist_tune.search.rungs import end_of_rung
+from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, choose, kept
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
-_NOT_MET = "was not met in time to be measured"
+NOT_MET = "was not met in time to be measured"
 
 
 class SiteRace:
@@ -106,7 +107,7 @@ class SiteRace:
 
     def try_again(self) -> None:
         """Probe once if candidates were missed while others raced: other sites' choices may lead to this one, or never again."""
-        standings, missed = self.standings, self.standings.missed(_NOT_MET)
+        standings, missed = self.standings, self.standings.missed(NOT_MET)
         if self.stage == "done" and missed and self.n_open > 1 and len({*missed, *standings.alive()}) > 1:
             standings.left = {i: why for i, why in standings.left.items() if i not in missed}
             self._probed = Trial(missed[0], is_timed=True)
@@ -116,11 +117,33 @@ class SiteRace:
         """Race as from the beginning, with the candidates that are left, if the site was met."""
         self._probed, self.stage, standings = None, "done", self.standings
         if probed.candidate not in standings.times.keys() | standings.failures.keys():
-            standings.left.update({i: _NOT_MET for i in standings.alive() if i not in standings.times})
+            standings.left.update({i: NOT_MET for i in standings.alive() if i not in standings.times})
             return
         if len(standings.times) < 2:  # its guided search had ended before there was a time
             self._guide = self._given_guide
-        self.selection, self._rung, self._n_run, self.n_since, self._n_rounds = None, 0, 0, 0, 0
+        self._begin_again()
+
+    def begin_anew(self) -> bool:
+        """Race the best few once more, because a function around the site runs another config now; False if there is but one."""
+        standings = self.standings
+        measured = standings.measured(standings.alive())
+        best = sorted(measured, key=lambda i: (measured[i].kernel_ms, i))[: self._options.max_finalists]
+        if len(best) < 2:
+            return False
+        standings.left.update({i: "slower beside another config of the function around it" for i in standings.alive() if i not in best})
+        standings.begin_anew()
+        self._begin_again()
+        return True
+
+    def end(self, reason: str, best: int | None = None) -> None:
+        """Choose by what is known, without another replay; those that were not measured, but for ``best``, have left for this reason."""
+        if self.stage != "done":
+            standings, self.queue, self._guide, self._probed = self.standings, [], None, None
+            standings.left.update({i: reason for i in standings.alive() if i not in standings.times and i != best})
+            self._choose()
+
+    def _begin_again(self) -> None:
+        self.selection, self.repeats, self._rung, self._n_run, self.n_since, self._n_rounds = None, Repeats(), 0, 0, 0, 0
         self._timed_in_finals.clear()
         self._begin()
 
@@ -134,9 +157,7 @@ class SiteRace:
             self._n_last += 1
             self.queue = [Trial(best, is_timed=True)]
             return
-        self.queue = []
-        standings.left.update({i: reason for i in standings.alive() if i not in standings.times and i != best})
-        self._choose()
+        self.end(reason, best)
 
     def drop(self, failures: Mapping[int, str]) -> None:
         """Take candidates out that do not run on some rank."""
@@ -220,31 +241,16 @@ class SiteRace:
             # The device and its allocator warm up once, not with every candidate.
             fastest = self.standings.fastest()
             first = incumbent if incumbent is not None else fastest if fastest in alive else next(iter(alive), None)
-            n_warmup = plan.n_warmup if first is not None else 0
-            self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * n_warmup + self._shuffled(alive)
+            self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * plan.n_warmup + self._shuffled(alive)
         if incumbent is not None:  # in front: where replays run out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
     def _end_rung(self, alive: list[int], n_left: int) -> None:
-        standings, options, objective = self.standings, self._options, self._plan.objective
-        is_long = (n_enough := standings.n_enough(options.enough_ms, self._plan.n_repeat)) < 2  # one sample says as much as many short ones
-        n_finalists, margin = options.max_finalists, options.margins[-1] if is_long else options.margin(self._rung)
-        quota = options.quota(standings.n_runnable, self._rung)
-        is_first, measured = self._rung == 0, standings.measured(alive)
-        no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=self.n_open < 2)
-        # Beaten in the finals or not at all, unless that costs real time.
-        prior = [i for i in alive if i == standings.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
-        # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
-        n_least = 1 if is_long else n_finalists
-        hopeful = {i: each for i, each in measured.items() if i not in no_more}
-        plain = best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
-        (repeats := self.repeats).judge(measured, self.n_open, options)
-        if repeats.is_noisy:
-            near = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=repeats.error_ms)
-            best = near if len(near) - len(plain) <= repeats.n_left else plain
-        staying = self._leave(alive, [*prior, *best] or alive[:1])
-        n_rungs, n_plain = self._rung + 1, len({*prior, *plain})
-        is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
+        options, n_finalists = self._options, self._options.max_finalists
+        rung = end_of_rung(self.standings, self._plan, options, self.repeats, rung=self._rung, n_open=self.n_open)
+        staying = self._leave(alive, rung.staying or alive[:1])
+        n_rungs, n_plain, repeats = self._rung + 1, rung.n_plain, self.repeats
+        is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, rung.n_enough))
         goes_on = not is_few and n_rungs < self._plan.n_repeat  # the plain race
         n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
         n_replays = self._n_allowed(n_left) if goes_on else min(repeats.n_left, self._n_allowed(n_left))
@@ -256,35 +262,29 @@ class SiteRace:
             self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
             return
         if len(staying) > n_finalists:
-            best = kept(standings.measured(staying), n_finalists, margin, objective) or staying[:n_finalists]
-            staying = self._leave(staying, [*prior, *best])
+            best = kept(self.standings.measured(staying), n_finalists, rung.margin, self._plan.objective) or staying[:n_finalists]
+            staying = self._leave(staying, [*rung.prior, *best])
         self.stage = "finals"
         if len(staying) < 2 or self.round_length(n_left) == 0:
             self._choose()
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
-            self.standings.left[i] = f"left the race after rung {self._rung}" if i in self.standings.times else _NOT_MET
+            self.standings.left[i] = f"left the race after rung {self._rung}" if i in self.standings.times else NOT_MET
         return self.standings.alive()
 
     def _end_round(self, n_left: int) -> None:
         selection = self._choose()
-        for i in selection.worse:
-            self.standings.left[i] = f"left the finals after round {self._n_rounds - 1}"
-        is_over = selection.is_clear or len(self.standings.alive()) < 2 or self._n_rounds >= self._options.n_final_rounds
-        if not is_over and self.round_length(n_left) > 0:
+        self.standings.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
+        goes_on = not selection.is_clear and len(self.standings.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
+        if goes_on and self.round_length(n_left) > 0:
             self.stage, self.selection = "finals", None
 
     def _choose(self) -> Selection:
         self.stage = "done"
-        alive, objective = self.standings.alive(), self._plan.objective
-        if contenders := self.standings.measured(alive):
-            near = kept(contenders, self._options.max_finalists, self._options.margins[-1], objective)
-            # Closures of the race and of the finals are timed under different conditions and cannot be compared.
-            is_mixed = bool(self._timed_in_finals) and not self._timed_in_finals >= set(near)
-            times = {i: contenders[i] for i in near}
-            tie = self._options.tie_of(min(each.launches_ms for each in times.values()))
-            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=self.n_open < 2)
+        if contenders := self.standings.measured(self.standings.alive()):
+            in_finals, is_alone = self._timed_in_finals, self.n_open < 2
+            self.selection = choose(contenders, self._options, self._plan.objective, in_finals, is_alone=is_alone)
         else:  # never met: the first that runs
             self.selection = Selection(self.standings.fastest() or 0, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection

@@ -76,6 +76,12 @@ class Standings:
             if first in self.failures:
                 self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
 
+    def begin_anew(self) -> None:
+        """Let the times so far be those of an earlier tuning."""
+        self.prior_winner = self.fastest()
+        self.prior_times |= self.times
+        self.times = {}
+
     def split(self, equal: Mapping[int, int]) -> None:
         """Only these are equal on a rank that has come to the site late. The others do not race any more, and have no times."""
         for i, first in list(self.equal.items()):

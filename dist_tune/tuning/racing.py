@@ -29,6 +29,8 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         _tell_of_rungs(context)
         if not batch:
             break
+        for label in race.take_begun_anew():
+            replays.trials.samples.forget(label)
         is_final = race.is_final
         if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()

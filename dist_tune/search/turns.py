@@ -1,0 +1,137 @@
+"""Turns of sites that are launched inside one another: functions that take a config, and the kernels that they launch. Pure.
+
+A kernel's time depends on the config of the function around it, which may leave it fewer SMs or give it other arguments, and the
+function's time is the kernel's, too. So they do not race in the same replays. First what is inside races, beside one fixed config of the
+functions around it; then the functions race, beside the best of what is inside. At last what the winning configs launch has its finals,
+or, if it has raced beside other configs, a race of its best few and then its finals. Sites that no function is around need no turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+from dist_tune.search.plan import Trial
+from dist_tune.search.site_race import NOT_MET, SiteRace
+
+Nesting = Mapping[str, Mapping[str, Collection[int]]]
+"""Site -> function around it -> the function's candidates that launch the site."""
+
+
+class Turns:
+    """Which sites race now, and what the others run meanwhile."""
+
+    def __init__(self, sites: Mapping[str, SiteRace]) -> None:
+        self.is_inside = False
+        """True while functions wait for what is inside them."""
+        self._sites = sites
+        self._around: dict[str, dict[str, set[int]]] = {}
+        self._fixed: dict[str, int] = {}
+        """Function -> the candidate that it runs while it waits."""
+        self._beside: dict[str, dict[str, int]] = {}
+        """Site -> function around it -> the candidate beside which the site has raced."""
+        self._active: frozenset[str] | None = None
+        self._begun_anew: list[str] = []
+
+    def note(self, nesting: Nesting) -> None:
+        """Take in who is launched inside whom. Equal on all ranks."""
+        for site, functions in nesting.items():
+            for function, candidates in functions.items():
+                if function != site:
+                    self._around.setdefault(site, {}).setdefault(function, set()).update(candidates)
+
+    @property
+    def active(self) -> Collection[str]:
+        """Sites whose turn it is."""
+        return self._sites.keys() if self._active is None else self._active
+
+    def take_begun_anew(self) -> list[str]:
+        """Sites whose samples so far are of an earlier race, since the last time."""
+        begun, self._begun_anew = self._begun_anew, []
+        return begun
+
+    def waits_for(self, name: str) -> bool:
+        """True if functions wait for the site, which they launch."""
+        return self.is_inside and bool(self._functions(name))
+
+    def trial(self, name: str) -> Trial | None:
+        """What a site runs in a replay of others: a function its fixed candidate, and what has raced its best."""
+        candidate = self._fixed.get(name, self._sites[name].incumbent())
+        return None if candidate is None else Trial(candidate, is_timed=False)
+
+    def next(self, *, may_begin: bool) -> Collection[str]:
+        """Find out whose turn it is, and return them. ``may_begin``: a race may begin anew; False where replays or time have run out."""
+        nested = [name for name in self._around if name in self._sites and self._functions(name)]
+        if not nested:
+            self._active, self.is_inside, self._fixed = None, False, {}
+            return self.active
+        depths = {name: self._depth(name, ()) for name in nested}
+        free = [name for name in self._sites if name not in depths]
+        alone = [name for name in free if not any(name in self._functions(each) for each in nested)]
+        for depth in sorted(set(depths.values())):
+            racing = [name for name in nested if depths[name] == depth and self._sites[name].stage in ("race", "exhaustive")]
+            if together := self._launched_together(racing):
+                self.is_inside = any(self._sites[name].stage != "done" for name in free if name not in alone)
+                return self._let(together + alone)
+        self.is_inside, self._fixed = False, {}
+        if any(self._sites[name].stage != "done" for name in free):
+            return self._let(free)
+        for depth in sorted(set(depths.values()), reverse=True):
+            if settling := self._settling([name for name in nested if depths[name] == depth], may_begin=may_begin):
+                return self._let(settling)
+        return self._let([])
+
+    def _let(self, names: Sequence[str]) -> Collection[str]:
+        self._active = frozenset(names)
+        return [name for name in self._sites if name in self._active]  # in the same order on all ranks
+
+    def _functions(self, name: str) -> list[str]:
+        return [function for function in self._around.get(name, ()) if function in self._sites]
+
+    def _depth(self, name: str, seen: tuple[str, ...]) -> int:
+        """Sites that lie inside one another within this one, at most."""
+        inside = [each for each in self._around if name in self._functions(each) and each in self._sites and each not in (name, *seen)]
+        return max((1 + self._depth(each, (*seen, name)) for each in inside), default=0)
+
+    def _launched_together(self, racing: Sequence[str]) -> list[str]:
+        """Those of the sites that run beside one setting of the functions around them; the setting is fixed."""
+        for name in racing:
+            fixed: dict[str, int] = {}
+            for function in self._functions(name):
+                if self._sites[function].stage == "done":
+                    continue
+                candidates = self._sites[function].standings.alive()
+                fixed[function] = self._representative(function, [i for i in candidates if i in self._around[name][function]])
+            if -1 not in fixed.values() and self._is_launched(name, fixed):
+                self._fixed = fixed
+                together = [each for each in racing if self._is_launched(each, fixed)]
+                self._beside.update({each: self._setting(each, fixed) for each in together})
+                return together
+        return []
+
+    def _representative(self, function: str, candidates: Sequence[int]) -> int:
+        """The one beside which the rest races: the latest again, or the fastest by its warm-up; -1 if there is none."""
+        if self._fixed.get(function) in candidates:
+            return self._fixed[function]
+        warm_ups = self._sites[function].standings.warm_ups
+        return min(candidates, key=lambda i: (warm_ups[i].kernel_ms if i in warm_ups else inf, i), default=-1)
+
+    def _setting(self, name: str, fixed: Mapping[str, int]) -> dict[str, int]:
+        """The functions around a site -> what they run."""
+        return {each: fixed.get(each, best) for each in self._functions(name) if (best := self._sites[each].incumbent()) is not None}
+
+    def _is_launched(self, name: str, fixed: Mapping[str, int]) -> bool:
+        setting = self._setting(name, fixed)
+        return all(setting.get(each) in self._around[name][each] for each in self._functions(name))
+
+    def _settling(self, names: Sequence[str], *, may_begin: bool) -> list[str]:
+        """Those of the sites that have their finals now, beside the functions' winners; the others end with what is known of them."""
+        for name in names:
+            site, setting = self._sites[name], self._setting(name, {})
+            if not self._is_launched(name, {}):
+                site.end(NOT_MET)
+            elif may_begin and self._beside.get(name, setting) != setting:
+                self._beside[name] = setting
+                if site.begin_anew():
+                    self._begun_anew.append(name)
+        return [name for name in names if self._sites[name].stage != "done"]

@@ -1,0 +1,161 @@
+"""Functions and the kernels inside them take turns, because the times of one depend on the config of the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from dist_tune.search.plan import Plan, Replay
+from dist_tune.search.race import Race
+from dist_tune.search.reports import reduce_reports
+from dist_tune.search.samples import Samples
+from tests.search.test_race import searching
+
+pytestmark = pytest.mark.once
+
+Step = Callable[[Mapping[str, int]], dict[str, float]]
+"""Site -> candidate of each site, to milliseconds of each site that is launched; "way" is around all others."""
+REST_MS = 0.006
+
+
+class NestedWorld:
+    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %."""
+
+    def __init__(self, search: Race, step: Step, seed: int = 0) -> None:
+        self.search, self.step, self.samples = search, step, Samples()
+        self.replays: list[Replay] = []
+        self._noise = random.Random(seed)
+        self._in_finals = False
+
+    def replay(self, schedule: Replay, *, is_race: bool) -> None:
+        number = len(self.replays)
+        self.replays.append(schedule)
+        ms = self.step({site: trial.candidate for site, trial in schedule.items()})
+        for site, each in ms.items():
+            trial = schedule[site]
+            if site != "way":
+                self.samples.nest("way", schedule["way"].candidate, site)
+            if trial.is_timed:
+                self.samples.add_run(site, trial.candidate, number)
+                if is_race:
+                    self.samples.add_launch(site, trial.candidate, number, each * self._noise.gauss(1.0, 0.01))
+            elif trial.is_checked:
+                self.samples.add_warm_up(site, trial.candidate, each)
+        self.samples.add_replay(number, (ms["way"] + REST_MS) * self._noise.gauss(1.0, 0.01), schedule)
+
+    def finish(self, at_most: int = 1500) -> NestedWorld:
+        """Warm up the function, then replay until the search asks for nothing more."""
+        for schedule in self.search.warm_up({"way": 1}):
+            self.replay(schedule, is_race=False)
+        self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
+        self.search.end_warm_up(["way"])
+        while batch := self.search.batch():
+            assert len(self.replays) <= at_most, f"no end after {at_most} replays"
+            for site in self.search.take_begun_anew():
+                self.samples.forget(site)
+            if self.search.is_final != self._in_finals:
+                self.samples.restart()
+                self._in_finals = self.search.is_final
+            for schedule in batch:
+                self.replay(schedule, is_race=not self._in_finals)
+            self.search.tell(len(batch), reduce_reports({0: self.samples.report({}, batch, self.search.kernel_times_ms())}))
+        return self
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        return {site: self.search.best(site) or 0 for site in self.sites}
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted({site for replay in self.replays for site in replay})
+
+
+def moe(seed: int) -> Step:
+    """A product of 36 configs beside copies of 9 kinds, which take SMs and bandwidth from it: from some configs more than from others."""
+    draw = random.Random(seed)
+    alone_ms = [0.125 * draw.uniform(1.0, 4.0) for _ in range(36)]
+    slowed = [[draw.uniform(1.0, 1.9) for _ in range(9)] for _ in range(36)]
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        way, config = chosen["way"], chosen["product"]
+        product_ms = alone_ms[config] * slowed[config][way]
+        return {"product": product_ms, "way": product_ms + 0.04 + 0.004 * (way % 3)}
+
+    return step
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int):
+    """All of a race's times of the product are of the same way, and all of the ways' are of one product: so they can be compared."""
+    step = moe(seed)
+    world = NestedWorld(searching(Plan(3, 5), {"way": 9, "product": 36}), step, seed).finish()
+    race = [replay for replay in world.replays if replay["product"].is_timed and not replay["way"].is_timed]
+    assert {replay["product"].candidate for replay in race} == set(range(36))
+    assert not [replay for replay in world.replays if replay["product"].is_timed and replay["way"].is_timed]
+    ms = {way: step({"way": way, "product": world.chosen["product"]})["way"] for way in range(9)}
+    chosen_ms = step(world.chosen)["way"]
+    assert chosen_ms <= 1.02 * min(step({"way": world.chosen["way"], "product": i})["way"] for i in range(36))
+    assert chosen_ms <= 1.25 * min(ms.values())  # alternating descent: the last turn is the product's
+
+
+def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:
+    """Each of four ways has a kernel of its own; the last way is the fastest once its kernel is tuned, and the slowest before."""
+    way = chosen["way"]
+    kernel = f"kernel {way}"
+    config = chosen.get(kernel, 0)
+    kernel_ms = 0.1 + 0.01 * abs(config - 7) * (1 + 2 * way) - 0.01 * way
+    return {kernel: kernel_ms, "way": kernel_ms + 0.02}
+
+
+def test_ways_are_compared_with_their_kernels_tuned():
+    """Each way's own kernel is raced before the ways are, so that the way wins which is the fastest with its best config."""
+    sites = {"way": 4} | {f"kernel {way}": 10 for way in range(4)}
+    world = NestedWorld(searching(Plan(3, 5), sites), own_kernels).finish()
+    assert world.chosen["way"] == 3
+    assert world.chosen["kernel 3"] == 7
+
+
+@pytest.mark.parametrize("n_most", [20, 60, 200])
+def test_a_bound_of_replays_leaves_half_of_them_to_the_function(n_most: int):
+    """The kernel inside may not use up what the function needs, and the bound holds."""
+    world = NestedWorld(searching(Plan(1, 5, max_replays=n_most), {"way": 9, "product": 36}), moe(1)).finish()
+    assert len(world.replays) - 9 <= n_most
+    assert sum(replay["way"].is_timed for replay in world.replays) >= min(9, n_most // 2 - 2)
+
+
+@pytest.mark.parametrize("search", ["racing", "exhaustive"])
+def test_the_product_is_raced_again_beside_the_way_that_won(search: str):
+    """It is fastest with config 1 beside the way that it was raced with, and with config 0 beside the one that is chosen."""
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        way, config = chosen["way"], chosen["product"]
+        product_ms = 0.2 + 0.05 * (config != (0 if way == 2 else 1)) + 0.3 * (config > 3)
+        return {"product": product_ms, "way": product_ms + (0.01 if way == 2 else 0.1)}
+
+    world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()  # type: ignore[arg-type]
+    assert world.chosen == {"way": 2, "product": 0}
+
+
+def test_functions_within_functions_take_turns_from_the_inside_out():
+    """The innermost is raced first, the outermost last."""
+    race = searching(Plan(1, 3), {"way": 3, "inner": 4, "product": 5})
+    turns: list[str] = []
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = 0.1 + 0.02 * chosen["product"]
+        inner_ms = product_ms + 0.03 * chosen["inner"]
+        return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
+
+    world = NestedWorld(race, step)
+    for way in range(3):
+        world.samples.nest("inner", way, "product")
+    world.finish()
+    for replay in world.replays:
+        timed = [site for site, trial in replay.items() if trial.is_timed]
+        assert len(timed) <= 1
+        if timed and timed[0] not in turns:
+            turns.append(timed[0])
+    assert turns == ["product", "inner", "way"]
+    assert world.chosen == {"way": 2, "inner": 0, "product": 0}
