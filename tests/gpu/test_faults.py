@@ -1,10 +1,12 @@
-"""Faults that only real GPUs show: a peer that waits in NCCL, one rank out of memory, one rank ten times slower. Needs two GPUs.
+"""Faults that only real GPUs show: a peer that waits in NCCL, one rank out of memory, ten times slower, or killed. Needs two GPUs.
 
 python -m pytest -m gpu tests/gpu/test_faults.py
 """
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ import triton.language as tl
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import on_ranks, values
 from tests.ranks.anew import goes_on
+from tests.ranks.journaled import BLOCKS
 from tests.ranks.kernels import autotuned, best
+from tests.ranks.test_supervised import supervised
 
 pytestmark = pytest.mark.gpu
 
@@ -84,3 +88,16 @@ def test_a_config_that_is_ten_times_slower_on_one_rank_does_not_win():
     got = values(on_ranks(2, _straggles, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "20"}))
     assert got[0] == got[1]
     assert got[0][0] == [2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_costs_one_restart_and_no_measurement(tmp_path: Path, rank: int):
+    """SIGKILL in the fifth replay of a supervised job: what was measured before is not measured again."""
+    began = time.monotonic()
+    (first, n_restarts), (second, _) = supervised(tmp_path, (0, rank, 5, "once"), "cuda")
+    print(f"rank {rank} killed: {time.monotonic() - began:.1f} s from start to end, {first['runs']} runs of the step after the restart")
+    assert n_restarts == "1"
+    assert first["runs"] == second["runs"] <= len(BLOCKS) - 4 + 2 + 1
+    assert first["best"] == second["best"]
+    assert first["y"] == second["y"] == 2.0
+    assert not list((tmp_path / "cache" / "journals").iterdir())

@@ -68,7 +68,7 @@ def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
     return found
 
 
-def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: Any = (), options: Any = ()) -> Any:
+def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: Any = (), options: Any = (), device: str = "cpu") -> Any:
     """Tune ``n_kernels`` kernels in one step, each config timed once; what a test wants to know of it. ``fails``: (run, rank) raises."""
     names = ["one", "two"][:n_kernels]
     kernels = [autotuned(add_kernel, configs=counted(folder, rank, name, ends if name == "one" else None)) for name in names]
@@ -84,7 +84,7 @@ def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: A
         dist.all_reduce(x)
         return x
 
-    y = step(torch.zeros(64))
+    y = step(torch.zeros(64, device=device))
     records = [
         (r.kernel, r.key, r.best.config, [c.failure for c in r.candidates], r.is_recalled, [c.left for c in r.candidates])
         for r in step.records

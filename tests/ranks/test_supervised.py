@@ -18,30 +18,33 @@ ROOT = Path(__file__).parents[2]
 JOB = """
 import json, os, sys
 from pathlib import Path
+import torch
 import torch.distributed as dist
 from tests.ranks.journaled import tune
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    got = tune(dist.get_rank(), Path(sys.argv[1]), tuple(json.loads(sys.argv[2])))
+    device = sys.argv[3]
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    got = tune(dist.get_rank(), Path(sys.argv[1]), tuple(json.loads(sys.argv[2])), device=device)
     Path(sys.argv[1], f"got-{dist.get_rank()}").write_text(json.dumps([got, os.environ["TORCHELASTIC_RESTART_COUNT"]]))
     dist.destroy_process_group()
 """
 
 
-def supervised(folder: Path, ends: Any) -> list[Any]:
+def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
     """Run the job on two ranks; what each rank ended with, and after how many restarts."""
     (folder / "job.py").write_text(JOB)
     env = {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRITON_INTERPRET": "1",
+        **({"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"} if device == "cpu" else {}),
         "DIST_TUNE_CACHE_DIR": str(folder / "cache"),
         "DIST_TUNE_LOG_DIR": str(folder / "logs"),
         "DIST_TUNE_DEADLINE_S": "10",
         "TMPDIR": str(folder),
     }
-    command = [ROOT / "launch/launch.sh", "--supervise", folder / "job.py", folder, json.dumps(ends)]
+    command = [ROOT / "launch/launch.sh", "--supervise", folder / "job.py", folder, json.dumps(ends), device]
     done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=150, cwd=folder)
     assert done.returncode == 0, done.stderr[-5000:]
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
