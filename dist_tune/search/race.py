@@ -66,7 +66,7 @@ class Race:
     @property
     def is_final(self) -> bool:
         """True if all sites whose turn it is have reached the finals."""
-        return all(self._sites[name].stage in ("finals", "done") for name in self._turns.active)
+        return not self._turns.is_inside and all(self._sites[name].stage in ("finals", "done") for name in self._turns.active)
 
     @property
     def bound(self) -> int:
@@ -171,7 +171,7 @@ class Race:
         replays = self._queued()
         if self._plan.search != "exhaustive" and (n_spare := self._n_spare(replays)) > 0:
             for name in set(self._turns.active) - self._held():
-                self._sites[name].shorten_warm_up(n_spare)
+                del self._sites[name].queue[:n_spare]
             replays = self._queued()
         replays = replays[: self.n_next(replays)]
         for name in self._held():  # what the batch runs there is told of as well

@@ -16,7 +16,7 @@ class Repeats:
         self.n_spare = 0
         """Replays that there is time for."""
         self.is_noisy = False
-        """True if the clock's error is too large beside the step."""
+        """True if the clock's error is too large beside the step, or a round of finals has left open who is the fastest."""
         self.error_ms = 0.0
         """Standard error of the launches of a replay."""
         self._n_used = 0

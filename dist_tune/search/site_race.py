@@ -101,10 +101,6 @@ class SiteRace:
         if self._n_run == 0 and not self.standings.times:
             self._begin()
 
-    def shorten_warm_up(self, n_replays: int) -> None:
-        """Leave out untimed replays from the front of the queue."""
-        del self.queue[:n_replays]
-
     def try_again(self) -> None:
         """Probe once if candidates were missed while others raced: other sites' choices may lead to this one, or never again."""
         standings, missed = self.standings, self.standings.missed(NOT_MET)
@@ -276,8 +272,9 @@ class SiteRace:
     def _end_round(self, n_left: int) -> None:
         selection = self._choose()
         self.standings.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
-        goes_on = not selection.is_clear and len(self.standings.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
-        if goes_on and self.round_length(n_left) > 0:
+        self.repeats.is_noisy |= (is_open := not selection.is_clear)
+        may_go_on = len(self.standings.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
+        if is_open and may_go_on and self.round_length(n_left) > 0:
             self.stage, self.selection = "finals", None
 
     def _choose(self) -> Selection:

@@ -28,6 +28,8 @@ class NestedWorld:
         self.replays: list[Replay] = []
         self._noise = random.Random(seed)
         self._in_finals = False
+        self.finals: list[int] = []
+        """Numbers of their replays."""
 
     def replay(self, schedule: Replay, *, is_race: bool) -> None:
         number = len(self.replays)
@@ -59,6 +61,8 @@ class NestedWorld:
                 self.samples.restart()
                 self._in_finals = self.search.is_final
             for schedule in batch:
+                if self._in_finals:
+                    self.finals.append(len(self.replays))
                 self.replay(schedule, is_race=not self._in_finals)
             self.search.tell(len(batch), reduce_reports({0: self.samples.report({}, batch, self.search.kernel_times_ms())}))
         return self
@@ -94,6 +98,8 @@ def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int
     race = [replay for replay in world.replays if replay["product"].is_timed and not replay["way"].is_timed]
     assert {replay["product"].candidate for replay in race} == set(range(36))
     assert not [replay for replay in world.replays if replay["product"].is_timed and replay["way"].is_timed]
+    finals = [world.replays[k] for k in world.finals]
+    assert {each["way"].candidate for each in finals if each["product"].is_timed} <= {world.chosen["way"]}
     ms = {way: step({"way": way, "product": world.chosen["product"]})["way"] for way in range(9)}
     chosen_ms = step(world.chosen)["way"]
     assert chosen_ms <= 1.02 * min(step({"way": world.chosen["way"], "product": i})["way"] for i in range(36))
