@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "validation",
         "warn_once",
         "printable",
+        "short_names",
         "lazy_names",
         "digests",
         "safe_files",

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.printable import printable
+from dist_tune.short_names import closure_name
 from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Terminal:
 
     def __init__(self, name: str, *, is_shown: bool) -> None:
         """``name``: the tuning's, in each line of progress."""
-        self._name = name.rpartition(".")[2]
+        self._name = closure_name(name)
         self.best_ms: float | None = None
         self._is_shown = is_shown
         self._stream: Any = sys.stderr if is_shown else None
