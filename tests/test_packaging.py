@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("compiler",),
     ("cache",),
-    ("runtime",),
+    ("runtime", "step_times"),
     ("sites",),
     ("watch",),
     ("replays",),

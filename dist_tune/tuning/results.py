@@ -51,7 +51,8 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
         fields=config_fields(site.configs[index]) if site is not None else {},
         latency_ms=times.kernel_ms if times else None,
         spread_ms=times.spread_ms if times else None,
-        closure_ms=times.closure_ms if times else None,
+        # The step less what other sites' candidates have added to it, and these are estimates: no step is shorter than its launches.
+        closure_ms=max(times.closure_ms, times.launches_ms) if times else None,
         n_replays=times.n_replays if times else 0,
         rank_latencies_ms=times.rank_latencies_ms if times else {},
         failure=result.failure,

@@ -195,36 +195,6 @@ def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Map
     return [*lines, *_times(seconds, meetings)]
 
 
-def step_times(sites: Sequence[Settled]) -> tuple[float | None, float | None]:
-    """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
-
-    Of several sites the differences that their first configs make are added up.
-    """
-    known_ms = [ms for each in sites if (ms := each.record.best.closure_ms) is not None]
-    if not sites or len(known_ms) < len(sites):
-        return None, None
-    best_ms = max(known_ms)
-    losses_ms = [ms for each in sites if (ms := _loss_ms(each.record)) is not None]
-    return (None if len(losses_ms) < len(sites) else best_ms + sum(losses_ms)), best_ms
-
-
-def _loss_ms(record: TuningRecord) -> float | None:
-    """Milliseconds that the first config would add to the step; None where nothing tells.
-
-    By the steps where both were timed to the end or in the finals. In the race the other sites try their own candidates, and what these
-    add to the step is not this site's: there the kernels' times tell, of one launch a step.
-    """
-    first, best = record.candidates[0], record.best
-    if first.index == best.index:
-        return 0.0
-    if None in (first.closure_ms, best.closure_ms, first.latency_ms, best.latency_ms):
-        return None
-    if first.left is None or "finals" in first.left:
-        return (first.closure_ms or 0.0) - (best.closure_ms or 0.0)
-    loss_ms = (first.latency_ms or 0.0) - (best.latency_ms or 0.0)
-    return loss_ms if loss_ms >= 0 else None  # a slower kernel in a faster step
-
-
 def _times(seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:
     # Rounded down, so that the parts are no longer than the whole.
     phases = {name: getattr(seconds, name) for name in _PHASES}

@@ -9,6 +9,8 @@ import pytest
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.reading import UnreadableEventsError
 from dist_tune.report.story import Story
+from tests.cached_records import candidate
+from tests.cached_records import record as small_record
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
 
 pytestmark = pytest.mark.once
@@ -112,3 +114,13 @@ def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
     assert tuning.ranks[0].started == [started]
     story.take(next(event for event in told if event.kind == kind))
     assert tuning.ranks[0].started == []
+
+
+def test_the_step_before_comes_from_the_records_where_these_tell_it(tmp_path: Path):
+    """Earlier versions added up what other sites had tried in the race; records tell the same whether with events or alone."""
+    first = candidate(0, latency_ms=0.7, closure_ms=3.0, left="left the race after rung 0")
+    told = small_record(candidates=[first, candidate(1, latency_ms=0.5, closure_ms=1.0)], winner=1)
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(events([told], 0, 1)))
+    for story in (story_of_folder(tmp_path), story_of_records([told])):
+        (tuning,) = story.tunings.values()
+        assert (tuning.first_ms, tuning.best_ms) == pytest.approx((1.2, 1.0))

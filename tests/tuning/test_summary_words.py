@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.tuning.summary import Settled, blocks, headline, names_of, step_times
+from dist_tune.step_times import step_times
+from dist_tune.tuning.summary import Settled, blocks, headline, names_of
 from tests.cached_records import record
 from tests.tuning.test_summary import ag_gemm, row, shown
 
@@ -56,17 +57,16 @@ def test_a_lead_of_more_than_the_time_itself_is_a_factor():
 def test_the_step_before_is_no_sum_of_what_other_sites_tried():
     """In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms."""
     rows = [row(0, 0.7, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
-    sites = [Settled(i, ag_gemm(candidates=rows)) for i in range(2)]
-    assert step_times(sites) == pytest.approx((1.4, 1.0))
+    assert step_times([ag_gemm(candidates=rows)] * 2) == pytest.approx((1.4, 1.0))
     finalist = [row(0, 0.7, closure_ms=1.1, left="left the finals after round 0"), rows[1]]
-    assert step_times([Settled(1, ag_gemm(candidates=finalist))]) == pytest.approx((1.1, 1.0))
+    assert step_times([ag_gemm(candidates=finalist)]) == pytest.approx((1.1, 1.0))
 
 
 def test_nothing_is_told_of_the_step_before_where_only_a_race_timed_it():
     """The winner's kernel is slower, and its step faster: by how much, the race does not tell."""
     rows = [row(0, 0.4, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
-    assert step_times([Settled(1, ag_gemm(candidates=rows))]) == (None, 1.0)
+    assert step_times([ag_gemm(candidates=rows)]) == (None, 1.0)
 
 
 def test_the_first_config_loses_nothing_to_itself():
-    assert step_times([Settled(1, ag_gemm(winner=0, candidates=[row(0, 0.4), row(1, 0.5)]))]) == pytest.approx((0.5, 0.5))
+    assert step_times([ag_gemm(winner=0, candidates=[row(0, 0.4), row(1, 0.5)])]) == pytest.approx((0.5, 0.5))
