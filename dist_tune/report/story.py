@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dist_tune.cache import TuningRecord, short_kernel, short_key
+from dist_tune.cache import TuningRecord
 from dist_tune.output import AnyEvent, RunBegun, events
+from dist_tune.short_names import closure_name, site_names
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""
@@ -84,11 +85,6 @@ class SiteStory:
     unreadable: str = ""
     """The reason why the record that came with the winner cannot be read."""
 
-    @property
-    def title(self) -> str:
-        """Kernel and key for people; two sites of a story may share it, their labels differ."""
-        return f"{short_kernel(self.kernel)} {short_key(self.key)}"
-
     def config(self, index: int) -> str:
         """A candidate's config for people, without its hook, whose name says nothing of its speed."""
         words = self.configs[index].split(" ") if 0 <= index < len(self.configs) else [f"candidate {index}"]
@@ -113,7 +109,14 @@ class TuningStory:
     @property
     def title(self) -> str:
         """The closure's name without its module."""
-        return self.closure.rpartition(".")[2] or self.name
+        return closure_name(self.closure) or self.name
+
+    @property
+    def site_names(self) -> dict[str, str]:
+        """Label -> kernel and key for people, no two alike."""
+        sites = list(self.sites.values())
+        names = site_names([(each.kernel, each.key) for each in sites], [f"{each.label} ({k})" for k, each in enumerate(sites, 1)])
+        return dict(zip(self.sites, names, strict=True))
 
     @property
     def world_size(self) -> int:

@@ -22,7 +22,7 @@ from dist_tune.cache import (
     short_config,
     skew,
 )
-from dist_tune.output import amount, milliseconds
+from dist_tune.output import amount, gain_words, lead_words, milliseconds
 from dist_tune.short_names import site_name, site_names
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 5
 """Sites with a block each; of more there is one table."""
 _MAX_ROWS = 10
-_AS_FAST = 0.995
-"""Gain from which it reads "1.00x"."""
 _MIN_WIDE = 80
 """Columns of a terminal from which a table names configs."""
 _GAP = 2
@@ -69,22 +67,8 @@ def headline(record: TuningRecord) -> str:
     if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
         told.append(lead_words(ahead))
     why = reason(record)
-    is_slower = ratio is not None and ratio < _AS_FAST and why == "fastest step"
+    is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and why == "fastest step"
     return ", ".join([*told, "chosen because the step is faster" if is_slower else why])
-
-
-def gain_words(ratio: float, first: str) -> str:
-    """The winner beside the first config: "1.43x the first config (0.209 ms)"; in percent if slower, because 0.95x reads like a gain."""
-    if ratio >= _AS_FAST:
-        return f"{ratio:.2f}x the first config ({first})"
-    return f"{100 * (1 / ratio - 1):.0f} % slower than the first config by its kernel ({first})"
-
-
-def lead_words(ahead: float) -> str:
-    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
-    if ahead >= 1:
-        return f"{1 + ahead:.1f}x the next"
-    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
 
 
 def drag(record: TuningRecord) -> str:
