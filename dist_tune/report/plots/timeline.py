@@ -57,7 +57,10 @@ def time_line(tuning: TuningStory, ranks: list[RankStory]) -> Chart:
                 spans.setdefault(name if row == 0 else lane, []).append(box)
     x = linear("seconds since the rank's tuning began", 0.0, length_s, 8, is_tight=True)
     y_axis = Axis("", ticks[-1][0] - 0.8, 0.8, tuple(ticks), has_grid=False)
-    marks: list[Mark] = [Boxes(name, colour, tuple(spans[name])) for name, colour in _COLOUR.items() if name in spans]
+    # The axis names the lanes.
+    marks: list[Mark] = [
+        Boxes(name if name in PHASES else "", colour, tuple(spans[name])) for name, colour in _COLOUR.items() if name in spans
+    ]
     note = (
         f"{len(ranks)} of {len(tuning.ranks)} ranks: those for which the others waited longest. " if len(ranks) < len(tuning.ranks) else ""
     )
@@ -94,6 +97,6 @@ def bars(name: str, title: str, label: str, values: dict[str, float]) -> Chart:
     boxes = tuple((0.0, value, -k - 0.35, -k + 0.35) for k, value in enumerate(values.values()))
     axis = linear(label, 0.0, max(values.values()) * 1.18, 4)
     room = axis.high * 0.09
-    texts = tuple((value + room, -float(k), number(value)) for k, value in enumerate(values.values()))
+    texts = tuple((value + room, -float(k), number(round(value, 4))) for k, value in enumerate(values.values()))
     y = Axis("", 0.6 - len(values), 0.6, ticks, has_grid=False)
     return Chart(name, title, axis, y, (Boxes("", 1, boxes), Words(texts)), height=74 + 26 * len(values))
