@@ -51,6 +51,8 @@ class RankStory:
     labels: dict[int, str] = field(default_factory=dict)
     """Number of a site on this rank -> its label."""
     is_done: bool = False
+    total_s: float = 0.0
+    """Seconds of its phases, as it tells them at its end; 0 before."""
     error: str = ""
 
     @property
@@ -61,8 +63,9 @@ class RankStory:
         return self.phases[-1][0] if self.phases else "begun"
 
     def phase_spans(self) -> list[Span]:
-        """The phases so far; the last one ends with the last event."""
-        ends = [begin for _, begin, _ in self.phases[1:]] + [self.last_at]
+        """The phases so far; the last one ends with the last event, or with the tuning's seconds: records are written after them."""
+        last_at = min(self.last_at, self.begun_at + self.total_s) if self.total_s else self.last_at
+        ends = [begin for _, begin, _ in self.phases[1:]] + [last_at]
         return [Span(begin, max(begin, end), name) for (name, begin, _), end in zip(self.phases, ends, strict=True)]
 
 
@@ -235,6 +238,7 @@ def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBe
         rank.is_done = False  # another closure of the same name
         return
     rank.is_done, rank.error, rank.started = True, event.error, []
+    rank.total_s = event.seconds.get("total", 0.0)
     tuning.seconds = tuning.seconds or event.seconds
     tuning.n_replays = max(tuning.n_replays, event.n_replays)
     tuning.first_ms = _larger(tuning.first_ms, event.first_ms)  # the slowest rank is the time of the step

@@ -8,7 +8,7 @@ import pytest
 
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.reading import UnreadableEventsError
-from dist_tune.report.story import Story
+from dist_tune.report.story import RankStory, Story
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
@@ -124,3 +124,11 @@ def test_the_step_before_comes_from_the_records_where_these_tell_it(tmp_path: Pa
     for story in (story_of_folder(tmp_path), story_of_records([told])):
         (tuning,) = story.tunings.values()
         assert (tuning.first_ms, tuning.best_ms) == pytest.approx((1.2, 1.0))
+
+
+def test_the_last_phase_ends_with_the_tunings_seconds():
+    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
+    rank = RankStory(0, begun_at=5.0, last_at=9.0, phases=[("discover", 5.0, None), ("settle", 7.0, None)], total_s=3.0)
+    assert [(span.name, span.end) for span in rank.phase_spans()] == [("discover", 7.0), ("settle", 8.0)]
+    rank.total_s = 0.0
+    assert rank.phase_spans()[-1].end == 9.0
