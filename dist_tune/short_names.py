@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 KEY_WIDTH = 60
-"""Characters of a key in a name, at most; twice as many where dtypes are needed to tell sites apart."""
+"""Characters of a key in a name, at most."""
 _DTYPE = re.compile(r"(?:torch|triton\.language)\.(\w+)")
 _TENSOR = re.compile(r"\(\(([\d,]*)\),\([\d,]*\),(torch\.\w+)\)")
 _SHORT = ((re.compile(r"^bfloat(?=\d)"), "bf"), (re.compile(r"^float(?=\d)"), "fp"))
@@ -32,7 +32,7 @@ def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> li
     """
     steps = [
         [site_name(kernel, key) for kernel, key in sites],
-        [f"{_kernel(kernel)} {brief_key(key, has_dtypes=True, width=2 * KEY_WIDTH)}" for kernel, key in sites],
+        [f"{_kernel(kernel)} {brief_key(key, has_dtypes=True)}" for kernel, key in sites],
         [f"{kernel} {_spaced(key)}" for kernel, key in sites],
     ]
     names = list(otherwise)
@@ -47,18 +47,22 @@ def site_name(kernel: str, key: str) -> str:
     return f"{_kernel(kernel)} {brief_key(key)}".rstrip()
 
 
-def brief_key(key: str, *, has_dtypes: bool = False, width: int = KEY_WIDTH) -> str:
-    """A tuning key in at most ``width`` characters; empty where nothing is left. ``has_dtypes``: with those of the arguments.
+def brief_key(key: str, *, has_dtypes: bool = False) -> str:
+    """A tuning key in at most ``KEY_WIDTH`` characters; empty where nothing is left. ``has_dtypes``: with those of the arguments.
 
     Triton appends the dtypes of all arguments to the values of ``key=``: ten words that are the same in all shapes.
     """
     if not (key.startswith("[") and key.endswith("]")):
-        return _bound(_spaced(key), width)
-    values = _split(key[1:-1])
-    while values and not has_dtypes and values[-1].startswith("torch."):
-        values.pop()
-    text = ", ".join(_value(each) for each in values)
-    return f"[{_bound(text, width - 2)}]" if text else ""
+        return _bound(_spaced(key), KEY_WIDTH)
+    values, dtypes = _split(key[1:-1]), list[str]()
+    while values and values[-1].startswith("torch."):
+        dtypes.insert(0, _value(values.pop()))
+    shown, end = [_value(each) for each in values], dtypes if has_dtypes else []
+    text = ", ".join([*shown, *end])
+    while len(text) > KEY_WIDTH - 2 and len(shown) > 1:
+        shown.pop()
+        text = ", ".join([*shown, "\N{HORIZONTAL ELLIPSIS}", *end])
+    return f"[{_bound(text, KEY_WIDTH - 2)}]" if text else ""
 
 
 def _kernel(name: str) -> str:

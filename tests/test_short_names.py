@@ -47,8 +47,9 @@ def test_a_key_shows_what_the_user_has_named(key: str, brief: str):
 def test_a_key_has_a_bound_width():
     """With an ellipsis, whatever the key function returned."""
     text = brief_key(f"[{','.join(str(n) for n in range(1000, 1100))}]")
-    assert len(text) == KEY_WIDTH
-    assert text.endswith("\N{HORIZONTAL ELLIPSIS}]")
+    assert KEY_WIDTH - 6 < len(text) <= KEY_WIDTH
+    assert text.endswith("1008, \N{HORIZONTAL ELLIPSIS}]")
+    assert brief_key(f"[{'9' * 100},2]") == f"[{'9' * (KEY_WIDTH - 3)}\N{HORIZONTAL ELLIPSIS}]"
     assert len(brief_key("x" * 300)) == KEY_WIDTH
 
 
@@ -71,3 +72,12 @@ def test_sites_that_look_alike_have_longer_names():
     assert names[:2] == ["a.g [1]", "b.g [1]"]
     assert names[2:4] == ["m.f [((8, 8), (8, 1), float32)]", "m.f [((8, 8), (16, 1), float32)]"]
     assert names[4:] == ["site 4", "site 5"]
+
+
+def test_dtypes_that_tell_sites_apart_are_not_cut_off():
+    """The values before them are, which the two sites have in common."""
+    values = "64,False,True,False,False,128,128,4096,8192,16384"
+    keys = [f"[{values},torch.bfloat16,torch.{last}]" for last in ("float32", "bfloat16")]
+    names = site_names([("m.h", key) for key in keys], ["", ""])
+    assert all(len(name) <= len("h ") + KEY_WIDTH for name in names)
+    assert [name.rpartition("\N{HORIZONTAL ELLIPSIS}")[2] for name in names] == [", bf16, fp32]", ", bf16, bf16]"]

@@ -64,6 +64,8 @@ def headline(record: TuningRecord) -> str:
         told.append("the first config")
     elif first.failure is not None:
         told.append("the first config cannot run here")
+    elif first.latency_ms is None and record.winner != 0:
+        told.append("the first config was not timed")
     if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
         told.append(lead_words(ahead))
     why = reason(record)

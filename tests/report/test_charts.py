@@ -103,8 +103,13 @@ def test_times_that_are_close_fill_the_axis():
 def test_the_legend_of_the_time_line_names_phases_alone():
     """The axis names the lanes: "compile" and "compiling" in one colour told a reader nothing."""
     tuning = TuningStory("step")
-    phases = [("discover", 0.0, None), ("compile", 1.0, None)]
-    rank = RankStory(0, last_at=2.0, phases=phases, compiles=[Span(0.5, 1.5, "a")], meetings=[Span(1.0, 1.1, "b")])
+    rank = RankStory(
+        0,
+        last_at=2.0,
+        phases=[("discover", 0.0, None), ("compile", 1.0, None)],
+        compiles=[Span(0.5, 1.5, "a")],
+        meetings=[Span(1.0, 1.1, "b")],
+    )
     chart = time_line(tuning, [rank])
     assert [mark.name for mark in chart.marks if mark.name] == ["discover", "compile"]
     assert [text for _, text in chart.y.ticks] == ["rank 0", "compiling", "meetings"]

@@ -70,3 +70,8 @@ def test_nothing_is_told_of_the_step_before_where_only_a_race_timed_it():
 
 def test_the_first_config_loses_nothing_to_itself():
     assert step_times([ag_gemm(winner=0, candidates=[row(0, 0.4), row(1, 0.5)])]) == pytest.approx((0.5, 0.5))
+
+
+def test_a_first_config_without_a_time_is_told_of():
+    """No gain stands there, and the reader would look for it."""
+    assert ", the first config was not timed, " in headline(ag_gemm(candidates=[row(0, None), row(1, 0.5), row(2, 0.6)]))
