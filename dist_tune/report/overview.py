@@ -151,12 +151,7 @@ def _gain_text(record: TuningRecord) -> str:
 def messages(story: Story, limit: int) -> list[str]:
     """Warnings and errors of the log, each once with the ranks that wrote it; at most ``limit`` of them."""
     ranks: dict[tuple[str, str], set[int]] = {}
-    names = {label: name for tuning in story.tunings.values() for label, name in tuning.site_names.items()}
-    labels = sorted(names, key=len, reverse=True)  # one label may begin with another
-    for each in story.messages:
-        text = each.text
-        for label in labels if "site=" in text else ():
-            text = text.replace(f"site={label}", names[label])
+    for each, text in zip(story.messages, story.for_people(story.messages), strict=True):
         ranks.setdefault((each.level, text), set()).add(each.rank)
     found = []
     for (level, text), writers in list(ranks.items())[:limit]:

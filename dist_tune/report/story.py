@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -155,6 +156,18 @@ class Story:
             return tuning.title
         call = tuning.name.rpartition(", call ")[2]
         return f"{tuning.title}, {f'call {call}' if call.isdecimal() else f'tuning {alike.index(tuning) + 1}'}"
+
+    def for_people(self, messages: Sequence[events.Told]) -> list[str]:
+        """Their texts, with names of sites in place of labels."""
+        names = {label: name for tuning in self.tunings.values() for label, name in tuning.site_names.items()}
+        labels = sorted(names, key=len, reverse=True)  # one label may begin with another
+        texts = []
+        for each in messages:
+            text = each.text
+            for label in labels if "site=" in text else ():
+                text = text.replace(f"site={label}", names[label])
+            texts.append(text)
+        return texts
 
     def take(self, event: AnyEvent) -> None:
         """Take in one event. Of a site that several ranks tell, the first word counts."""

@@ -69,7 +69,8 @@ def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str
     if not tunings:
         return ["no tuning has begun yet"]
     lines = [line for tuning in _under_way(story)[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
-    lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
+    last = story.messages[-3:]
+    lines += [f"rank {each.rank}, {each.level}: {shortened(text)}" for each, text in zip(last, story.for_people(last), strict=True)]
     return [printable(line) for line in lines]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.output.events import Told
-from dist_tune.report import Story, charts, render, story_of_folder, story_of_records, summary, text, write_pngs
+from dist_tune.report import Story, charts, progress_lines, render, story_of_folder, story_of_records, summary, text, write_pngs
 from dist_tune.report.overview import headline, messages, overview
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
@@ -180,7 +180,9 @@ def test_messages_name_sites_as_the_rest_of_the_page():
         told.take(event)
     (label,) = next(iter(told.tunings.values())).sites
     told.take(Told(at=0.0, rank=0, tuning="step#1", level="WARNING", text=f"site={label} is tuned: it differs in source"))
-    assert messages(told, 10) == ["rank 0, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source"]
+    line = "rank 0, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source"
+    assert messages(told, 10) == [line]
+    assert progress_lines(told, 0.0)[-1] == line
 
 
 def test_several_tunings_are_a_table_and_their_sites_stand_apart():
