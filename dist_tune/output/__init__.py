@@ -8,7 +8,7 @@ from dist_tune.output.events import EVENT, EVENTS_VERSION, AnyEvent, RunBegun, S
 from dist_tune.output.log import tuning_log, unwrapped
 from dist_tune.output.logger import Logger
 from dist_tune.output.story import CompiledCandidate, Story
-from dist_tune.output.terminal import Terminal, amount, milliseconds
+from dist_tune.output.terminal import Terminal, amount, gain_words, lead_words, milliseconds
 
 __all__ = [
     "EVENT",
@@ -22,6 +22,8 @@ __all__ = [
     "Terminal",
     "amount",
     "events",
+    "gain_words",
+    "lead_words",
     "milliseconds",
     "tuning_log",
     "unwrapped",

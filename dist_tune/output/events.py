@@ -172,7 +172,10 @@ class TuningEnded(Event):
     """By phase, as ``Seconds`` in a record."""
     n_replays: int = 0
     first_ms: float | None = None
-    """The step with the first configs; None where it was not timed. Of several sites the differences are added up."""
+    """The step with the first configs; None where it was not timed. Of several sites the differences are added up.
+
+    Of a first config that left in the race it is that of its kernel.
+    """
     best_ms: float | None = None
     """The step with the winners."""
     error: str = ""

@@ -56,10 +56,11 @@ class _Sink:
         if self._story is not None and level >= logging.WARNING:
             self._story.told(record.levelname, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level
-        if is_verbose or (self._shows_progress and bool(_bound(record).get("progress"))):
-            text = self._numbered(message) if is_verbose else message  # numbers are explained in lines that verbose shows
-            if self._story is not None:
-                self._story.terminal.line(text)
+        progress = _bound(record).get("progress")  # True, or the text in place of the line
+        if is_verbose or (self._shows_progress and progress):
+            text = self._numbered(message) if is_verbose else progress if isinstance(progress, str) else message
+            if self._story is not None:  # numbers are explained in lines that verbose shows
+                self._story.terminal.line(text if is_verbose else self._story.for_people(text))
             else:
                 to_terminal(f"dist_tune: {printable(text)}\n")
 

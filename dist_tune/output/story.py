@@ -31,6 +31,7 @@ from dist_tune.output.events import (
     Won,
 )
 from dist_tune.output.terminal import Terminal, amount
+from dist_tune.short_names import closure_name, site_names
 
 if TYPE_CHECKING:
     from dist_tune.output.logger import Logger
@@ -79,6 +80,7 @@ class Story:
         self.log: Logger
         self.terminal = terminal
         self.path = folder / f"rank-{rank}.log"
+        self._closure = ""
         self._world_size = world_size
         self._events = EventFile(folder, rank, tuning, world_size)
         self._sites: dict[str, tuple[str, str, list[str]]] = {}
@@ -93,7 +95,7 @@ class Story:
 
     def begin(self, closure: str, log: Logger, options: Mapping[str, str | int | float | bool | None]) -> None:
         """The tuning begins; it is written when the first site is met. ``log``: takes the lines of sites."""
-        self.log = log
+        self.log, self._closure = log, closure
         self._events.add(TuningBegun, closure=closure, world_size=self._world_size, options=dict(options))
         self._events.add(PhaseBegun, phase=self._phase)
 
@@ -149,6 +151,19 @@ class Story:
             return
         pruned = f", prune rules took out {self.n_pruned[label]} more" if self.n_pruned[label] else ""
         self.log.info(f"site {self.numbers[label]} = {label}: {amount(len(configs), 'config')}{pruned}")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Label -> the site's name for people."""
+        sites = [(kernel, key) for kernel, key, _ in self._sites.values()]
+        return dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True))
+
+    def for_people(self, line: str) -> str:
+        """A line of the log as the terminal shows it: sites and the closure by their short names."""
+        # The longest first: one label may begin with another.
+        for label, name in sorted(self.names.items(), key=lambda each: -len(each[0])) if "site=" in line else ():
+            line = line.replace(f"site={label}", name)
+        return line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
 
     def rename(self, labels: Mapping[str, str]) -> None:
         """Sites have other labels from now on, and keep their numbers: old -> new."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.printable import printable
+from dist_tune.short_names import closure_name
 from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 5.0
 _RIGHT = 100
 """Column at which the live line ends, at most."""
+_AS_FAST = 0.995
+"""Gain from which it reads "1.00x"."""
 _CLEAR = "\x1b[J"
 """Erases from the cursor on: the live line, which is below it, or in its row if the program has ended a line since."""
 _BELOW = "\x1bD\x1bM\x1b7\x1b[J\r\x1bD{}\x1b8"
@@ -37,7 +40,7 @@ class Terminal:
 
     def __init__(self, name: str, *, is_shown: bool) -> None:
         """``name``: the tuning's, in each line of progress."""
-        self._name = name.rpartition(".")[2]
+        self._name = closure_name(name)
         self.best_ms: float | None = None
         self._is_shown = is_shown
         self._stream: Any = sys.stderr if is_shown else None
@@ -170,6 +173,20 @@ def is_live(stream: Any) -> bool:
         return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     except (AttributeError, ValueError, OSError):
         return False
+
+
+def gain_words(ratio: float, first: str) -> str:
+    """The winner beside the first config: "1.43x the first config (0.209 ms)"; in percent if slower, because 0.95x reads like a gain."""
+    if ratio >= _AS_FAST:
+        return f"{ratio:.2f}x the first config ({first})"
+    return f"{100 * (1 / ratio - 1):.0f} % slower than the first config by its kernel ({first})"
+
+
+def lead_words(ahead: float) -> str:
+    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
+    if ahead >= 1:
+        return f"{1 + ahead:.1f}x the next"
+    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
 
 
 def milliseconds(ms: float) -> str:

@@ -7,6 +7,7 @@ the state that the first run has left, and that state and the first run's value 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.measure import StepState, tensors_in
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from dist_tune.measure import Region
     from dist_tune.output import Logger
+
+_BYTES = re.compile(r"\((\d+) bytes\)")
 
 
 class FirstRun:
@@ -111,5 +114,11 @@ class FirstRun:
 
     def _tell(self, names: str) -> None:
         if names:
-            line = f"closure={self._closure} acts in place on {names}: its first run counts, replays are undone"
-            self._log.bind(progress=True).info(line)
+            told = "closure=%s acts in place on %s: its first run counts, replays are undone"
+            shown = _BYTES.sub(lambda found: f"({_size(int(found[1]))})", names)
+            self._log.bind(progress=told % (self._closure, shown)).info(told % (self._closure, names))
+
+
+def _size(n_bytes: int) -> str:
+    unit, n_unit = next((each for each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= each[1]), ("bytes", 1))
+    return f"{n_bytes / n_unit:.4g} {unit}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dist_tune.cache import CandidateRecord, TuningRecord, lead
 from dist_tune.cache import reason as account_reason
+from dist_tune.output import lead_words
 from dist_tune.report.story import SiteStory, TuningStory
 
 _RUNG = re.compile(r"left the race after rung (\d+)")
@@ -50,7 +51,7 @@ def confidence(record: TuningRecord) -> str:
     ahead, unsure = lead(record), noise(record)
     if ahead is None:
         return "nothing to compare with"
-    words = f"{abs(100 * ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest'} kernel"
+    words = f"{lead_words(ahead).removesuffix(' kernel')} kernel"
     if abs(ahead) <= unsure:
         return f"{words}, within the noise ({100 * unsure:.1f} %)"
     return f"{words}, {abs(ahead) / unsure:.1f} x the noise" if unsure else words

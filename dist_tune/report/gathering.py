@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from dist_tune.cache import TuningRecord
 from dist_tune.report.reading import EventFile, UnreadableEventsError, event_files
 from dist_tune.report.story import MAX_SPANS, SiteStory, Story, TuningStory
+from dist_tune.step_times import step_times
 
 
 def story_of_folder(folder: Path) -> Story:
@@ -36,7 +37,7 @@ def story_of_folder(folder: Path) -> Story:
 
 
 def add_records(story: Story) -> None:
-    """Read the records that came with winners."""
+    """Read the records that came with winners, and the step before and after from those of all sites of a tuning."""
     for _, site in story.sites:
         if site.won is None or site.record is not None:
             continue
@@ -47,6 +48,16 @@ def add_records(story: Story) -> None:
             note = f"site {site.number}: its record cannot be read ({site.unreadable})"
             if note not in story.notes:
                 story.notes.append(note)
+    for tuning in story.tunings.values():
+        _take_steps(tuning)
+
+
+def _take_steps(tuning: TuningStory) -> None:
+    """As the tuning tells them, unless its records do: earlier versions took for the first configs' step what other sites had tried."""
+    records = [site.record for site in tuning.sites.values() if site.record is not None]
+    first_ms, best_ms = step_times(records) if len(records) == len(tuning.sites) else (None, None)
+    if first_ms is not None:
+        tuning.first_ms, tuning.best_ms = first_ms, best_ms
 
 
 def _note_gaps(story: Story) -> None:
@@ -79,4 +90,6 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
         configs = [each.config for each in record.candidates]
         label = f"{record.kernel} {record.key} #{n_before}"  # two records of one key may differ in their candidates
         tuning.sites[label] = SiteStory(n_before, f"{record.kernel} {record.key}", record.kernel, record.key, configs, record=record)
+    for tuning in story.tunings.values():
+        _take_steps(tuning)
     return story

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from dist_tune.cache import TuningRecord, fates, gain, short_config, skew
+from dist_tune.output import gain_words
 from dist_tune.report import facts
 from dist_tune.report.story import SiteStory, Story, TuningStory, shortened
+
+_MAX_TUNINGS = 60
+"""In the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,14 @@ class Row:
     closure: str
     winner: str = ""
     """Its config."""
+    tuning: str = ""
+    """With the number of the call; empty where the story has one tuning."""
     ms: float | None = None
     gain: float | None = None
     """Times as fast as the first config."""
     gain_text: str = ""
     """The gain, or the reason why there is none."""
+    gain_words: str = ""
     first_ms: float | None = None
     confidence: str = ""
     reason: str = ""
@@ -44,20 +50,25 @@ class Headline:
     title: str
     facts: tuple[tuple[str, str], ...]
     """Names and values."""
+    tunings: tuple[tuple[str, TuningStory], ...] = ()
+    """Where there are several, each with its name, as in the last of the facts."""
+
+    @property
+    def machine(self) -> tuple[tuple[str, str], ...]:
+        """The facts without those of several tunings, which the page has in a table."""
+        return self.facts[: len(self.facts) - len(self.tunings)]
 
 
 def headline(story: Story) -> Headline:
     """Title, machine, versions, and each tuning's steps and seconds."""
     closures = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
     title = ", ".join(closures[:3]) + (f" and {len(closures) - 3} more" if len(closures) > 3 else "")
-    pairs = [*_machine(story)]
-    for tuning in story.tunings.values():
-        told = _told(tuning)
-        if len(story.tunings) == 1:
-            pairs += told.items()
-        elif told:
-            pairs.append((shortened(story.name_of(tuning), 80), "; ".join(f"{what} {text}" for what, text in told.items())))
-    return Headline(title, tuple(pairs[:60]))
+    tunings = list(story.tunings.values())
+    if len(tunings) == 1:
+        return Headline(title, (*_machine(story), *told(tunings[0]).items()))
+    named = tuple((shortened(story.name_of(each), 80), each) for each in tunings[:_MAX_TUNINGS] if told(each))
+    words = [(name, "; ".join(f"{what} {text}" for what, text in told(each).items())) for name, each in named]
+    return Headline(title, (*_machine(story), *words), named)
 
 
 def _machine(story: Story) -> list[tuple[str, str]]:
@@ -84,7 +95,8 @@ def _machine(story: Story) -> list[tuple[str, str]]:
     return [("tuned", f"{newest.astimezone(UTC):%Y-%m-%d %H:%M} UTC"), ("ranks", ranks), ("versions", versions)]
 
 
-def _told(tuning: TuningStory) -> dict[str, str]:
+def told(tuning: TuningStory) -> dict[str, str]:
+    """Steps and seconds of a tuning in words."""
     told = {}
     if tuning.first_ms and tuning.best_ms:
         steps = f"{tuning.first_ms:.4g} ms with the first configs, {tuning.best_ms:.4g} ms with the winners"
@@ -101,11 +113,12 @@ def _told(tuning: TuningStory) -> dict[str, str]:
 
 def overview(story: Story) -> list[Row]:
     """A row for each site, in the order of ``story.sites``."""
-    names = Counter(site.title for _, site in story.sites)
-    return [
-        replace(_row(number, tuning, site), label=site.title if names[site.title] == 1 else site.label)
-        for number, (tuning, site) in enumerate(story.sites, 1)
-    ]
+    rows: list[Row] = []
+    for tuning in story.tunings.values():
+        name = story.name_of(tuning) if len(story.tunings) > 1 else ""
+        for label, text in tuning.site_names.items():
+            rows.append(replace(_row(len(rows) + 1, tuning, tuning.sites[label]), label=text, tuning=name))
+    return rows
 
 
 def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
@@ -113,12 +126,13 @@ def _row(number: int, tuning: TuningStory, site: SiteStory) -> Row:
     record = site.record
     if record is None:
         return replace(row, **_so_far(site))
-    drag = skew(record)
+    drag, ratio = skew(record), gain(record)
     return replace(
         row,
         winner=short_config(record.best),
         ms=record.best.latency_ms,
-        gain=gain(record),
+        gain=ratio,
+        gain_words=gain_words(ratio, f"{record.candidates[0].latency_ms:.4g} ms") if ratio is not None else "",
         gain_text=_gain_text(record),
         first_ms=record.candidates[0].latency_ms,
         confidence=facts.confidence(record),
@@ -137,8 +151,8 @@ def _gain_text(record: TuningRecord) -> str:
 def messages(story: Story, limit: int) -> list[str]:
     """Warnings and errors of the log, each once with the ranks that wrote it; at most ``limit`` of them."""
     ranks: dict[tuple[str, str], set[int]] = {}
-    for each in story.messages:
-        ranks.setdefault((each.level, each.text), set()).add(each.rank)
+    for each, text in zip(story.messages, story.for_people(story.messages), strict=True):
+        ranks.setdefault((each.level, text), set()).add(each.rank)
     found = []
     for (level, text), writers in list(ranks.items())[:limit]:
         named = ", ".join(map(str, sorted(writers)[:8])) + ", ..." * (len(writers) > 8)

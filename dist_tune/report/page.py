@@ -35,7 +35,13 @@ def render(story: Story) -> str:
     templates.filters["shortened"] = shortened
     sites = [_site(row, site) for row, (_, site) in zip(rows, story.sites, strict=True)]
     return templates.get_template("report.html.j2").render(
-        headline=headline(story), rows=rows, tunings=tunings, sites=sites, notes=story.notes, messages=messages(story, 50)
+        headline=headline(story),
+        rows=rows,
+        tunings=tunings,
+        sites=sites,
+        notes=story.notes,
+        messages=messages(story, 50),
+        phases=[phase for phase in facts.PHASES if any(each.seconds.get(phase) for each in story.tunings.values())],
     )
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dist_tune.cache import TuningRecord, short_kernel, short_key
+from dist_tune.cache import TuningRecord
 from dist_tune.output import AnyEvent, RunBegun, events
+from dist_tune.short_names import closure_name, site_names
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""
@@ -50,6 +52,8 @@ class RankStory:
     labels: dict[int, str] = field(default_factory=dict)
     """Number of a site on this rank -> its label."""
     is_done: bool = False
+    total_s: float = 0.0
+    """Seconds of its phases, as it tells them at its end; 0 before."""
     error: str = ""
 
     @property
@@ -60,8 +64,9 @@ class RankStory:
         return self.phases[-1][0] if self.phases else "begun"
 
     def phase_spans(self) -> list[Span]:
-        """The phases so far; the last one ends with the last event."""
-        ends = [begin for _, begin, _ in self.phases[1:]] + [self.last_at]
+        """The phases so far; the last one ends with the last event, or with the tuning's seconds: records are written after them."""
+        last_at = min(self.last_at, self.begun_at + self.total_s) if self.total_s else self.last_at
+        ends = [begin for _, begin, _ in self.phases[1:]] + [last_at]
         return [Span(begin, max(begin, end), name) for (name, begin, _), end in zip(self.phases, ends, strict=True)]
 
 
@@ -83,11 +88,6 @@ class SiteStory:
     """None until the site is settled."""
     unreadable: str = ""
     """The reason why the record that came with the winner cannot be read."""
-
-    @property
-    def title(self) -> str:
-        """Kernel and key for people; two sites of a story may share it, their labels differ."""
-        return f"{short_kernel(self.kernel)} {short_key(self.key)}"
 
     def config(self, index: int) -> str:
         """A candidate's config for people, without its hook, whose name says nothing of its speed."""
@@ -113,7 +113,14 @@ class TuningStory:
     @property
     def title(self) -> str:
         """The closure's name without its module."""
-        return self.closure.rpartition(".")[2] or self.name
+        return closure_name(self.closure) or self.name
+
+    @property
+    def site_names(self) -> dict[str, str]:
+        """Label -> kernel and key for people, no two alike."""
+        sites = list(self.sites.values())
+        names = site_names([(each.kernel, each.key) for each in sites], [f"{each.label} ({k})" for k, each in enumerate(sites, 1)])
+        return dict(zip(self.sites, names, strict=True))
 
     @property
     def world_size(self) -> int:
@@ -149,6 +156,18 @@ class Story:
             return tuning.title
         call = tuning.name.rpartition(", call ")[2]
         return f"{tuning.title}, {f'call {call}' if call.isdecimal() else f'tuning {alike.index(tuning) + 1}'}"
+
+    def for_people(self, messages: Sequence[events.Told]) -> list[str]:
+        """Their texts, with names of sites in place of labels."""
+        names = {label: name for tuning in self.tunings.values() for label, name in tuning.site_names.items()}
+        labels = sorted(names, key=len, reverse=True)  # one label may begin with another
+        texts = []
+        for each in messages:
+            text = each.text
+            for label in labels if "site=" in text else ():
+                text = text.replace(f"site={label}", names[label])
+            texts.append(text)
+        return texts
 
     def take(self, event: AnyEvent) -> None:
         """Take in one event. Of a site that several ranks tell, the first word counts."""
@@ -232,6 +251,7 @@ def _take_of_tuning(tuning: TuningStory, rank: RankStory, event: events.TuningBe
         rank.is_done = False  # another closure of the same name
         return
     rank.is_done, rank.error, rank.started = True, event.error, []
+    rank.total_s = event.seconds.get("total", 0.0)
     tuning.seconds = tuning.seconds or event.seconds
     tuning.n_replays = max(tuning.n_replays, event.n_replays)
     tuning.first_ms = _larger(tuning.first_ms, event.first_ms)  # the slowest rank is the time of the step

@@ -22,7 +22,11 @@ def text(story: Story) -> str:
     lines += [f"  came last to meetings{of}: {words}" for of, words in _stragglers(story)]
     lines += [f"  note: {note}" for note in story.notes]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]
+    tuning = ""
     for row, (_, site) in zip(overview(story), story.sites, strict=True):
+        if row.tuning != tuning:
+            tuning = row.tuning
+            lines += ["", f"{tuning}:"]
         lines += ["", *_site(row, site)]
     return "".join(f"{printable(line)}\n" for line in lines)
 
@@ -46,8 +50,8 @@ def _site(row: Row, site: SiteStory) -> list[str]:
     told = [row.label]
     if row.ms is not None:
         told.append(f"{row.ms:.4g} ms")
-    if row.gain is not None:
-        told.append(f"{row.gain:.2f}x the first config ({row.first_ms:.4g} ms)")
+    if row.gain_words:
+        told.append(row.gain_words)
     lines = ["  ".join([told[0], ", ".join(told[1:])]).rstrip()]
     lines += [f"  {row.winner}"] if row.winner else []
     lines.append(f"  {row.outcomes}" + f"; {row.n_pruned} more pruned before" * bool(row.n_pruned))

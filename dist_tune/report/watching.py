@@ -69,7 +69,8 @@ def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str
     if not tunings:
         return ["no tuning has begun yet"]
     lines = [line for tuning in _under_way(story)[-4:] or tunings[-1:] for line in _of_tuning(tuning, now, late_s)]
-    lines += [f"rank {each.rank}, {each.level}: {shortened(each.text)}" for each in story.messages[-3:]]
+    last = story.messages[-3:]
+    lines += [f"rank {each.rank}, {each.level}: {shortened(text)}" for each, text in zip(last, story.for_people(last), strict=True)]
     return [printable(line) for line in lines]
 
 
@@ -94,18 +95,18 @@ def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
     )
     told.append(f"{_lasting((last_at if is_over else now) - begun_at)}")
     lines = [f"{tuning.title}: {', '.join(told)}"]
-    sites = list(tuning.sites.values())
-    for site in sites[:_MAX_SITES]:
+    names = tuning.site_names
+    for label, site in list(tuning.sites.items())[:_MAX_SITES]:
         last = site.rungs[-1] if site.rungs else None
         if site.won is not None:
-            lines.append(f"  {site.title}: winner {site.config(site.won.winner)}, {site.won.reason}")
+            lines.append(f"  {names[label]}: winner {site.config(site.won.winner)}, {site.won.reason}")
         elif last is not None:
             best = f"best so far {last.best_ms:.4g} ms {site.config(last.best)}"
-            lines.append(f"  {site.title}: {last.n_left} of {len(site.configs)} left, {best}")
+            lines.append(f"  {names[label]}: {last.n_left} of {len(site.configs)} left, {best}")
         else:
-            lines.append(f"  {site.title}: {len(site.configs)} candidates, {len(site.dropped)} dropped")
-    if len(sites) > _MAX_SITES:
-        lines.append(f"  and {len(sites) - _MAX_SITES} more sites")
+            lines.append(f"  {names[label]}: {len(site.configs)} candidates, {len(site.dropped)} dropped")
+    if len(names) > _MAX_SITES:
+        lines.append(f"  and {len(names) - _MAX_SITES} more sites")
     return lines + ([] if is_over else _late(tuning, leader, now, late_s))
 
 
@@ -152,4 +153,4 @@ def _launch(tuning: TuningStory, rank: RankStory, started: Started) -> str:
     site = tuning.sites.get(label)
     if site is None:
         return f"candidate {started.candidate} of {label}"
-    return f"candidate {started.candidate} ({site.config(started.candidate)}) of {site.title}"
+    return f"candidate {started.candidate} ({site.config(started.candidate)}) of {tuning.site_names[label]}"

@@ -11,10 +11,11 @@ from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import RngState, peak_bytes
 from dist_tune.sites import Outcome
+from dist_tune.step_times import step_times
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.summary import Settled, blocks, show, step_times, summary
+from dist_tune.tuning.summary import Settled, blocks, show, summary
 
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
@@ -87,6 +88,6 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
     for line in summary(context.name, settled, seconds, meetings):
         context.log.info(line)
-    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(settled))
+    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(list(records.values())))
     log = context.story.path
     context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))

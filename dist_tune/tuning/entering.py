@@ -7,6 +7,7 @@ from dataclasses import replace
 from dist_tune.errors import reasons
 from dist_tune.output import amount
 from dist_tune.search import LateGuide, PriorTimes, guide_of
+from dist_tune.short_names import closure_name
 from dist_tune.sites import SiteManifest
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext
@@ -44,7 +45,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
         scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
-        context.log.bind(progress=True).info(f"tuning {context.name}: {scope}")
+        context.log.bind(progress=f"tuning {closure_name(context.name)}: {scope}").info(f"tuning {context.name}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, manifest.compile_keys)
         several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another

@@ -9,7 +9,7 @@ import torch
 
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
-from dist_tune.output import tuning_log
+from dist_tune.output import amount, tuning_log
 from dist_tune.settings import read_settings
 from dist_tune.tested_versions import newer_than_tested
 from dist_tune.validation import deferred_value
@@ -33,11 +33,15 @@ class Notices:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
+    def is_new(self, topic: str) -> bool:
+        """True the first time that a topic is asked for; told from then on."""
+        is_new = topic not in self._told
+        self._told.add(topic)
+        return is_new
+
     def say(self, log: Logger, topic: str, text: str) -> bool:
         """Write a line to the log and to the first rank's terminal, unless the topic was told before; true if it was not."""
-        is_new = topic not in self._told
-        if is_new:
-            self._told.add(topic)
+        if is_new := self.is_new(topic):
             log.bind(progress=True).warning(text)
         return is_new
 
@@ -58,8 +62,7 @@ class Notices:
 
     def note(self, log: Logger, topic: str, text: str) -> None:
         """The same at level INFO."""
-        if topic not in self._told:
-            self._told.add(topic)
+        if self.is_new(topic):
             log.bind(progress=True).info(text)
 
 
@@ -93,7 +96,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
         _of_process.say(context.log, "versions", newer)
     numbers = context.story.numbers
-    pruned: dict[str, str] = {}
+    pruned: dict[str, tuple[int, int]] = {}
     missed: dict[str, str] = {}
     unknown: defaultdict[str, list[str]] = defaultdict(list)
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
@@ -103,8 +106,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             context.story.site(label, (kernel, f"[{key}"), context.entries[label].texts)
             continue
         if site.n_removed:
-            n_configs = len(site.configs) + site.n_removed
-            pruned[f"pruned {label}"] = f"site={label} prune rules removed {site.n_removed} of {n_configs} configs"
+            pruned[label] = site.n_removed, len(site.configs) + site.n_removed
         reason, is_new_shape = context.lookup.reason_of_miss(label)
         why = reason or context.lookup.why_no_record(label)
         context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
@@ -117,8 +119,20 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     for why, found in unknown.items():
         are = f"site={found[0]} is" if len(found) == 1 else f"sites {', '.join(str(numbers[label]) for label in found)} are"
         context.log.info(f"{are} tuned: {why}")
-    context.notices.say_each(context.log, pruned, f"sites more have configs that prune rules removed: {context.story.path}")
+    _tell_of_pruned(context, pruned)
     context.notices.say_each(context.log, missed, f"sites more are tuned for such reasons: {context.story.path}")
+
+
+def _tell_of_pruned(context: TuningContext, pruned: Mapping[str, tuple[int, int]]) -> None:
+    """One line for all sites that were not told of before: a rule that is too strict costs speed, and no error. The log numbers each site.
+
+    ``pruned``: label -> numbers of configs removed, and of all.
+    """
+    new = {label: counts for label, counts in pruned.items() if context.notices.is_new(f"pruned {label}")}
+    if new:
+        n_removed, n_all = map(sum, zip(*new.values(), strict=True))
+        where = f"of site={next(iter(new))}" if len(new) == 1 else f"at {amount(len(new), 'site')}, each in {context.story.path}"
+        context.log.bind(progress=True).info(f"prune rules removed {n_removed} of {n_all} configs {where}")
 
 
 def tell_of_endless_keys(name: str, keys: Sequence[str], config: str, notices: Notices, ranks: Ranks, settings: Settings) -> None:

@@ -14,6 +14,8 @@ from dist_tune.tuning.context import TuningContext
 if TYPE_CHECKING:
     from dist_tune.output import Logger
 
+_WIDE = 108
+"""Characters of a row without the reason, from which headings stand in two rows: a log's line of 160 begins with 21 others."""
 _MAX_FIELDS = 12
 """Fields of a config with a column each; with more differing ones there is one column of whole configs."""
 
@@ -51,7 +53,8 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
         fields=config_fields(site.configs[index]) if site is not None else {},
         latency_ms=times.kernel_ms if times else None,
         spread_ms=times.spread_ms if times else None,
-        closure_ms=times.closure_ms if times else None,
+        # The step less what other sites' candidates have added to it, and these are estimates: no step is shorter than its launches.
+        closure_ms=max(times.closure_ms, times.launches_ms) if times else None,
         n_replays=times.n_replays if times else 0,
         rank_latencies_ms=times.rank_latencies_ms if times else {},
         failure=result.failure,
@@ -87,13 +90,23 @@ def table_rows(record: TuningRecord, label: str) -> list[str]:
             ],
         )
     )
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    return [title, *(_line(row, widths) for row in [{name: name for name in columns}, *rows])]
+    heads, gap = [{name: name for name in columns}], "  "
+    if sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in columns if name) > _WIDE:
+        # Else the reason of each candidate would stand in a row of its own.
+        heads, gap = [{name: _stacked(name)[k] for name in columns} for k in range(2)], " "
+    widths = {name: max(len(row[name]) for row in [*heads, *rows]) for name in columns}
+    return [title, *(_line(row, widths, gap) for row in [*heads, *rows])]
 
 
-def _line(row: dict[str, str], widths: dict[str, int]) -> str:
+def _stacked(name: str) -> tuple[str, str]:
+    """A heading in two rows, broken after its last underscore: "SPLIT_", "STORE"."""
+    first, mark, last = name.rpartition("_")
+    return first + mark, last
+
+
+def _line(row: dict[str, str], widths: dict[str, int], gap: str) -> str:
     cells = [row[name].ljust(width) if name in ("config", "") else row[name].rjust(width) for name, width in widths.items()]
-    return f"  {'  '.join(cells)}".rstrip()
+    return f"  {gap.join(cells)}".rstrip()
 
 
 def _shared(each: CandidateRecord, names: Sequence[str]) -> str:

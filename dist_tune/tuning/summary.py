@@ -20,11 +20,10 @@ from dist_tune.cache import (
     lead,
     reason,
     short_config,
-    short_kernel,
-    short_key,
     skew,
 )
-from dist_tune.output import amount, milliseconds
+from dist_tune.output import amount, gain_words, lead_words, milliseconds
+from dist_tune.short_names import site_name, site_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +50,8 @@ class Settled:
 
     @property
     def name(self) -> str:
-        """Kernel and key, short."""
-        return f"{short_kernel(self.record.kernel)} {short_key(self.record.key)}"
+        """Kernel and values of its key; another site of the tuning may have the same."""
+        return site_name(self.record.kernel, self.record.key)
 
 
 def headline(record: TuningRecord) -> str:
@@ -60,14 +59,18 @@ def headline(record: TuningRecord) -> str:
     told = [f"{milliseconds(record.best.latency_ms)} ms" if record.best.latency_ms is not None else "not timed"]
     first = record.candidates[0]
     if (ratio := gain(record)) is not None and record.winner != 0:
-        told.append(f"{ratio:.2f}x the first config ({milliseconds(first.latency_ms or 0.0)} ms)")
+        told.append(gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms"))
     elif record.winner == 0 and len(record.candidates) > 1:
         told.append("the first config")
     elif first.failure is not None:
         told.append("the first config cannot run here")
+    elif first.latency_ms is None and record.winner != 0:
+        told.append("the first config was not timed")
     if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
-        told.append(f"{abs(ahead):.1%} {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}".replace("%", " %"))
-    return ", ".join([*told, reason(record)])
+        told.append(lead_words(ahead))
+    why = reason(record)
+    is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and why == "fastest step"
+    return ", ".join([*told, "chosen because the step is faster" if is_slower else why])
 
 
 def drag(record: TuningRecord) -> str:
@@ -76,13 +79,20 @@ def drag(record: TuningRecord) -> str:
     return "" if found is None else f"slowest rank {found[0]} (+{100 * found[1]:.1f} %)"
 
 
-def block(site: Settled, log: Path) -> list[str]:
-    """Three lines about one site, as the terminal shows them."""
+def names_of(sites: Sequence[Settled]) -> list[str]:
+    """Their names, no two alike."""
+    return site_names(
+        [(each.record.kernel, each.record.key) for each in sites], [f"{each.name} (site {each.number} of the log)" for each in sites]
+    )
+
+
+def block(site: Settled, log: Path, name: str = "") -> list[str]:
+    """Three lines about one site, as the terminal shows them. ``name``: where its own is another site's, too."""
     record = site.record
     spent = ", ".join(filter(None, [f"{record.seconds:.1f} s", drag(record)]))
     show = f"why: dist-tune show {site.record_id}   " if site.record_id else ""
     return [
-        f"{site.name}  {headline(record)}",
+        f"{name or site.name}  {headline(record)}",
         f"  {short_config(record.best)}   {fates(record).text}   {spent}",
         f"  {show}log: {log}",
     ]
@@ -90,7 +100,8 @@ def block(site: Settled, log: Path) -> list[str]:
 
 def blocks(sites: Sequence[Settled], log: Path) -> list[str]:
     """The lines of all sites; none if they are too many."""
-    return [line for site in sites for line in block(site, log)] if len(sites) <= MAX_BLOCKS else []
+    named = zip(sites, names_of(sites), strict=True)
+    return [line for site, name in named for line in block(site, log, name)] if len(sites) <= MAX_BLOCKS else []
 
 
 def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
@@ -99,10 +110,10 @@ def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
 
     is_wrapped = console.is_terminal
     if len(sites) <= MAX_BLOCKS:
-        for site in sites:
-            first, *others = block(site, log)
+        for site, name in zip(sites, names_of(sites), strict=True):
+            first, *others = block(site, log, name)
             line = Text(first)
-            line.stylize("bold", 0, len(site.name))
+            line.stylize("bold", 0, len(name))
             for each in (line, *map(Text, others)):
                 console.print(each, soft_wrap=not is_wrapped)
         return
@@ -119,9 +130,10 @@ def _table(sites: Sequence[Settled], width: int) -> Table:
 
     has_ids = width >= _MIN_WIDE and any(site.record_id for site in sites)
     columns: dict[str, list[str]] = defaultdict(list)
-    for site in sorted(sites, key=lambda each: (-(each.record.best.latency_ms or 0.0), each.number))[:_MAX_ROWS]:
+    named = list(zip(sites, names_of(sites), strict=True))
+    for site, name in sorted(named, key=lambda each: (-(each[0].record.best.latency_ms or 0.0), each[0].number))[:_MAX_ROWS]:
         best, ratio = site.record.best, gain(site.record)
-        columns["kernel"].append(site.name)
+        columns["kernel"].append(name)
         columns["ms"].append(milliseconds(best.latency_ms) if best.latency_ms is not None else "-")
         columns["gain"].append(f"{ratio:.2f}x" if ratio else "")
         columns["step"].append(f"{100 * min(1.0, best.latency_ms / best.closure_ms):.0f} %" if best.latency_ms and best.closure_ms else "")
@@ -167,22 +179,6 @@ def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Map
         where = f"site{'s' * (len(found_at) > 1)} {numbers}"
         lines.append(f"  slowest rank {rank}: at {where}, by up to {100 * max(found_at)[0]:.1f} % over the fastest rank")
     return [*lines, *_times(seconds, meetings)]
-
-
-def step_times(sites: Sequence[Settled]) -> tuple[float | None, float | None]:
-    """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
-
-    Of several sites the differences that their first configs make are added up.
-    """
-    bests_ms = [each.record.best.closure_ms for each in sites]
-    firsts_ms = [each.record.candidates[0].closure_ms for each in sites]
-    known_ms = [ms for ms in bests_ms if ms is not None]
-    if not sites or len(known_ms) < len(sites):
-        return None, None
-    best_ms = max(known_ms)
-    if any(ms is None for ms in firsts_ms):
-        return None, best_ms
-    return best_ms + sum((first or 0.0) - best for first, best in zip(firsts_ms, known_ms, strict=True)), best_ms
 
 
 def _times(seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:

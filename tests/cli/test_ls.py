@@ -123,3 +123,12 @@ def test_a_cache_folder_that_cannot_be_read_is_an_error(ask: Answers, monkeypatc
 
     monkeypatch.setattr(os, "scandir", refused)
     assert "cannot be read (Permission denied): set DIST_TUNE_CACHE_DIR" in ask.json("ls", code=1)["error"]
+
+
+def test_ls_names_no_hook(ask: Answers, cache: Cache):
+    """A hook's name says nothing of a config's speed, and is the longest word of the row; ``--json`` has it."""
+    config, fields = "BLOCK=64 num_warps=4 pre_hook=m.set_shapes", {"BLOCK": 64, "num_warps": 4, "pre_hook": "m.set_shapes"}
+    keep(cache, record(candidates=[candidate(0, config=config, fields=fields, left=None)], winner=0))
+    out = ask("ls")
+    assert "BLOCK=64 num_warps=4" in out
+    assert "pre_hook" not in out

@@ -180,3 +180,23 @@ def test_sites_go_by_the_numbers_that_the_log_explains(tmp_path: Path, level: st
     )
     events = [EVENT.validate_json(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
     assert [each.text for each in events if each.kind == "message"] == ["site=k[64]{code=1} candidate=0 cannot run here"]
+
+
+def test_the_terminal_names_sites_and_closures_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A label of 60 characters is for the log, which has it whole; a line may have another text for the terminal."""
+    monkeypatch.delenv("DIST_TUNE_PROGRESS", raising=False)
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "normal")
+    closure, label = "kernels.cases.tune.<locals>.step", "m.push_gemm[64,triton.language.bfloat16,torch.int64]"
+    story = Story(f"{closure}, call 1", 1, tmp_path, 0, Terminal(closure, is_shown=True))
+    with tuning_log(settings(tmp_path), 0, is_first=True, story=story) as log:
+        story.begin(closure, log, {})
+        story.site(label, ("m.push_gemm", "[64,triton.language.bfloat16,torch.int64]"), ["a"])
+        log.bind(progress=True).warning(f"site={label} is tuned: it differs in source")
+        log.bind(progress=f"closure={closure} acts in place on x (32 MiB)").info(f"closure={closure} acts in place on x (33554432 bytes)")
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["dist_tune: push_gemm [64, bf16] is tuned: it differs in source", "dist_tune: step acts in place on x (32 MiB)"]
+    lines = lines_of(tmp_path / "rank-0.log")
+    assert f"site 1 = {label}: 1 config" in lines[0]
+    assert lines[-1].endswith(f"closure={closure} acts in place on x (33554432 bytes)")

@@ -46,9 +46,9 @@ def _pruned(rank: int) -> Any:
 
 
 def test_prune_rules_say_how_many_they_removed():
-    """By the first rank, once for each site; repeated configs are not counted."""
-    of_kernel = "site=tests.ranks.kernels.add_kernel[64,torch.float32,torch.float32] prune rules removed 1 of 3 configs"
-    of_function = "site=tests.ranks.test_notices.<lambda>[3] prune rules removed 1 of 3 configs"
+    """By the first rank, once for each site, by a name for people; repeated configs are not counted."""
+    of_kernel = "prune rules removed 1 of 3 configs of add_kernel [64]"
+    of_function = "prune rules removed 1 of 3 configs of <lambda> [3]"
     assert values(on_ranks(2, _pruned, env=SHOWN)) == [[of_kernel, of_function], []]
 
 

@@ -91,3 +91,25 @@ def test_of_many_ranks_the_time_line_shows_those_that_others_wait_for():
     assert "rank 77 (last)" in [text for _, text in chart.y.ticks]
     assert chart.note.startswith("16 of 100 ranks")
     assert "rank 77 (1 of 1 meetings, the others waited 0.5 s)" in chart.note
+
+
+def test_times_that_are_close_fill_the_axis():
+    """Candidates of 0.25 to 0.30 ms on an axis from 0 are a flat line."""
+    axis = times("time (ms)", [0.25, 0.3])
+    assert 0.2 < axis.low <= 0.25
+    assert times("time (ms)", [0.1, 0.7]).low == 0.0
+
+
+def test_the_legend_of_the_time_line_names_phases_alone():
+    """The axis names the lanes: "compile" and "compiling" in one colour told a reader nothing."""
+    tuning = TuningStory("step")
+    rank = RankStory(
+        0,
+        last_at=2.0,
+        phases=[("discover", 0.0, None), ("compile", 1.0, None)],
+        compiles=[Span(0.5, 1.5, "a")],
+        meetings=[Span(1.0, 1.1, "b")],
+    )
+    chart = time_line(tuning, [rank])
+    assert [mark.name for mark in chart.marks if mark.name] == ["discover", "compile"]
+    assert [text for _, text in chart.y.ticks] == ["rank 0", "compiling", "meetings"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.output.events import Told
-from dist_tune.report import Story, charts, render, story_of_folder, story_of_records, summary, text, write_pngs
+from dist_tune.report import Story, charts, progress_lines, render, story_of_folder, story_of_records, summary, text, write_pngs
 from dist_tune.report.overview import headline, messages, overview
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
@@ -171,3 +171,36 @@ def test_each_plot_is_a_png(tmp_path: Path):
     assert len(paths) == len(list(charts(told))) >= 10
     assert {"tuning-1-time-line.png", "site-1-heat-map.png"} <= {path.name for path in paths}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_messages_name_sites_as_the_rest_of_the_page():
+    """A label of 250 characters fills three rows of a page."""
+    told = Story()
+    for event in events([record(1, 6)], 0, 1):
+        told.take(event)
+    (label,) = next(iter(told.tunings.values())).sites
+    told.take(Told(at=0.0, rank=0, tuning="step#1", level="WARNING", text=f"site={label} is tuned: it differs in source"))
+    line = "rank 0, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source"
+    assert messages(told, 10) == [line]
+    assert progress_lines(told, 0.0)[-1] == line
+
+
+def test_several_tunings_are_a_table_and_their_sites_stand_apart():
+    """Ten calls of one step have the same eleven sites: each once below the name of its call, and not by a label of 250 characters."""
+    told = Story()
+    for number in (1, 2):
+        for event in list(events([record(1, 12)], 0, 1, name=f"train.step, call {number}"))[1:]:
+            told.take(event)
+    assert [(row.label, row.tuning) for row in overview(told)] == [("gemm_1 [1024, 2752]", f"step, call {n}") for n in (1, 2)]
+    page = render(told)
+    assert page.count('<tr class="tuning">') == 2
+    assert "<h2>Tunings</h2>" in page
+    assert "<dt>step, call 1</dt>" not in page
+    assert "\nstep, call 2:\n" in text(told)
+
+
+def test_a_gain_below_one_is_told_in_words():
+    rows = [candidate(0, latency_ms=0.19), candidate(1, latency_ms=0.2)]
+    given = story_of_records([small_record(candidates=rows, winner=1)])
+    assert "5 % slower than the first config by its kernel (0.19 ms)" in text(given)
+    assert "5 % slower than the first config by its kernel (0.19 ms)" in render(given)

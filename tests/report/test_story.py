@@ -8,7 +8,9 @@ import pytest
 
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.reading import UnreadableEventsError
-from dist_tune.report.story import Story
+from dist_tune.report.story import RankStory, Story
+from tests.cached_records import candidate
+from tests.cached_records import record as small_record
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
 
 pytestmark = pytest.mark.once
@@ -112,3 +114,21 @@ def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
     assert tuning.ranks[0].started == [started]
     story.take(next(event for event in told if event.kind == kind))
     assert tuning.ranks[0].started == []
+
+
+def test_the_step_before_comes_from_the_records_where_these_tell_it(tmp_path: Path):
+    """Earlier versions added up what other sites had tried in the race; records tell the same whether with events or alone."""
+    first = candidate(0, latency_ms=0.7, closure_ms=3.0, left="left the race after rung 0")
+    told = small_record(candidates=[first, candidate(1, latency_ms=0.5, closure_ms=1.0)], winner=1)
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(events([told], 0, 1)))
+    for story in (story_of_folder(tmp_path), story_of_records([told])):
+        (tuning,) = story.tunings.values()
+        assert (tuning.first_ms, tuning.best_ms) == pytest.approx((1.2, 1.0))
+
+
+def test_the_last_phase_ends_with_the_tunings_seconds():
+    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
+    rank = RankStory(0, begun_at=5.0, last_at=9.0, phases=[("discover", 5.0, None), ("settle", 7.0, None)], total_s=3.0)
+    assert [(span.name, span.end) for span in rank.phase_spans()] == [("discover", 7.0), ("settle", 8.0)]
+    rank.total_s = 0.0
+    assert rank.phase_spans()[-1].end == 9.0

@@ -33,7 +33,7 @@ def test_the_phase_the_replays_and_the_best_are_told():
     assert first.startswith("step: race, replay ")
     assert " of at most 400, 2 ranks, " in first
     n_dropped = sum(each.failure is not None for each in record(0, 20).candidates)
-    assert second == f"  gemm_0 [512, 2752, bfloat16]: 20 candidates, {n_dropped} dropped"
+    assert second == f"  gemm_0 [512, 2752]: 20 candidates, {n_dropped} dropped"
     told = story_until(n_all - 20, n_all - 20)
     assert "24 of 20 left, best so far" in progress_lines(told, last_at(told))[1]
 
@@ -69,7 +69,7 @@ def test_a_candidate_that_has_not_come_back_is_named():
     launched = [each for each in progress_lines(told, started.at + 12.0) if "for the first time" in each]
     assert len(launched) == 3, "of two sites in one replay each may hang"
     assert "rank 1 runs candidate 19 (BLOCK_M=" in launched[1]
-    assert launched[1].endswith("of gemm_0 [512, 2752, bfloat16] for the first time since 12 s")
+    assert launched[1].endswith("of gemm_0 [512, 2752] for the first time since 12 s")
 
 
 def test_silence_of_all_ranks_is_told():

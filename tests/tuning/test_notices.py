@@ -50,3 +50,29 @@ def test_a_new_shape_is_no_warning():
     )
     tell_of_sites(context, misses)
     assert told == {"gemm[8]": ("INFO", False), "gemm[4]": ("WARNING", True), "new[1]": ("INFO", False)}
+
+
+@pytest.mark.parametrize(
+    ("n_sites", "told"),
+    [
+        (1, "prune rules removed 4 of 23 configs of site=gemm[0]"),
+        (3, "prune rules removed 12 of 69 configs at 3 sites, each in logs/rank-0.log"),
+    ],
+)
+def test_prune_rules_are_told_of_in_one_line(n_sites: int, told: str):
+    """However many sites have them, once; the log numbers each site where it names it."""
+    shown: list[str] = []
+
+    def write(line: str, record: Any) -> None:
+        if record.bound.get("progress"):
+            shown.append(line[21:])
+
+    labels = [f"gemm[{k}]" for k in range(n_sites)]
+    site = SimpleNamespace(kernel="gemm", key="[0]", texts=[], configs=[None] * 19, n_removed=4)
+    lookup = SimpleNamespace(reason_of_miss=lambda label: Miss(), why_no_record=lambda label: "the cache has no record")
+    story = SimpleNamespace(numbers=dict(zip(labels, range(n_sites), strict=True)), path="logs/rank-0.log", site=lambda *values: None)
+    sites = SimpleNamespace(met=dict.fromkeys(labels, site))
+    context: Any = SimpleNamespace(log=Logger(write), notices=Notices(), lookup=lookup, story=story, sites=sites)
+    for _ in range(2):
+        tell_of_sites(context, labels)
+    assert shown == [told]

@@ -13,8 +13,9 @@ from rich.console import Console
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord
 from dist_tune.output.log import WIDTH, wrapped
 from dist_tune.output.terminal import amount, console_of
+from dist_tune.step_times import step_times
 from dist_tune.tuning.results import table_rows
-from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, step_times, summary
+from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, summary
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -161,7 +162,7 @@ def test_the_log_of_20_sites_fits():
 
 def test_the_step_before_and_after():
     """Of two sites the differences that their first configs make are added up; without one of them there is no first."""
-    sites = [Settled(i, ag_gemm(candidates=[row(0, 1.0 + i), row(1, 0.5)])) for i in (1, 2)]
+    sites = [ag_gemm(candidates=[row(0, 1.0 + i), row(1, 0.5)]) for i in (1, 2)]
     assert step_times(sites) == pytest.approx((0.6 + 1.5 + 2.5, 0.6))
-    untimed = Settled(3, ag_gemm(candidates=[row(0, None, failure=SMEM), row(1, 0.5)]))
+    untimed = ag_gemm(candidates=[row(0, None, failure=SMEM), row(1, 0.5)])
     assert step_times([*sites, untimed]) == pytest.approx((None, 0.6))

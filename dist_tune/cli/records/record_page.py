@@ -30,9 +30,14 @@ def record_list(chosen: Sequence[Listed]) -> list[RenderableType]:
             key = plain(record.key.replace("torch.", ""), 80)
             candidates = f"{len(record.candidates)}{f', {n_dropped} dropped' * bool(n_dropped)}"
             cells = [ago(record.tuned_at), plain(record.kernel, 60), key, milliseconds(record.best.latency_ms), candidates]
-            table.add_row(Text(each.id, style="cyan"), *cells, plain(record.best.config, _MAX_CONFIG))
+            table.add_row(Text(each.id, style="cyan"), *cells, plain(without_hook(record.best.config), _MAX_CONFIG))
         page += [Text.assemble((hardware(where), "bold"), (_SEPARATOR + software(where), "dim")), table, ""]
     return page
+
+
+def without_hook(config: str) -> str:
+    """A config without its hook, whose name says nothing of its speed."""
+    return " ".join(word for word in config.split(" ") if "pre_hook=" not in word)
 
 
 def hardware(where: Environment) -> str:

@@ -116,10 +116,14 @@ def linear(label: str, low: float, high: float, n_ticks: int = 5, *, is_tight: b
 
 
 def times(label: str, values: list[float]) -> Axis:
-    """An axis of times in milliseconds: from 0, or logarithmic where they differ by more than 8 times."""
+    """An axis of times in milliseconds, logarithmic where they differ by more than 8 times.
+
+    It begins near the shortest, where differences decide; at 0 only if that is near.
+    """
     low, high = min(values), max(values)
     if low <= 0 or high / low < 8:
-        return linear(label, 0.0, high * 1.02)
+        begin = low - 0.08 * (high - low)
+        return linear(label, begin if begin > 0.25 * high else 0.0, high * 1.02)
     low, high = low / 1.04, high * 1.04
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     factors = (1, 2, 5) if high / low < 200 else (1,)

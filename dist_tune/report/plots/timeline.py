@@ -13,6 +13,7 @@ MAX_RANKS = 16
 _LANES = ("phases", "compiling", "replays", "meetings")
 _COLOUR = {name: number for number, name in enumerate(PHASES, 1)} | {"compiling": 2, "replays": 6, "meetings": 0}
 _PIXELS = 700.0
+_BEFORE = "With the first configs: the step with the winners, and what each first config that left in the race adds by its kernel's time."
 
 
 def tuning_charts(tuning: TuningStory) -> list[Chart]:
@@ -24,9 +25,8 @@ def tuning_charts(tuning: TuningStory) -> list[Chart]:
     if len(phases := phase_seconds(tuning.seconds)) > 1:
         charts.append(bars("phases", "Seconds by phase", "seconds", phases))
     if tuning.first_ms and tuning.best_ms:
-        charts.append(
-            bars("step", "Step before and after", "time of a step (ms)", {"first configs": tuning.first_ms, "winners": tuning.best_ms})
-        )
+        steps = {"first configs": tuning.first_ms, "winners": tuning.best_ms}
+        charts.append(bars("step", "Step before and after", "time of a step (ms)", steps, _BEFORE))
     return charts
 
 
@@ -57,7 +57,10 @@ def time_line(tuning: TuningStory, ranks: list[RankStory]) -> Chart:
                 spans.setdefault(name if row == 0 else lane, []).append(box)
     x = linear("seconds since the rank's tuning began", 0.0, length_s, 8, is_tight=True)
     y_axis = Axis("", ticks[-1][0] - 0.8, 0.8, tuple(ticks), has_grid=False)
-    marks: list[Mark] = [Boxes(name, colour, tuple(spans[name])) for name, colour in _COLOUR.items() if name in spans]
+    # The axis names the lanes.
+    marks: list[Mark] = [
+        Boxes(name if name in PHASES else "", colour, tuple(spans[name])) for name, colour in _COLOUR.items() if name in spans
+    ]
     note = (
         f"{len(ranks)} of {len(tuning.ranks)} ranks: those for which the others waited longest. " if len(ranks) < len(tuning.ranks) else ""
     )
@@ -88,12 +91,12 @@ def merged(spans: Iterable[Span], gap_s: float, *, by_name: bool = False) -> lis
     return found
 
 
-def bars(name: str, title: str, label: str, values: dict[str, float]) -> Chart:
+def bars(name: str, title: str, label: str, values: dict[str, float], note: str = "") -> Chart:
     """Horizontal bars, the first at the top, each with its number."""
     ticks = tuple((-float(k), text) for k, text in enumerate(values))
     boxes = tuple((0.0, value, -k - 0.35, -k + 0.35) for k, value in enumerate(values.values()))
     axis = linear(label, 0.0, max(values.values()) * 1.18, 4)
     room = axis.high * 0.09
-    texts = tuple((value + room, -float(k), number(value)) for k, value in enumerate(values.values()))
+    texts = tuple((value + room, -float(k), number(round(value, 4))) for k, value in enumerate(values.values()))
     y = Axis("", 0.6 - len(values), 0.6, ticks, has_grid=False)
-    return Chart(name, title, axis, y, (Boxes("", 1, boxes), Words(texts)), height=74 + 26 * len(values))
+    return Chart(name, title, axis, y, (Boxes("", 1, boxes), Words(texts)), height=74 + 26 * len(values), note=note)
