@@ -178,14 +178,15 @@ class PartialSums:
         def grid(meta: dict[str, Any]) -> tuple[int]:
             tiles = plan.n_parts * triton.cdiv(plan.part_rows, meta["BLOCK_M"]) * triton.cdiv(plan.n, meta["BLOCK_N"])
             if is_interpreted:  # programs run one after the other there, so one that waits for peers must have sent all tiles itself
-                return (1 if is_inside else min(3, tiles),)
+                return (1 if is_inside else min(3 * meta["PER_SM"], tiles),)
             withheld = exchange.sms if exchange.reduction == "beside" else 0
-            return (max(1, min(device_properties()["multiprocessor_count"] - withheld, tiles)),)
+            sms = max(1, device_properties()["multiprocessor_count"] - withheld)
+            return (min(sms * meta["PER_SM"], tiles),)
 
         if config is None:
             push_gemm_kernel[grid](*args, **fixed)
             return
-        set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args, strict=False)), **config.kwargs})
+        set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args, strict=False)), **config.all_kwargs()})
         push_gemm_kernel.fn[grid](*args, **fixed, **config.all_kwargs())
 
     def _sum(self, args: tuple[Any, ...], fixed: dict[str, Any], exchange: Exchange, started: torch.cuda.Event | None) -> None:
@@ -204,8 +205,8 @@ class PartialSums:
             self._side = torch.cuda.Stream(self._device, priority=-1)
         self._side.wait_event(started)
         with torch.cuda.stream(self._side):
-            # No more programs than multiprocessors that the product leaves free: wherever they start, they cannot keep a program of the
-            # product off the GPU, for whose tiles a peer may wait.
+            # No more programs than multiprocessors that the product leaves free, however many programs it has on each of the others:
+            # wherever they start, they cannot keep a program of the product off the GPU, for whose tiles a peer may wait.
             sum_kernel[(min(items, exchange.sms),)](*args, **fixed)
         torch.cuda.current_stream().wait_stream(self._side)
 

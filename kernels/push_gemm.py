@@ -17,21 +17,34 @@ from kernels.shard_gemm import device_properties, tile_block
 from kernels.sum_parts import count_for, count_rows, store_to, wait_rows
 from kernels.symmetric import pointer_at, signal, wait_until
 
+MOST_REGISTERS = 255
+"""Of a thread; a compiler that is not told fewer may take them all."""
+RESERVED_BYTES = 1024
+"""Shared memory that each program takes besides its own. An SM has that much more than one program may have."""
+
 
 def set_block_shapes(nargs: dict[str, Any]) -> None:
-    """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`)."""
+    """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`).
+
+    Raises:
+        ValueError: an SM has no room for all programs that the config asks for.
+    """
+    if nargs["PER_SM"] > 1:
+        _require_room(nargs)
     nargs["a"].block_shape = [nargs["BLOCK_M"], nargs["BLOCK_K"]]
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
 
 
-def make_config(block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, split: bool = False) -> triton.Config:
-    """A launch config of `push_gemm_kernel`."""
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_STORE": split}
+def make_config(
+    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, split: bool = False, per_sm: int = 1
+) -> triton.Config:
+    """A launch config of `push_gemm_kernel`. Of `per_sm` programs on an SM, one sends a tile while another multiplies."""
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_STORE": split, "PER_SM": per_sm}
     return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
-    """The blocks that serve the AllGather-GEMM on Hopper, and narrow ones for few rows, where reading B is the limit.
+    """The blocks that serve the AllGather-GEMM on Hopper, narrow ones for few rows, where reading B is the limit, and pairs of programs.
 
     No loop is flattened: Triton 3.6 fails to compile that where a branch follows the product.
     """
@@ -41,31 +54,61 @@ def gpu_configs() -> list[triton.Config]:
     configs = [
         make_config(bm, bn, 64, warps=warps, stages=stages, split=split) for bm, bn, warps, stages in wide for split in (False, True)
     ]
+    pairs = ((128, 128, 64, 3, False), (128, 128, 64, 3, True), (128, 128, 32, 6, True), (64, 256, 64, 2, False), (64, 128, 64, 4, False))
+    configs += [make_config(bm, bn, bk, warps=4, stages=stages, split=split, per_sm=2) for bm, bn, bk, stages, split in pairs]
     return configs + [make_config(bm, bn, bk, warps=warps, stages=stages) for bm, bn, bk, warps, stages in narrow + flat]
 
 
 def interpreter_configs() -> list[triton.Config]:
     """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
     configs = [make_config(*block, warps=4, stages=2) for block in ((64, 64, 64), (32, 64, 64))]
-    return [*configs, make_config(64, 64, 32, warps=4, stages=2, split=True)]
+    return [*configs, make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2)]
+
+
+def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
+    """Shared memory of a program: a tile changes its layout on its way out, where the stages were, and is never the larger of the two."""
+    return int((block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"] * n_stages * 2)
+
+
+def most_shared_bytes(per_sm: int) -> int:
+    """Shared memory that each of `per_sm` programs on an SM may have."""
+    return (device_properties()["max_shared_mem"] + RESERVED_BYTES) // per_sm - RESERVED_BYTES
+
+
+def most_warps(per_sm: int) -> int:
+    """Warps that each of `per_sm` programs on an SM may have, whatever registers the compiler takes: a program may have all of an SM's."""
+    properties = device_properties()
+    return properties["max_num_regs"] // (MOST_REGISTERS * properties["warpSize"]) // per_sm
+
+
+def _require_room(nargs: dict[str, Any]) -> None:
+    """Raise if a launch's programs would not all be on the GPU at once: one that is not keeps those waiting that need its tiles."""
+    if triton.knobs.runtime.interpret:
+        return
+    per_sm, n_bytes, n_warps = nargs["PER_SM"], shared_bytes(nargs, nargs["num_stages"]), nargs["num_warps"]
+    if n_bytes > most_shared_bytes(per_sm) or n_warps > most_warps(per_sm):
+        raise ValueError(
+            f"{per_sm} programs of push_gemm_kernel need room on an SM at once: got {n_bytes} bytes of shared memory and {n_warps} warps "
+            f"each for at most {most_shared_bytes(per_sm)} and {most_warps(per_sm)}. Give the config fewer stages or warps, or PER_SM=1"
+        )
 
 
 def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Drop the configs that need more shared memory than a program can have, and tiles of which few rows are needed."""
+    """Drop the configs that need more of an SM than there is for their programs, and tiles of which few rows are needed."""
     if triton.knobs.runtime.interpret:
         return configs
-    limit_bytes, rows = device_properties()["max_shared_mem"], nargs["part_rows"]
+    rows = nargs["part_rows"]
 
-    def shared_bytes(config: triton.Config) -> int:
-        block = config.kwargs
-        # A tile changes its layout in shared memory on its way out, where the stages were: it is never the larger of the two.
-        return int((block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"] * config.num_stages * 2)
+    def fits(config: triton.Config) -> bool:
+        per_sm = config.kwargs["PER_SM"]
+        has_memory = shared_bytes(config.kwargs, config.num_stages) <= most_shared_bytes(per_sm)
+        return has_memory and (per_sm == 1 or config.num_warps <= most_warps(per_sm))
 
     def is_too_tall(config: triton.Config) -> bool:
         return bool(config.kwargs["BLOCK_M"] >= 2 * max(rows, 16))
 
-    # Where none fits, the compiler's own error says more than an empty list.
-    return [each for each in configs if shared_bytes(each) <= limit_bytes and not is_too_tall(each)] or configs[:1]
+    # Where none fits, the compiler's own error, or that of the config's hook, says more than an empty list.
+    return [each for each in configs if fits(each) and not is_too_tall(each)] or configs[:1]
 
 
 def refuse_repeats(kernel_call: Any, quantiles: Any = None) -> Any:
@@ -163,11 +206,13 @@ def push_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_STORE: tl.constexpr,
+    PER_SM: tl.constexpr,
 ):
     """Persistent GEMM: a program runs every n-th tile, part by part in `part_order`, and sends each tile as soon as it is computed.
 
-    Where INSIDE, tiles of the own part come last and wait for the peers' tiles. All programs are to be on the GPU at once, and each has
-    sent all its tiles before it waits, so ranks cannot wait for each other in a circle.
+    Where INSIDE, tiles of the own part come last and wait for the peers' tiles. Each program has sent all its tiles before it waits, and
+    all programs are on the GPU at once, so ranks cannot wait for each other in a circle: the grid has PER_SM programs for each SM, and a
+    config with more than one is launched only if an SM has shared memory and registers for them, as many as the compiler may take.
     """
     m_tiles, n_tiles = tl.cdiv(part_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles_per_part = m_tiles * n_tiles

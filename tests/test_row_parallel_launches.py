@@ -70,7 +70,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Rank 1 of three, whose peers' memory is in this process."""
-    from kernels import copier, gather, partials, symmetric
+    from kernels import copier, gather, partials, push_gemm, symmetric
 
     found = Gpu()
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)  # behind the import, which other tests share
@@ -84,18 +84,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n, group: [torch.zeros(n, dtype=torch.uint8) for _ in range(N_RANKS)])
     monkeypatch.setattr(gather, "driver_function", found.driver)
-    monkeypatch.setattr(partials, "device_properties", lambda: {"multiprocessor_count": N_SMS})
+    properties = {"multiprocessor_count": N_SMS, "max_shared_mem": 227 * 1024, "max_num_regs": 65536, "warpSize": 32}
+    for module in (partials, push_gemm):
+        monkeypatch.setattr(module, "device_properties", lambda: properties)
     for name in ("push_gemm_kernel", "sum_kernel"):
         monkeypatch.setattr(partials, name, found.kernel(name, getattr(partials, name).arg_names))
     return found
 
 
-def queued(gpu: Gpu, exchange: Any, *, gathers: bool = False) -> list[tuple[str, str, Any]]:
+def queued(gpu: Gpu, exchange: Any, *, gathers: bool = False, per_sm: int = 1) -> list[tuple[str, str, Any]]:
     """What a step queues, behind a first one that made streams and tables."""
     from kernels.partials import PartialSums, Plan
     from kernels.push_gemm import make_config
 
-    bf16, config, group = torch.bfloat16, make_config(64, 64, 64, warps=4, stages=4), None
+    bf16, config, group = torch.bfloat16, make_config(64, 64, 64, warps=4, stages=4, per_sm=per_sm), None
     plan = Plan(m=ROWS * N_RANKS, n=N, n_parts=N_RANKS, dtype=bf16, partial_dtype=bf16, gathers=gathers)
     sums = PartialSums(plan, torch.device("cpu"), group)  # type: ignore[arg-type]
     on_gpu: Any = SimpleNamespace(type="cuda")
@@ -141,6 +143,14 @@ def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocesso
         ("second", "sum_kernel", 5),
         ("main", "waits for", "second"),
     ]
+
+
+def test_two_programs_of_a_product_share_a_multiprocessor_which_a_sum_beside_it_has_alone(gpu: Gpu):
+    """A sum is given multiprocessors, not programs: 4 are left, with two programs of the product each."""
+    from kernels.partials import Exchange
+
+    steps = queued(gpu, Exchange("push", "beside", N_SMS - 4, 64), per_sm=2)
+    assert [step for step in steps if step[1].endswith("kernel")] == [("main", "push_gemm_kernel", 8), ("second", "sum_kernel", 5)]
 
 
 def test_gathered_sums_are_taken_behind_the_own_one(gpu: Gpu):

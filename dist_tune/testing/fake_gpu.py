@@ -18,7 +18,8 @@ from dist_tune.measure import WallSpan
 
 class _Utils:
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": FakeH200.shared_limit_bytes, "multiprocessor_count": 132, "warpSize": 32}
+        limits = {"max_shared_mem": FakeH200.shared_limit_bytes, "max_num_regs": 65536}
+        return {**limits, "multiprocessor_count": 132, "warpSize": 32}
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         return (1, 2, 64, 0, 1024)  # module, function, registers, spills, threads

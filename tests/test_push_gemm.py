@@ -1,0 +1,70 @@
+"""Launch configs of kernels/push_gemm.py: which of them may run several programs on a multiprocessor. No GPU is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import triton
+
+pytestmark = pytest.mark.once
+
+HOPPER = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32}
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels import push_gemm
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)  # behind the import, which other tests share
+    monkeypatch.setattr(push_gemm, "device_properties", lambda: HOPPER)
+
+
+def config(*block: int, **options: Any) -> triton.Config:
+    """A config of (rows, columns, depth)."""
+    from kernels.push_gemm import make_config
+
+    return make_config(*block, **options)
+
+
+@pytest.mark.parametrize(
+    ("block", "options", "is_kept"),
+    [
+        ((128, 128, 64), {"warps": 4, "stages": 3, "per_sm": 2}, True),
+        ((128, 128, 64), {"warps": 8, "stages": 3, "per_sm": 2}, False),  # 2 x 256 threads x 255 registers
+        ((128, 128, 64), {"warps": 4, "stages": 4, "per_sm": 2}, False),  # 2 x 128 KiB
+        ((64, 128, 64), {"warps": 4, "stages": 3, "per_sm": 3}, False),  # 3 x 128 threads x 255 registers
+        ((128, 256, 64), {"warps": 8, "stages": 4, "per_sm": 1}, True),
+        ((128, 256, 64), {"warps": 8, "stages": 5, "per_sm": 1}, False),
+    ],
+)
+def test_programs_of_a_config_fit_a_multiprocessor_together(block: tuple[int, int, int], options: dict[str, int], is_kept: bool):
+    """By the registers that a compiler may take at most, and by the shared memory of the stages."""
+    from kernels.push_gemm import drop_hopeless
+
+    kept, first = config(*block, **options), config(128, 256, 64, warps=8, stages=3)
+    assert (kept in drop_hopeless([first, kept], {"part_rows": 2048})) == is_kept
+
+
+def test_a_launch_whose_programs_do_not_fit_together_is_refused():
+    """A program without room would start when another one ends, which may wait for its tiles: before the launch, with the numbers."""
+    too_many = config(128, 128, 64, warps=4, stages=4, per_sm=2)
+    operands = {name: SimpleNamespace() for name in ("a", "b")}
+    assert too_many.pre_hook is not None
+    with pytest.raises(ValueError, match=r"2 programs .* 131072 bytes .* 115712 .* PER_SM=1"):
+        too_many.pre_hook({**operands, **too_many.all_kwargs()})
+    alone = config(128, 128, 64, warps=4, stages=4)
+    assert alone.pre_hook is not None
+    alone.pre_hook({**operands, **alone.all_kwargs()})
+    assert vars(operands["a"]) == {"block_shape": [128, 64]}
+
+
+def test_each_config_of_several_programs_fits():
+    """Those that the tuner tries on a GPU, one of them at least; and the interpreter tries one."""
+    from kernels.push_gemm import drop_hopeless, gpu_configs, interpreter_configs
+
+    several = [each for each in gpu_configs() if each.kwargs["PER_SM"] > 1]
+    assert several
+    assert drop_hopeless(several, {"part_rows": 2048}) == several
+    assert any(each.kwargs["PER_SM"] > 1 for each in interpreter_configs())
