@@ -216,7 +216,7 @@ def multiply_rows(
     def grid(meta: dict[str, Any]) -> tuple[int]:
         n_sms = 0 if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
         n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else n_sms * meta["PER_SM"]
-        return (max(min(n_programs, most_tiles * triton.cdiv(n, meta["BLOCK_N"])), 1),)
+        return (max(min(n_programs, most_tiles * -(-n // meta["BLOCK_N"])), 1),)
 
     fixed = {
         "TOP_K": top_k,
