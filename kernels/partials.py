@@ -188,8 +188,9 @@ class PartialSums:
         if config is None:
             push_gemm_kernel[grid](*args, **fixed)
             return
-        set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args, strict=False)), **config.all_kwargs()})
-        push_gemm_kernel.fn[grid](*args, **fixed, **config.all_kwargs())
+        fixed |= config.all_kwargs()
+        set_block_shapes({"a": operands[0], "b": operands[1], **fixed})
+        launch(push_gemm_kernel.fn, grid(fixed), args, fixed, key=(plan, k, *fixed.items()))
 
     def _sum(self, args: tuple[Any, ...], fixed: dict[str, Any], exchange: Exchange, started: torch.cuda.Event | None) -> None:
         """Queue a reduction, on a stream of its own where it is beside the product; the current stream goes on behind it."""
