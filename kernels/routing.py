@@ -85,6 +85,8 @@ class SortedRows:
     """int32 [len(BLOCKS_M), most tiles, TILE_FIELDS]; entries from n_tiles on are undefined."""
     n_tiles: torch.Tensor
     """int32 [len(BLOCKS_M)]: no tile is without a row."""
+    counters: torch.Tensor
+    """int32 [parts]: 0 once the rows are sorted, for a kernel that reads the tiles to count what it has done of each part."""
 
 
 class RowSorter:
@@ -116,14 +118,16 @@ class RowSorter:
             "TILES": TILES_PER_STEP,
         }
         shapes = (n_places,), (len(BLOCKS_M), self.most_tiles, TILE_FIELDS), (len(BLOCKS_M),)
-        self._sorted = SortedRows(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
+        self.counters = torch.zeros(len(parts), dtype=torch.int32, device=device)
+        rows, tiles, n_tiles = (torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes)
+        self._sorted = SortedRows(rows, tiles, n_tiles, self.counters)
 
     def sort(self, experts: torch.Tensor) -> SortedRows:
         """Queue the sorting of rows with these `experts` (int32 [M, top_k], contiguous) on the current stream."""
         (n_parts, n_experts), to = self._counts.shape, self._sorted
         grid, key = (n_parts, n_experts), (self.n_rows, n_parts, n_experts, self.order)
         launch(_count_kernel, grid, (experts, self._parts, self._counts, n_experts), {"BLOCK": ROWS_PER_STEP}, key=key)
-        lists, sizes = (to.rows, to.tiles, to.n_tiles, self.most_tiles), (self.n_rows, n_experts, n_parts)
+        lists, sizes = (to.rows, to.tiles, to.n_tiles, to.counters, self.most_tiles), (self.n_rows, n_experts, n_parts)
         launch(_place_kernel, grid, (experts, self._parts, self._counts, *lists, *sizes), self._fixed, key=key)
         return to
 
@@ -148,6 +152,7 @@ def _place_kernel(
     rows,
     tiles,
     n_tiles,
+    counters,  # int32 [n_parts]
     most_tiles,
     n_rows,
     n_experts,
@@ -166,6 +171,8 @@ def _place_kernel(
     Each program computes from all counts where its own things begin, so programs need not wait for one another.
     """
     part, expert = tl.program_id(0), tl.program_id(1)
+    if expert == 0:
+        tl.store(counters + part, 0)  # here rather than by a launch of its own
     LARGEST: tl.constexpr = SMALLEST * 2 ** (N_HEIGHTS - 1)
     p, e = tl.arange(0, PARTS_2)[:, None], tl.arange(0, EXPERTS_2)[None, :]
     count = tl.load(counts + p * n_experts + e, mask=(p < n_parts) & (e < n_experts), other=0)
