@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.routing import BLOCKS_M, SortedRows
 from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties
+from kernels.steady_launch import launch
 from kernels.symmetric import wait_until
 
 UNIT_COLS = 16
@@ -210,13 +211,14 @@ def multiply_rows(
     own, flags, epoch, rank = (shards.own, shards.flags, shards.epoch, shards.rank) if shards else (None, None, 0, 0)
     most_tiles = by_expert.tiles.shape[1]
     operands = (a, own, operand_b, c, by_expert.rows, by_expert.tiles, by_expert.n_tiles, flags, done)
-    args = (*operands, most_tiles, n_rows, n, k, n_experts, 0 if own is None else len(own), rank, epoch)
+    sizes = (most_tiles, n_rows, n, k, n_experts, 0 if own is None else len(own))
+    args = (*operands, *sizes, rank, epoch)
     is_interpreted = triton.knobs.runtime.interpret
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
         n_sms = 0 if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
         n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else n_sms * meta["PER_SM"]
-        return (max(min(n_programs, most_tiles * triton.cdiv(n, meta["BLOCK_N"])), 1),)
+        return (max(min(n_programs, most_tiles * -(-n // meta["BLOCK_N"])), 1),)
 
     fixed = {
         "TOP_K": top_k,
@@ -228,5 +230,7 @@ def multiply_rows(
     if config is None:
         grouped_gemm_kernel[grid](*args, **fixed)
         return
-    set_block_shapes({"b": operand_b, **config.kwargs})
-    grouped_gemm_kernel.fn[grid](*args, **fixed, **config.all_kwargs())
+    fixed |= config.all_kwargs()
+    set_block_shapes({"b": operand_b, **fixed})
+    key = (sizes, a.dtype, own is None, done is None, *fixed.items())
+    launch(grouped_gemm_kernel.fn, grid(fixed), args, fixed, key=key)

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from kernels.grouped_gemm import UNIT_COLS
 from kernels.shard_gemm import device_properties
+from kernels.steady_launch import launch
 from kernels.symmetric import element_type, pointer_at, signal, wait_until
 
 N_QUARTERS = 4
@@ -170,7 +171,8 @@ def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> N
     of, (tokens, n) = partials, partials.sizes
     n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms * PER_SM
     operands = (of.results, of.weights, done, of.slots, of.flags)
-    push_kernel[(n_programs,)](*operands, tokens, n, of.rank, CHUNKS=n_chunks, **_fixed(partials, PUSH_BLOCKS))
+    fixed = {"CHUNKS": n_chunks, **_fixed(partials, PUSH_BLOCKS)}
+    launch(push_kernel, (n_programs,), (*operands, tokens, n, of.rank), fixed, key=(tokens, n, *fixed.values()))
 
 
 def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
@@ -182,7 +184,8 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
     is_interpreted = triton.knobs.runtime.interpret
     n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else (device_properties()["multiprocessor_count"] - n_push_sms) * PER_SM
     operands = (of.results, of.weights, of.slots, of.flags, out)
-    reduce_kernel[(n_programs,)](*operands, tokens, n, of.rank, of.epoch, **_fixed(partials, REDUCE_BLOCKS))
+    fixed = _fixed(partials, REDUCE_BLOCKS)
+    launch(reduce_kernel, (n_programs,), (*operands, tokens, n, of.rank, of.epoch), fixed, key=(tokens, n, *fixed.values()))
 
 
 def _fixed(partials: Partials, blocks: Blocks) -> dict[str, object]:

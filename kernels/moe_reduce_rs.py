@@ -72,7 +72,7 @@ class MoeReduceScatter:
         self.n_local_ranks = most_local_ranks(group)
         self._stream_order = StepOrder()
         self._buffers: dict[Hashable, Buffers] = {}
-        self._sorters: dict[Hashable, tuple[RowSorter, torch.Tensor]] = {}
+        self._sorters: dict[Hashable, RowSorter] = {}
 
     def __call__(
         self,
@@ -95,10 +95,10 @@ class MoeReduceScatter:
         hidden, flat = loadable(hidden), loadable(experts_b.flatten(0, 1))
         buffers = self._buffers_for(routing, n, hidden)
         self._stream_order.follow(hidden.device)
-        sorter, done = self._sorter_for(routing, n_experts, n_chunks)
+        sorter = self._sorter_for(routing, n_experts, n_chunks)
         partials = buffers.partials(routing)
         by_expert = sorter.sort(routing.experts)
-        done.zero_()
+        done = by_expert.counters
         buffers.fork()
         try:
             n_free_sms = n_push_sms if self.n_ranks > 1 else 0
@@ -126,8 +126,8 @@ class MoeReduceScatter:
             self._buffers[key] = Buffers(routing.experts.shape, n, like, self._group)
         return self._buffers[key]
 
-    def _sorter_for(self, routing: Routing, n_experts: int, n_chunks: int) -> tuple[RowSorter, torch.Tensor]:
-        """The sorting of rows into parts, and a counter for each part: the chunks of rank + 1, those of rank + 2, ..., the own shard."""
+    def _sorter_for(self, routing: Routing, n_experts: int, n_chunks: int) -> RowSorter:
+        """The sorting of rows into parts, which have a counter each: the chunks of rank + 1, those of rank + 2, ..., the own shard."""
         (n_tokens, top_k), device = routing.experts.shape, routing.experts.device
         key = n_tokens, top_k, n_experts, n_chunks, device
         if key not in self._sorters:
@@ -136,8 +136,7 @@ class MoeReduceScatter:
             peers = [(self.rank + step) % w * m for step in range(1, w)]
             parts = [(peer + first, peer + end) for peer in peers for first, end in itertools.pairwise(ends)]
             parts.append((self.rank * m, (self.rank + 1) * m))
-            sorter = RowSorter([(first * top_k, end * top_k) for first, end in parts], n_experts, "part", device)
-            self._sorters[key] = sorter, torch.zeros(len(parts), dtype=torch.int32, device=device)
+            self._sorters[key] = RowSorter([(first * top_k, end * top_k) for first, end in parts], n_experts, "part", device)
         return self._sorters[key]
 
     def _result_for(self, hidden: torch.Tensor, experts_b: torch.Tensor, routing: Routing, out: torch.Tensor | None) -> torch.Tensor:

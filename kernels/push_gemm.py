@@ -36,11 +36,15 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
 
 
 def make_config(
-    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, split: bool = False, per_sm: int = 1
+    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, split: bool = False, per_sm: int = 1, stagger: bool = False
 ) -> triton.Config:
-    """A launch config of `push_gemm_kernel`. Of `per_sm` programs on an SM, one sends a tile while another multiplies."""
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_STORE": split, "PER_SM": per_sm}
-    return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
+    """A launch config of `push_gemm_kernel`.
+
+    Of `per_sm` programs on an SM, one sends a tile while another multiplies; with `stagger` from the first tile on.
+    """
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
+    choices = {"SPLIT_STORE": split, "PER_SM": per_sm, "STAGGER": stagger}
+    return triton.Config({**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
@@ -54,15 +58,19 @@ def gpu_configs() -> list[triton.Config]:
     configs = [
         make_config(bm, bn, 64, warps=warps, stages=stages, split=split) for bm, bn, warps, stages in wide for split in (False, True)
     ]
-    pairs = ((128, 128, 64, 3, False), (128, 128, 64, 3, True), (128, 128, 32, 6, True), (64, 256, 64, 2, False), (64, 128, 64, 4, False))
-    configs += [make_config(bm, bn, bk, warps=4, stages=stages, split=split, per_sm=2) for bm, bn, bk, stages, split in pairs]
+    pairs = ((128, 128, 64, 3), (64, 256, 64, 2), (64, 256, 32, 5), (64, 128, 64, 4))
+    configs += [
+        make_config(bm, bn, bk, warps=4, stages=stages, per_sm=2, stagger=stagger)
+        for bm, bn, bk, stages in pairs
+        for stagger in (False, True)
+    ]
     return configs + [make_config(bm, bn, bk, warps=warps, stages=stages) for bm, bn, bk, warps, stages in narrow + flat]
 
 
 def interpreter_configs() -> list[triton.Config]:
     """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
     configs = [make_config(*block, warps=4, stages=2) for block in ((64, 64, 64), (32, 64, 64))]
-    return [*configs, make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2)]
+    return [*configs, make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2, stagger=True)]
 
 
 def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
@@ -126,6 +134,25 @@ def refuse_repeats(kernel_call: Any, quantiles: Any = None) -> Any:
 def part_order(rank: int, n_parts: int) -> list[int]:
     """The parts in the order in which a rank computes them: the next rank's first, its own last, so that each waits least."""
     return [(rank + 1 + i) % n_parts for i in range(n_parts)]
+
+
+@triton.jit
+def start_cycles(program, n_programs, block_elements, K, PER_SM: tl.constexpr):
+    """Cycles by which a program starts later than the first one of its SM: those that the tensor cores take for a tile of each before it.
+
+    Tensor cores of a Hopper SM do 4096 operations of 16-bit operands a cycle. Programs that start together finish their tiles together,
+    on all SMs: then the tensor cores wait for NVLink, and later it for them. Plain arithmetic: `start_cycles.fn` answers in Python, too.
+    """
+    return program * PER_SM // n_programs * (2 * block_elements // 4096) * K
+
+
+@triton.jit
+def _wait_cycles(cycles):
+    """Sleep until the clock of the SM has gone on by this."""
+    start = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    now = start
+    while now - start < cycles:
+        now = tl.inline_asm_elementwise("nanosleep.u32 200; mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -207,6 +234,7 @@ def push_gemm_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_STORE: tl.constexpr,
     PER_SM: tl.constexpr,
+    STAGGER: tl.constexpr,
 ):
     """Persistent GEMM: a program runs every n-th tile, part by part in `part_order`, and sends each tile as soon as it is computed.
 
@@ -219,6 +247,9 @@ def push_gemm_kernel(
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     GROUP_M: tl.constexpr = 2048 // BLOCK_M  # as in shard_gemm.py
     _trade_credits(credits, own_credits, rank, count, WORLD)
+    if STAGGER and not INTERPRETED:  # no inline assembly there
+        if tiles_per_part * PARTS > n_programs:
+            _wait_cycles(start_cycles(program, n_programs, BLOCK_M * BLOCK_N, K, PER_SM))
     for tile in range(program, tiles_per_part * PARTS, n_programs):
         block_row, block_col = tile_block(tile % tiles_per_part, m_tiles, n_tiles, GROUP_M)
         part = (rank + 1 + tile // tiles_per_part) % PARTS

@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.steady_launch import launch
+
 BLOCKS_M = (32, 64) if triton.knobs.runtime.interpret else (16, 32, 64, 128)
 """Heights of tiles, each twice the one before; there is a list of tiles for each. The interpreter takes 10 ms for each list."""
 ROWS_PER_STEP = 64 if triton.knobs.runtime.interpret else 1024
@@ -83,6 +85,8 @@ class SortedRows:
     """int32 [len(BLOCKS_M), most tiles, TILE_FIELDS]; entries from n_tiles on are undefined."""
     n_tiles: torch.Tensor
     """int32 [len(BLOCKS_M)]: no tile is without a row."""
+    counters: torch.Tensor
+    """int32 [parts]: 0 once the rows are sorted, for a kernel that reads the tiles to count what it has done of each part."""
 
 
 class RowSorter:
@@ -103,19 +107,28 @@ class RowSorter:
         n_places = self.n_rows + min(n_segments, self.n_rows) * (BLOCKS_M[-1] - 1)
         self._parts, self._n_experts = torch.tensor(parts, dtype=torch.int32, device=device), n_experts
         self._counts = torch.empty(len(parts), n_experts, dtype=torch.int32, device=device)
+        self._fixed = {
+            "BLOCK": ROWS_PER_STEP,
+            "PARTS_2": max(triton.next_power_of_2(len(parts)), 2),
+            "EXPERTS_2": max(triton.next_power_of_2(n_experts), 2),
+            "IS_MERGED": order != "part",
+            "BY_ARRIVAL": order == "arrival",
+            "SMALLEST": BLOCKS_M[0],
+            "N_HEIGHTS": len(BLOCKS_M),
+            "TILES": TILES_PER_STEP,
+        }
         shapes = (n_places,), (len(BLOCKS_M), self.most_tiles, TILE_FIELDS), (len(BLOCKS_M),)
-        self._sorted = SortedRows(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
+        self.counters = torch.zeros(len(parts), dtype=torch.int32, device=device)
+        rows, tiles, n_tiles = (torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes)
+        self._sorted = SortedRows(rows, tiles, n_tiles, self.counters)
 
     def sort(self, experts: torch.Tensor) -> SortedRows:
         """Queue the sorting of rows with these `experts` (int32 [M, top_k], contiguous) on the current stream."""
         (n_parts, n_experts), to = self._counts.shape, self._sorted
-        grid, sizes = (n_parts, n_experts), (self.n_rows, n_experts)
-        _count_kernel[grid](experts, self._parts, self._counts, n_experts, ROWS_PER_STEP)
-        powers = {"PARTS_2": max(triton.next_power_of_2(n_parts), 2), "EXPERTS_2": max(triton.next_power_of_2(n_experts), 2)}
-        merged = {"IS_MERGED": self.order != "part", "BY_ARRIVAL": self.order == "arrival"}
-        heights = {"SMALLEST": BLOCKS_M[0], "N_HEIGHTS": len(BLOCKS_M), "TILES": TILES_PER_STEP}
-        lists = (to.rows, to.tiles, to.n_tiles, self.most_tiles)
-        _place_kernel[grid](experts, self._parts, self._counts, *lists, *sizes, n_parts, BLOCK=ROWS_PER_STEP, **powers, **merged, **heights)
+        grid, key = (n_parts, n_experts), (self.n_rows, n_parts, n_experts, self.order)
+        launch(_count_kernel, grid, (experts, self._parts, self._counts, n_experts), {"BLOCK": ROWS_PER_STEP}, key=key)
+        lists, sizes = (to.rows, to.tiles, to.n_tiles, to.counters, self.most_tiles), (self.n_rows, n_experts, n_parts)
+        launch(_place_kernel, grid, (experts, self._parts, self._counts, *lists, *sizes), self._fixed, key=key)
         return to
 
 
@@ -139,6 +152,7 @@ def _place_kernel(
     rows,
     tiles,
     n_tiles,
+    counters,  # int32 [n_parts]
     most_tiles,
     n_rows,
     n_experts,
@@ -157,6 +171,8 @@ def _place_kernel(
     Each program computes from all counts where its own things begin, so programs need not wait for one another.
     """
     part, expert = tl.program_id(0), tl.program_id(1)
+    if expert == 0:
+        tl.store(counters + part, 0)  # here rather than by a launch of its own
     LARGEST: tl.constexpr = SMALLEST * 2 ** (N_HEIGHTS - 1)
     p, e = tl.arange(0, PARTS_2)[:, None], tl.arange(0, EXPERTS_2)[None, :]
     count = tl.load(counts + p * n_experts + e, mask=(p < n_parts) & (e < n_experts), other=0)

@@ -45,9 +45,10 @@ class RowParallelGemm:
 
     def sums_for(self, plan: Plan, device: torch.device) -> PartialSums:
         """The memory of a plan. Collective where there is none yet."""
-        if (plan, device) not in self._sums:
-            self._sums[plan, device] = PartialSums(plan, device, self._group)
-        return self._sums[plan, device]
+        sums = self._sums.get((plan, device))
+        if sums is None:
+            sums = self._sums[plan, device] = PartialSums(plan, device, self._group)
+        return sums
 
     def run(
         self, plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, exchange: Exchange, config: triton.Config | None
@@ -65,13 +66,15 @@ def checked_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     Raises:
         ValueError: with the operands.
     """
-    given = f"A {list(a.shape)} {a.dtype}, B {list(b.shape)} {b.dtype}"
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
-        raise ValueError(f"need A as [M, K / W] and B as [N, K / W]; got {given}")
-    if a.dtype not in DTYPES.values() or b.dtype != a.dtype or b.device != a.device:
-        raise ValueError(f"need bfloat16 or float16, the same for both, on one device; got {given}")
-    if not a.numel() or not b.numel():
-        raise ValueError(f"nothing to multiply; got {given}")
+        needed = "need A as [M, K / W] and B as [N, K / W]"
+    elif a.dtype not in DTYPES.values() or b.dtype != a.dtype or b.device != a.device:
+        needed = "need bfloat16 or float16, the same for both, on one device"
+    elif not a.numel() or not b.numel():
+        needed = "nothing to multiply"
+    else:
+        return
+    raise ValueError(f"{needed}; got A {list(a.shape)} {a.dtype}, B {list(b.shape)} {b.dtype}")
 
 
 def checked_out(a: torch.Tensor, shape: tuple[int, int], out: torch.Tensor | None) -> torch.Tensor:

@@ -223,7 +223,7 @@ def refuse_capture(step: str) -> None:
     Raises:
         RuntimeError: it is.
     """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every replay")
 
 

@@ -59,10 +59,13 @@ def routings(draw: st.DrawFn) -> tuple[list[int], Parts, int]:
 def check(routing: tuple[list[int], Parts, int], order: Order) -> None:
     experts, parts, n_experts = routing
     sorter = RowSorter(parts, n_experts, order, torch.device("cpu"))
+    sorter.counters.fill_(7)  # as a step leaves them
     got = sorter.sort(torch.tensor(experts, dtype=torch.int32).view(-1, 1))
     rows, lists = sorted_by_loop(experts, parts, n_experts, order)
     assert got.rows[: len(rows)].tolist() == rows
     assert len(rows) <= len(got.rows)
+    assert got.counters is sorter.counters
+    assert got.counters.tolist() == [0] * len(parts)
     assert got.n_tiles.tolist() == [len(tiles) for tiles in lists]
     assert max(got.n_tiles.tolist()) <= sorter.most_tiles <= len(experts) // BLOCKS_M[0] + n_experts * len(parts)
     assert [[tuple(tile) for tile in of[:n].tolist()] for of, n in zip(got.tiles, got.n_tiles, strict=True)] == lists

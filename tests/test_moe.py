@@ -154,7 +154,7 @@ def test_a_sum_that_cannot_be_launched_counts_its_step(tmp_path: Path):
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "def fail(*_): raise RuntimeError('does not compile')\n"
         "layer.reduce, layer.multiply_rows, step = fail, lambda *_, **__: None, layer.MoeReduceScatter()\n"
-        "step._sorter_for = lambda *_: (type('', (), {'sort': lambda self, experts: None})(), torch.zeros(1))\n"
+        "step._sorter_for = lambda *_: type('', (), {'sort': lambda *_: type('', (), {'counters': torch.zeros(1)})})()\n"
         "try: step(torch.ones(8, 8).half(), torch.ones(2, 8, 8).half(), route(torch.zeros(4, 2), 2))\n"
         "except RuntimeError as error: print(error)\n"
         "print([buffers._epochs.next for buffers in step._buffers.values()])\n"

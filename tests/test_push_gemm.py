@@ -68,3 +68,21 @@ def test_each_config_of_several_programs_fits():
     assert several
     assert drop_hopeless(several, {"part_rows": 2048}) == several
     assert any(each.kwargs["PER_SM"] > 1 for each in interpreter_configs())
+
+
+def test_programs_of_a_multiprocessor_start_a_tile_apart():
+    """So that they send in turn: the first of each SM at once, the second when the tensor cores have had time for a tile of the first."""
+    from kernels.push_gemm import start_cycles
+
+    assert {start_cycles.fn(program, 264, 128 * 128, 5504, 2) for program in range(132)} == {0}
+    assert {start_cycles.fn(program, 264, 128 * 128, 5504, 2) for program in range(132, 264)} == {2 * 128 * 128 * 5504 // 4096}
+    assert {start_cycles.fn(program, 132, 128 * 128, 5504, 1) for program in range(132)} == {0}
+
+
+def test_only_configs_of_several_programs_are_staggered():
+    """Alone on its SM a program would only be late."""
+    from kernels.push_gemm import gpu_configs
+
+    staggered = [each.kwargs for each in gpu_configs() if each.kwargs["STAGGER"]]
+    assert staggered
+    assert all(block["PER_SM"] > 1 and block | {"STAGGER": False} in [each.kwargs for each in gpu_configs()] for block in staggered)

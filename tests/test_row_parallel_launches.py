@@ -22,6 +22,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self.queued: list[tuple[str, str, Any]] = []
+        self.given: list[tuple[Any, ...]] = []
+        """Arguments of the launches that Triton did not look up."""
         self.n_streams = 0
         self.current = self.main = self.stream()
 
@@ -44,10 +46,18 @@ class Gpu:
         self.current = self.main
 
     def kernel(self, name: str, arg_names: list[str]) -> Any:
+        def kept(grid: tuple[int, int, int]) -> Any:
+            def launch(*args: Any) -> None:
+                self.queued.append((self.current.name, name, grid[0]))
+                self.given.append(args)
+
+            return launch
+
         def launcher(grid: Any) -> Any:
-            def launch(*_: Any, **meta: Any) -> None:
+            def launch(*_: Any, **meta: Any) -> Any:
                 (n_programs,) = grid(meta) if callable(grid) else grid
                 self.queued.append((self.current.name, name, n_programs))
+                return type("Compiled", (), {"__getitem__": lambda _, grid: kept(grid)})()
 
             return launch
 
@@ -151,6 +161,18 @@ def test_two_programs_of_a_product_share_a_multiprocessor_which_a_sum_beside_it_
 
     steps = queued(gpu, Exchange("push", "beside", N_SMS - 4, 64), per_sm=2)
     assert [step for step in steps if step[1].endswith("kernel")] == [("main", "push_gemm_kernel", 8), ("second", "sum_kernel", 5)]
+
+
+def test_a_second_step_with_a_given_config_looks_up_no_launch(gpu: Gpu):
+    """The product and the sum, with all arguments: what is given by name, and the config's blocks, too."""
+    from kernels import partials
+
+    product, total, exchange = partials.push_gemm_kernel, partials.sum_kernel, partials.Exchange("push", "behind", 0, 128)  # type: ignore[attr-defined]
+    queued(gpu, exchange)
+    assert [len(args) for args in gpu.given] == [len(product.arg_names), len(total.arg_names)]
+    by_name = dict(zip(product.arg_names, gpu.given[0], strict=True))
+    assert (by_name["N"], by_name["BLOCK_M"], by_name["PER_SM"], by_name["WORLD"]) == (N, 64, 1, N_RANKS)
+    assert by_name["a"].block_shape == [64, 64]
 
 
 def test_gathered_sums_are_taken_behind_the_own_one(gpu: Gpu):
