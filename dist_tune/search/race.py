@@ -66,7 +66,7 @@ class Race:
     @property
     def is_final(self) -> bool:
         """True if all sites whose turn it is have reached the finals."""
-        return not self._turns.is_inside and all(self._sites[name].stage in ("finals", "done") for name in self._turns.active)
+        return all(self._sites[name].stage in ("finals", "done") for name in self._turns.active)
 
     @property
     def bound(self) -> int:

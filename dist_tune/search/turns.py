@@ -2,8 +2,8 @@
 
 A kernel's time depends on the config of the function around it, which may leave it fewer SMs or give it other arguments, and the
 function's time is the kernel's, too. So they do not race in the same replays. First what is inside races, beside one fixed config of the
-functions around it; then the functions race, beside the best of what is inside. At last what the winning configs launch has its finals,
-or, if it has raced beside other configs, a race of its best few and then its finals. Sites that no function is around need no turns.
+functions around it; then the functions race, beside the winners inside. At last what the winning configs launch races once more with its
+best few, if it has raced beside other configs. Each of these races has its finals. Sites that no function is around need no turns.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Turns:
         free = [name for name in self._sites if name not in depths]
         alone = [name for name in free if not any(name in self._functions(each) for each in nested)]
         for depth in sorted(set(depths.values())):
-            racing = [name for name in nested if depths[name] == depth and self._sites[name].stage in ("race", "exhaustive")]
+            racing = [name for name in nested if depths[name] == depth and self._sites[name].stage != "done"]
             if together := self._launched_together(racing):
                 self.is_inside = any(self._sites[name].stage != "done" for name in free if name not in alone)
                 return self._let(together + alone)
@@ -77,8 +77,8 @@ class Turns:
         if any(self._sites[name].stage != "done" for name in free):
             return self._let(free)
         for depth in sorted(set(depths.values()), reverse=True):
-            if settling := self._settling([name for name in nested if depths[name] == depth], may_begin=may_begin):
-                return self._let(settling)
+            if anew := self._begun_again([name for name in nested if depths[name] == depth], may_begin=may_begin):
+                return self._let(anew)
         return self._let([])
 
     def _let(self, names: Sequence[str]) -> Collection[str]:
@@ -124,8 +124,9 @@ class Turns:
         setting = self._setting(name, fixed)
         return all(setting.get(each) in self._around[name][each] for each in self._functions(name))
 
-    def _settling(self, names: Sequence[str], *, may_begin: bool) -> list[str]:
-        """Those of the sites that have their finals now, beside the functions' winners; the others end with what is known of them."""
+    def _begun_again(self, names: Sequence[str], *, may_begin: bool) -> list[str]:
+        """Those of the sites that race anew, beside the functions' winners; those that were never launched end with what is known."""
+        anew = []
         for name in names:
             site, setting = self._sites[name], self._setting(name, {})
             if not self._is_launched(name, {}):
@@ -133,5 +134,6 @@ class Turns:
             elif may_begin and self._beside.get(name, setting) != setting:
                 self._beside[name] = setting
                 if site.begin_anew():
-                    self._begun_anew.append(name)
-        return [name for name in names if self._sites[name].stage != "done"]
+                    anew.append(name)
+        self._begun_anew += anew
+        return anew
