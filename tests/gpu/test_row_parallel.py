@@ -1,4 +1,4 @@
-"""GEMM-ReduceScatter and GEMM-AllReduce on real GPUs: each exchange, one rank late, and the tuned function. Not run yet."""
+"""GEMM-ReduceScatter and GEMM-AllReduce on real GPUs: each exchange, one rank late, and the tuned function."""
 
 import subprocess
 import sys
