@@ -1,4 +1,4 @@
-"""Both layers of a mixture of experts on GPUs: each order of tiles, way to gather and number of chunks. Not run yet."""
+"""Both layers of a mixture of experts on GPUs: each order of tiles, way to gather and number of chunks."""
 
 import subprocess
 import sys
