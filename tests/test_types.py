@@ -93,6 +93,7 @@ contextual_autotune(reset=5)  # wrong
 """
 
 
+@pytest.mark.processes
 def test_wrong_calls_are_rejected_and_right_ones_are_not(tmp_path: Path):
     """By mypy --strict, line by line: functions, methods, the tuner's keywords, and functions whose config argument has no default."""
     program = tmp_path / "program.py"

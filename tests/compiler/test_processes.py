@@ -20,6 +20,8 @@ from dist_tune.compiler.workers import Worker
 from dist_tune.testing import on_ranks, values
 from tests.compiler.test_workers import is_gone
 
+pytestmark = pytest.mark.processes
+
 PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
 CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
 
