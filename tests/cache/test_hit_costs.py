@@ -111,6 +111,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     assert counted.get("_settings_build_values", 0) == 0  # read at import, in the same environment
 
 
+@pytest.mark.once
 @pytest.mark.processes
 def test_ranks_that_all_hit_meet_once(tmp_path: Path):
     """One meeting for the sites of a call, however many they are, and none for each of them."""

@@ -14,7 +14,7 @@ import pytest
 from dist_tune.compiler.leftovers import prefix, suffix, sweep
 from tests.cases import further
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 MAKE = """
 import signal, tempfile, time
