@@ -237,7 +237,7 @@ def is_symmetric(tensor: torch.Tensor) -> bool:
         from torch._C._distributed_c10d import _SymmetricMemory  # torch.distributed._symmetric_memory takes 0.1 s to import
 
         return bool(_SymmetricMemory.is_symm_mem_tensor(tensor))
-    except (ImportError, RuntimeError, NotImplementedError):  # a build of torch without it, or a tensor without a storage
+    except (ImportError, AttributeError, RuntimeError, NotImplementedError):  # a build of torch without it, or a tensor without a storage
         return False
 
 
