@@ -1,10 +1,14 @@
 """What every test starts from: no settings left over from the shell, and no silent skip of a distributed test."""
 
+import multiprocessing.process
 import os
 import shutil
+import sys
 import tempfile
+import threading
 from collections.abc import Generator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,7 +21,27 @@ settings.load_profile("no deadline")
 LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
 
 
+_running: list[pytest.Item] = []
+
+
+def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
+    """A rank or a Python program that is started by a test without the mark `processes` fails it: `make test-fast` is for all others."""
+    is_start = event == "dist_tune.test_process" or (event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1]))
+    if threading.current_thread() is not threading.main_thread():  # it may have outlived the test that started it
+        return
+    if is_start and _running and not _running[-1].get_closest_marker("processes"):
+        raise AssertionError(f"{_running[-1].nodeid} starts a process: mark it with pytest.mark.processes")
+
+
 def pytest_configure() -> None:
+    sys.addaudithook(_demand_mark)
+    start = multiprocessing.process.BaseProcess.start
+
+    def audited(self: multiprocessing.process.BaseProcess) -> None:
+        sys.audit("dist_tune.test_process")
+        start(self)
+
+    multiprocessing.process.BaseProcess.start = audited  # type: ignore[method-assign]
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
     # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
@@ -45,6 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header() -> str:
     return ", ".join(f"{package} {version(package)}" for package in ("torch", "triton", "numpy"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _running[:] = [item]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -63,6 +63,7 @@ def test_a_table_of_a_mixture_of_experts_keeps_its_numbers_whole():
     assert text.count("12.3456") == len(names)
 
 
+@pytest.mark.processes
 def test_torchs_sums_compete_where_torch_has_them():
     """One-shot and two-shot sum bfloat16, and no fp16: there they are left out rather than fail."""
     script = (

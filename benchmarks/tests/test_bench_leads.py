@@ -17,6 +17,7 @@ def test_each_case_has_a_name_of_its_own():
     assert len({f"{case}" for case in CASES}) == len(CASES)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it runs there")
 def test_it_needs_a_gpu(tmp_path: Path):
     done = run_python(f"{ROOT}/benchmarks/bench_leads.py", cwd=tmp_path)

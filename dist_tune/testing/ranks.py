@@ -26,10 +26,13 @@ from dist_tune.output import unwrapped
 from dist_tune.testing.fake_gpu import ExactTime, install_fake_driver
 
 PRELOADED = (
-    "dist_tune",
+    "dist_tune.contextual",
+    "dist_tune.function",
     "dist_tune.offline",
     "dist_tune.testing",
     "triton.runtime.interpreter",
+    "triton.experimental.gluon.nvidia.hopper",  # the first launch imports it
+    "torch.distributed._symmetric_memory",
     "numpy",
     "pytest",
     "hypothesis",

@@ -17,6 +17,7 @@ from dist_tune.cache import read_code
 from dist_tune.settings import read_settings
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,12 +92,10 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
         "import json; from dist_tune.testing import install_fake_driver; install_fake_driver(); "
         "from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
-        for _ in "12"
-    ]
-    assert [each.returncode for each in runs] == [0, 0], runs[-1].stderr
-    hit = json.loads(runs[-1].stdout.splitlines()[-1])
+    tuned = run_python("-c", program, env=environment, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (tuned.returncode, done.returncode) == (0, 0), tuned.stderr + done.stderr
+    hit = json.loads(done.stdout.splitlines()[-1])
     assert hit["hits"] == [True, True]
     assert hit["loaded"] == []
     assert [name for name in hit["imported"] if not name.startswith(("triton.", "torch."))] == []
@@ -111,6 +110,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     assert counted.get("_settings_build_values", 0) == 0  # read at import, in the same environment
 
 
+@pytest.mark.once
 @pytest.mark.processes
 def test_ranks_that_all_hit_meet_once(tmp_path: Path):
     """One meeting for the sites of a call, however many they are, and none for each of them."""

@@ -50,6 +50,7 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     assert not path.exists()
 
 
+@pytest.mark.processes
 def test_one_process_and_one_thread_hold_a_file(tmp_path: Path):
     """The others go on without one; a child that was forked meanwhile does not hold it."""
     path = tmp_path / "one.jsonl"

@@ -14,6 +14,8 @@ import pytest
 from dist_tune.compiler.leftovers import prefix, suffix, sweep
 from tests.cases import further
 
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
 MAKE = """
 import signal, tempfile, time
 from dist_tune.compiler.leftovers import prefix, suffix

@@ -18,7 +18,10 @@ from dist_tune import contextual_autotune
 from dist_tune.compiler import pool, processes
 from dist_tune.compiler.workers import Worker
 from dist_tune.testing import on_ranks, values
+from tests.cases import further
 from tests.compiler.test_workers import is_gone
+
+pytestmark = pytest.mark.processes
 
 PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
 CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
@@ -156,12 +159,14 @@ def tune_with_a_crash(rank: int, stage: str, n_times: int) -> list[str | None]:
     return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates]
 
 
-@pytest.mark.parametrize("stage", processes.STAGES)
+@pytest.mark.once
+@pytest.mark.parametrize("stage", [processes.STAGES[0], *map(further, processes.STAGES[1:-1]), processes.STAGES[-1]])
 def test_a_crash_that_does_not_come_again_costs_nothing(stage: str) -> None:
     """The kernel is compiled from the beginning in another process, once."""
     assert values(on_ranks(1, tune_with_a_crash, stage, 1, mode="fake", is_dist=False, env=PATIENT)) == [[None] * len(CONFIGS)]
 
 
+@pytest.mark.once
 def test_a_compiler_that_crashes_costs_one_candidate() -> None:
     """A process killed twice in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
     (outcome,) = on_ranks(1, tune_with_a_crash, "llir", 2, mode="fake", is_dist=False, env=PATIENT)
@@ -186,6 +191,7 @@ def stop_one(rank: int) -> tuple[list[str | None], int]:
     return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates], stopped[0]
 
 
+@pytest.mark.once
 def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> None:
     """After the deadline the config is dropped, and no process stays behind."""
     (outcome,) = on_ranks(1, stop_one, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "5"})
@@ -220,6 +226,7 @@ def tune_without_processes(rank: int, executable: str) -> tuple[list[str | None]
     return [each.failure for each in record.candidates], processes.is_possible(), made()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("executable", ["/bin/false", "/no/such/python"])
 def test_where_no_process_starts_this_one_compiles(executable: str) -> None:
     """A Python that ends at once, or is not there: no config is blamed, and it is not tried again."""

@@ -14,6 +14,8 @@ import pytest
 
 from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers
 
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
 
 def is_gone(pid: int, within_s: float = 5.0) -> bool:
     end = time.monotonic() + within_s

@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dist_tune.distributed.host_processes import GONE, RUNS, STOPPED, UNKNOWN, process_name, state_of
+
+pytestmark = pytest.mark.processes
 
 SLEEPS = "import time; time.sleep(60)"
 

@@ -21,7 +21,7 @@ from dist_tune.distributed.parts import absent
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import AbsentRanksError, PeerFailedError, RankMismatchError
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 DEADLINE_S = 2.0
 N_RANKS = 5

@@ -55,6 +55,7 @@ def _save_slowly(folder: Path, name: str, is_reading: Any) -> None:
     save_configs_to_json(NAME, folder, {name: {}})
 
 
+@pytest.mark.processes
 def test_two_processes_that_write_one_file_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also where one of them knows the folder by another name; the lock is in the cache directory."""
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))

@@ -28,7 +28,7 @@ from dist_tune.offline import (
 )
 from dist_tune.testing import ExactTime
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 SPACE = [{"i": i} for i in range(6)]
 Config = dict[str, Any]

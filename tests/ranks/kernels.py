@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import interpreter_builder
 
 from dist_tune import contextual_autotune
+
+# A check of each sum and product of integers takes the interpreter longer than all else in these kernels, whose numbers are small.
+interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
 
 
 @triton.jit

@@ -39,6 +39,7 @@ def _speaks_of_collectives(rank: int, text: str) -> Any:
     step(torch.zeros(64))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("text", ["data loader timed out", "block size must be a multiple of the NCCL channel count"])
 def test_a_users_error_that_speaks_of_collectives_is_still_the_cause(text: str):
     """Its rank raises it, and the other names that rank."""
@@ -62,6 +63,7 @@ def _first_met_in_the_final_run(rank: int) -> Any:
     return best(always), best(late), first, second
 
 
+@pytest.mark.once
 def test_a_site_first_met_in_the_final_run_gets_the_winner_of_the_others():
     """No rank is left without a config, so the next call is an ordinary one everywhere."""
     got = values(on_ranks(2, _first_met_in_the_final_run))
@@ -93,6 +95,7 @@ def _factory(rank: int) -> Any:
     return [[c.failure is None for c in record.candidates] for record in step.records]
 
 
+@pytest.mark.once
 def test_kernels_of_one_factory_are_sites_of_their_own():
     """What a kernel has captured is part of what it is."""
     assert values(on_ranks(2, _factory, mode="fake")) == [[[False, True, True], [True, False, True]]] * 2
@@ -110,6 +113,7 @@ def _lets_go(rank: int) -> Any:
     return alive() is None, output() is None, kernel.nargs is None
 
 
+@pytest.mark.once
 def test_nothing_keeps_the_closures_tensors_after_a_tuning():
     """Neither arguments nor results; on a GPU they would be activations."""
     assert values(on_ranks(2, _lets_go)) == [(True, True, True)] * 2
@@ -139,6 +143,7 @@ def _old_news(rank: int, order: list[int]) -> Any:
     return step(torch.zeros(66))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_an_error_of_an_earlier_call_is_not_raised_in_a_healthy_one(order: list[int]):
     """One rank raised and caught it while the other made an ordinary call; whoever comes first, both go on."""
@@ -184,6 +189,7 @@ def _alone_but_numbered(rank: int) -> Any:
     contextual_autotune(**QUICK)(lambda x: launch(kernel, x))(torch.zeros(64))
 
 
+@pytest.mark.once
 def test_ranks_that_tune_alone_have_their_own_logs():
     """Without is_dist, too, ``rank-<i>.log`` is the log of rank i."""
     assert all("winner=" in outcome.log for outcome in on_ranks(2, _alone_but_numbered))
@@ -199,6 +205,7 @@ def _a_mistake(rank: int) -> Any:
         return type(error.__cause__).__name__, "y_ptr" in str(error)
 
 
+@pytest.mark.once
 def test_a_mistake_in_the_launch_is_the_cause_of_the_error():
     """The last exception is chained, with its traceback."""
     ((cause, is_named),) = values(on_ranks(1, _a_mistake, is_dist=False))

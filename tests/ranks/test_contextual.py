@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -138,6 +139,7 @@ def _known_to_one(rank: int, config: int) -> Any:
     return best(kernel), y[0].item()
 
 
+@pytest.mark.once
 def test_a_winner_known_to_one_rank_only_strands_nobody():
     """The site is tuned on both ranks, so both end with the same config; vanilla tuning before does not decide."""
     got = values(on_ranks(2, _known_to_one, 0))
@@ -153,6 +155,7 @@ def _known_differently(rank: int) -> Any:
     return best(kernel)
 
 
+@pytest.mark.once
 def test_ranks_that_know_different_winners_tune():
     """Two ranks with different configs for one key end with one config."""
     got = values(on_ranks(2, _known_differently))
@@ -174,6 +177,7 @@ def _some_ranks(rank: int) -> Any:
     return best(common), best(lonely), y[0].item(), len(step.records)
 
 
+@pytest.mark.once
 def test_a_site_met_on_one_rank_only():
     """The other rank takes part in all replays and brings nothing; the owner gets its winner."""
     got = values(on_ranks(2, _some_ranks))
@@ -202,6 +206,7 @@ def _some_replays(rank: int) -> Any:
     return best(always), best(sometimes), best(late), len(runs)
 
 
+@pytest.mark.once
 def test_sites_met_in_some_replays_only():
     """A kernel launched in every other replay, and one that first comes up in the fourth, are tuned; the search ends."""
     got = values(on_ranks(2, _some_replays))
@@ -224,6 +229,7 @@ def _only_discovery(rank: int) -> Any:
     return best(kernel), len(runs)
 
 
+@pytest.mark.once
 def test_a_site_that_no_replay_meets_again_settles_on_the_first_that_runs():
     """Nothing can be measured, so the first candidate stays; the tuning ends after the nominal number of replays."""
     assert values(on_ranks(2, _only_discovery)) == [([16], 1 + 9 + 1)] * 2

@@ -211,6 +211,7 @@ def _again(rank: int) -> Any:
     return answers
 
 
+@pytest.mark.once
 def test_records_of_other_candidate_lists_are_used():
     """Reversed, the winner of before is equal to one in front of it; more candidates; and the first list again, from the cache."""
     ((first, reversed_, longer, recalled),) = values(on_fake(1, _again))
@@ -225,6 +226,7 @@ def _log(rank: int) -> None:
     tuned(autotuned(configs=staged(16, 32)))(torch.zeros(64))
 
 
+@pytest.mark.once
 def test_the_log_names_equal_candidates():
     """In the compile phase with their number, and in the table."""
     (outcome,) = on_fake(1, _log)
@@ -251,6 +253,7 @@ def _late(rank: int) -> Any:
     return set(asked), [each.equal_to for each in tune.records[0].candidates]
 
 
+@pytest.mark.once
 def test_a_rank_that_comes_late_runs_what_races_for_others():
     """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it launches what rank 0 is timed with."""
     got = values(on_fake(2, _late))
@@ -272,6 +275,7 @@ def _function(rank: int) -> Any:
     return runs["make_cubin"], [each.equal_to for each in step.records[0].candidates], set(seen)
 
 
+@pytest.mark.once
 def test_configs_of_a_function_stay_apart():
     """The kernel is compiled in the recorded run, and once for the others; but a function may do anything with its config: all are run."""
     ((n_compiled, equal_to, seen),) = values(on_fake(1, _function))

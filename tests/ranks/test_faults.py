@@ -45,6 +45,7 @@ def _fails(rank: int, on: dict[int, list[int]], when: str) -> Any:
     return best(kernel), y[0].item(), [c.failure for c in step.records[0].candidates], is_unpatched()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("on", "when"), [({1: [0]}, "always"), ({1: [2]}, "always"), ({0: [0], 1: [1]}, "always"), ({1: [3]}, "2")])
 def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(on: dict[int, list[int]], when: str):
     """Another config stands in, the closure's collective stays matched, and nobody ends with the failed config."""
@@ -61,6 +62,7 @@ def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(on: dict[int, l
     assert sum(f is not None for f in failures) == sum(map(len, on.values()))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("on", [{0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, {0: [0, 1], 1: [2, 3]}, {1: [0, 1, 2, 3]}])
 def test_all_configs_failing_is_one_clear_error_on_every_rank(on: dict[int, list[int]]):
     """Also where every config works somewhere, and where one rank alone has none."""
@@ -147,6 +149,7 @@ def _slowest_decides(rank: int) -> Any:
     return best(kernel), [c.latency_ms for c in record.candidates], record.best.rank_latencies_ms, len(kernel.configs_timings)
 
 
+@pytest.mark.once
 def test_the_slowest_rank_decides():
     """Block 16 is fastest on rank 0 and slowest on rank 1; both take 32, by the MAX over ranks of the medians."""
     got = values(on_ranks(2, _slowest_decides, mode="fake"))
@@ -177,6 +180,7 @@ def _user_error(rank: int, who: list[int], when: int) -> Any:
         assert is_unpatched()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("when", [1, 2, 4])
 def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
     """In discovery, in a timed replay and in the final run: the rank raises its own, the others name it."""
@@ -186,6 +190,7 @@ def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
     same_error(others, "PeerFailedError", "rank 1", "ValueError: rank 1 had enough")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("when", [1, 2])
 def test_the_same_exception_on_all_ranks_stays_the_users(when: int):
     """Every rank raises its own."""
@@ -211,6 +216,7 @@ def _error_without_collective(rank: int) -> Any:
         return type(error).__name__, str(error), len(runs)
 
 
+@pytest.mark.once
 def test_peers_leave_a_long_batch_early():
     """Ranks that wait for nothing in the closure hear of the abort between two replays."""
     got = values(on_ranks(2, _error_without_collective))

@@ -106,6 +106,7 @@ def test_each_kernel_is_compiled_once_for_a_cache_folder(n: int):
     assert [kernels for _, _, kernels in got] == [["CompiledKernel"] * 4] * n
 
 
+@pytest.mark.once
 def test_ranks_with_a_cache_folder_each_compile_all():
     """Files of another folder cannot be loaded."""
     for blocks, loaded, _ in values(on_fake(2, _shares, False)):
@@ -121,6 +122,7 @@ def _specialised(rank: int, ranks: list[int]) -> Any:
     return blocks, [each.n_regs for each in step.records[0].candidates]
 
 
+@pytest.mark.once
 def test_ranks_whose_kernels_differ_compile_their_own():
     """An integer that is 1 is part of the kernel: ranks 0 and 1 share theirs, rank 2 has its own."""
     got = values(on_fake(3, _specialised, [3, 5, 1]))
@@ -137,6 +139,7 @@ def _two_sites(rank: int) -> Any:
     return blocks, len(step.records), in_memory(add_kernel)
 
 
+@pytest.mark.once
 def test_two_sites_of_one_kernel_are_compiled_once():
     """Two keys of the tuner, one key of the compiler."""
     got = values(on_fake(2, _two_sites))
@@ -192,6 +195,7 @@ def _beside(rank: int) -> Any:
     return seen[0]
 
 
+@pytest.mark.once
 def test_threads_compile_beside_the_discovery_replay():
     """The closure's own Python goes on, and before it returns all candidates are compiled."""
     assert values(on_fake(1, _beside, is_dist=False)) == [3]
@@ -216,6 +220,7 @@ def _copy_of(function: FunctionType) -> FunctionType:
     return copy
 
 
+@pytest.mark.once
 def test_a_kernel_defined_anew_in_every_replay():
     """One site; later objects find on disk what was compiled for the first."""
     got = values(on_fake(2, _made_anew))
@@ -287,6 +292,7 @@ def _stuck(rank: int, block: int) -> Any:
     return failures(step), is_restored, in_memory(add_kernel)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("block", [further(16), 32])
 def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(block: int):
     """The first launch waits for it on one rank, or nobody does; after the deadline it has failed for a reason."""

@@ -15,7 +15,7 @@ from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import autotuned, constant_kernel, counting, epoch_kernel, on_fake, tuned, watch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 
 def _constants(rank: int, warps: tuple[int, ...]) -> Any:

@@ -43,6 +43,7 @@ def _steady(rank: int) -> Any:
     return first, step(), is_same and seen[-1] == ["x_ptr", "y_ptr"], names.n_searches
 
 
+@pytest.mark.processes
 def test_a_steady_launch_looks_its_config_up_once():
     """Only keywords are searched among the names: Triton's own look-up, which searches each argument, is not made."""
     assert values(on_ranks(1, _steady, is_dist=False)) == [(None, None, True, 3)]
@@ -67,6 +68,7 @@ def _failing(rank: int) -> Any:
     return None
 
 
+@pytest.mark.processes
 def test_a_launch_that_raises_keeps_no_arguments():
     """The error is the grid's, and the tensors are free."""
     assert values(on_ranks(1, _failing, is_dist=False)) == [("no grid", None)]

@@ -12,7 +12,7 @@ from dist_tune import contextual_autotune
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, launch
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 QUICK: Any = {"n_repeat": 2, "n_warmup": 1}
 

@@ -239,6 +239,7 @@ def _known_with_new_kernels(rank: int, folder: str) -> Any:
     return first, tuned()
 
 
+@pytest.mark.processes
 def test_a_known_config_runs_once_also_where_kernels_inside_are_tuned(tmp_path: Path):
     """The run that meets them is none that counts."""
     (got,) = values(on_ranks(1, _known_with_new_kernels, str(tmp_path)))
@@ -281,6 +282,7 @@ def _on_one_rank(rank: int) -> Any:
     return step(x).tolist(), x.tolist(), failures(step)
 
 
+@pytest.mark.processes
 def test_harm_on_one_rank_drops_a_config_on_all():
     """Each rank undoes what happened there, and says so at the vote."""
     for result, x, (one, two, four) in values(on_ranks(2, _on_one_rank)):

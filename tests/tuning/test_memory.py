@@ -40,6 +40,7 @@ def _failing(rank: int) -> Any:
     return n_alive
 
 
+@pytest.mark.processes
 def test_a_failed_config_holds_nothing():
     """Memory that its frames held is free when the next candidate is launched."""
     (n_alive,) = values(on_ranks(1, _failing, is_dist=False))
@@ -69,6 +70,7 @@ class _Value(dict[str, Any]):
     """A value of a step."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("has_graph", [False, True])
 def test_the_first_value_is_freed(has_graph: bool):
     """By the third run; and before the second one if it holds a graph."""
@@ -109,6 +111,7 @@ def _gradients(rank: int) -> Any:
     return n_alive, None if x.grad is None else x.grad[0].item()
 
 
+@pytest.mark.processes
 def test_gradients_of_the_first_run_are_freed():
     """Each run makes them anew, and the last run's are the call's."""
     ((n_alive, gradient),) = values(on_ranks(1, _gradients, is_dist=False))
@@ -133,6 +136,7 @@ def _short_at_the_end(rank: int) -> Any:
     return raised.value.__notes__, step(torch.zeros(64)).sum().item(), n_runs - n_before
 
 
+@pytest.mark.processes
 def test_a_machine_without_memory_in_the_last_run_is_told_with_what_to_do():
     """The error is the call's own, and says that the next call runs with the winners; it does, without a replay."""
     ((notes, total, n_runs),) = values(on_ranks(1, _short_at_the_end, is_dist=False))

@@ -13,7 +13,7 @@ from dist_tune.replays.replays import Replayer
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, launch
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 
 def n_clocks(rank: int) -> dict[bool, set[int]]:
