@@ -259,7 +259,7 @@ class Sites:
 
     def _label_of(self, launch: Tunable) -> str:
         if id(launch.owner) not in self._identities:
-            self._identities[id(launch.owner)] = launch.owner, {**launch.identity, "configs": launch.all_configs_digest()}
+            self._identities[id(launch.owner)] = launch.owner, launch.identity
         _, identity = self._identities[id(launch.owner)]
         return self.labels.of(launch.name + launch.key_text, identity)
 
