@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from dist_tune.cache import read_code
+from dist_tune.configs import describe_all
 from dist_tune.settings import read_settings
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
@@ -66,6 +68,15 @@ def test_exchanged_code_is_read_anew():
     doubled.__code__ = summed.__code__
     digests.append(read_code(doubled).digest)
     assert len({*digests}) == 2
+
+
+def test_a_config_that_is_listed_twice_is_described_once():
+    """The candidates that pruning leaves are in the kernel's list as well: equal texts for one description; a copy is described anew."""
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
+    counted = calls_in(lambda: describe_all([*configs, *configs[1:]]), "describe")
+    assert counted["describe"] == 3
+    texts = describe_all([*configs, *configs[1:], triton.Config({"BLOCK": 64})])
+    assert texts == [*texts[:3], *texts[1:3], texts[2]]
 
 
 def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.MonkeyPatch):
