@@ -6,6 +6,7 @@ Triton's cache on disk), its warm call is subtracted from the first call through
 
     .venv/bin/python benchmarks/bench_first_hit.py
     .venv/bin/python benchmarks/bench_first_hit.py --steps gla      # needs fla-core; tuning it takes minutes
+    .venv/bin/python benchmarks/bench_first_hit.py --whole          # the whole first call, half a second after the decoration
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from dist_tune import contextual_autotune
 from dist_tune.testing import install_fake_driver
 from kernels.harness import versions
 
+AFTER_S = 0.5
+"""From the decoration to a call that is measured as a whole, as a program takes to make its inputs and a device's context."""
+WHOLE = ("untuned", "tuned")
 STEPS = {"one": "1 kernel", "one-2-ranks": "1 kernel, 2 ranks", "eleven": "11 kernels", "gla": "chunk_gla, 11 sites"}
 
 
@@ -56,15 +60,15 @@ def ms_of(call: Any) -> tuple[float, float]:
     return (time.perf_counter() - wall) * 1e3, (time.thread_time() - cpu) * 1e3
 
 
-def one_process(name: str, folder: Path) -> None:
-    """Tune, or find what was tuned, and print what it took."""
+def one_process(name: str, folder: Path, first: str) -> None:
+    """Tune, or find what was tuned, and print what it took. ``first``: the one call of the process, if it makes one alone."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     install_fake_driver()
     step, args = step_of(name, folder)
     if world > 1:
         store = dist.FileStore(os.environ["BENCH_STORE"], world)
         dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=world)
-    tuned = contextual_autotune(is_dist=world > 1)(step)
+    tuned: Any = step if first == "untuned" else contextual_autotune(is_dist=world > 1)(step)
     chosen = folder / f"{name}-{world}.json"
     if not chosen.exists():
         tuned(*args)
@@ -77,6 +81,18 @@ def one_process(name: str, folder: Path) -> None:
     told = json.loads(chosen.read_text())
     for kernel, autotuner in kernels().items():
         autotuner.cache.update({literal_eval(key): autotuner.configs[i] for key, i in told.get(kernel, ())})
+    if first:
+        if first == "tuned":
+            for autotuner in kernels().values():
+                autotuner.cache.clear()
+        time.sleep(AFTER_S)
+        whole = ms_of(lambda: (tuned if first == "tuned" else step)(*args))
+        assert first == "untuned" or all(each.is_recalled for each in tuned.records), "not all sites were found in the cache"
+        print(json.dumps({"whole": whole, "sites": 0 if first == "untuned" else len(tuned.records)}))
+        sys.stdout.flush()
+        if world > 1:
+            dist.barrier()
+        os._exit(0)
     cold = ms_of(lambda: step(*args))
     warm = min(ms_of(lambda: step(*args)) for _ in range(3))
     for autotuner in kernels().values():
@@ -94,13 +110,13 @@ def one_process(name: str, folder: Path) -> None:
     os._exit(0)  # a process group's threads may not let the interpreter go
 
 
-def in_processes(step: str, folder: Path, n_ranks: int) -> list[dict[str, Any]]:
+def in_processes(step: str, folder: Path, n_ranks: int, first: str = "") -> list[dict[str, Any]]:
     """Run one process for each rank; what each printed."""
     environment = {
         "DIST_TUNE_CACHE_DIR": f"{folder}/cache-{n_ranks}", "DIST_TUNE_LOG_DIR": f"{folder}/logs", "TRITON_CACHE_DIR": f"{folder}/triton",
         "DIST_TUNE_VERBOSITY": "quiet", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "BENCH_STORE": tempfile.mktemp(dir=folder),
     }  # fmt: skip
-    command = [sys.executable, __file__, "--process", step, "--folder", str(folder)]
+    command = [sys.executable, __file__, "--process", step, "--folder", str(folder), "--first", first]
     started = [
         subprocess.Popen(command, env={**os.environ, **environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(n_ranks)
@@ -126,6 +142,12 @@ def row(step: str, rounds: list[list[dict[str, Any]]]) -> list[str]:
     ]  # fmt: skip
 
 
+def whole_row(step: str, turns: list[list[list[dict[str, Any]]]]) -> list[str]:
+    """The slowest rank's whole first call, untuned and tuned."""
+    values = [[max(rank["whole"][0] for rank in ranks) for ranks in each] for each in zip(*turns, strict=True)]
+    return [STEPS[step], str(turns[0][-1][0]["sites"]), *(f"{statistics.median(each):.1f} ({min(each):.1f})" for each in values)]
+
+
 def main() -> None:
     """Print the table, or be one of its processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -133,12 +155,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=7, help="fresh processes of each step")
     parser.add_argument("--folder", type=Path, help="keeps what was tuned and compiled; a new temporary folder if not given")
     parser.add_argument("--process", help=argparse.SUPPRESS)
+    parser.add_argument("--first", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help="the first call of a process as a whole, tuned and untuned in turn")
     options = parser.parse_args()
     if options.process:
-        one_process(options.process, options.folder)
+        one_process(options.process, options.folder, options.first)
         return
     title = f"first call that hits; ms, median (least) of {options.processes} processes; {versions('CPU, fake driver')}"
-    table = Table("step", "sites", "Triton's own, cold", "the tuner's, wall", "the tuner's, CPU", "modules imported", title=title)
+    columns = ["Triton's own, cold", "the tuner's, wall", "the tuner's, CPU", "modules imported"]
+    table = Table("step", "sites", *([f"whole, {each}" for each in WHOLE] if options.whole else columns), title=title)
     with tempfile.TemporaryDirectory(prefix="bench_first_hit-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,6 +172,10 @@ def main() -> None:
             kernel = step.removesuffix("-2-ranks")
             if not (folder / f"{kernel}-{n_ranks}.json").exists():
                 in_processes(kernel, folder, n_ranks)
+            if options.whole:
+                turns = [[in_processes(kernel, folder, n_ranks, each) for each in WHOLE] for _ in range(options.processes)]
+                table.add_row(*whole_row(step, turns))
+                continue
             table.add_row(*row(step, [in_processes(kernel, folder, n_ranks) for _ in range(options.processes)]))
     Console(width=150).print(table)
 

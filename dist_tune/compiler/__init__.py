@@ -21,10 +21,11 @@ from dist_tune.compiler.partition import (
 )
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.pool import Compiler
+from dist_tune.compiler.triton_digest import await_digest, begin_digest
 from dist_tune.compiler.work import PTXAS
 
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
-    "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share", "partition_configs", "quickest",
-    "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys",
+    "await_digest", "begin_digest", "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share",
+    "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys",
 ]  # fmt: skip

@@ -5,10 +5,7 @@ Knows the parts of this folder that others share; nothing of candidates.
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack, suppress
-
-from triton.runtime.cache import triton_key
+from contextlib import ExitStack
 
 from dist_tune.compiler import processes
 from dist_tune.compiler.cache_folder import spare
@@ -16,6 +13,7 @@ from dist_tune.compiler.front_end import one_front_end
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import early_check
 from dist_tune.compiler.stages import watched_stages
+from dist_tune.compiler.triton_digest import await_digest, begin_digest
 from dist_tune.compiler.workers import workers
 from dist_tune.measure import is_interpreted
 
@@ -27,16 +25,13 @@ def prepare(n_workers: int, patches: ExitStack, use: ExitStack) -> bool:
     """
     uses_processes = False
     if not is_interpreted():
-        key = threading.Thread(target=triton_key, daemon=True)
-        with suppress(RuntimeError):  # no more threads: it is made when it is asked for
-            key.start()  # beside the start of the driver: 0.4 s once a process, a digest of Triton's own files
+        begin_digest()  # beside the start of the driver
         uses_processes = n_workers > 0 and processes.is_possible()
         if uses_processes:
             use.enter_context(workers.in_use())
             patches.enter_context(processes.other_processes())
             workers.start(n_workers)
-        if key.ident is not None:
-            key.join()
+        await_digest()
     for part in (spare.in_use, early_check, one_front_end, watched_stages, quiet_terminal.redirected):
         patches.enter_context(part())
     return uses_processes

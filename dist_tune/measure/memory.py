@@ -107,7 +107,8 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Leaves of nested tuples, lists and dicts, with their positions."""
-    if isinstance(value, Mapping | list | tuple):
+    # Tensors first: the first check of a class against Mapping goes through all classes that derive from it, 0.1 ms of a hit.
+    if not isinstance(value, torch.Tensor) and isinstance(value, Mapping | list | tuple):
         for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from leaves_of(each, (*path, key))
     else:

@@ -52,7 +52,7 @@ class _Sink:
         if level >= self._file_level:
             # Without lines of level INFO there is none that explains a number.
             text = self._numbered(line) if self._file_level <= logging.INFO else line
-            self._write_file(wrapped(printable(text)))
+            self._write_file(wrapped(printable(text)), is_urgent=level >= logging.WARNING)
         if self._story is not None and level >= logging.WARNING:
             self._story.told(record.levelname, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level
@@ -72,20 +72,22 @@ class _Sink:
                 line = line.replace(f"site={label}", f"site {number}")
         return line
 
-    def _write_file(self, line: str) -> None:
+    def _write_file(self, line: str, *, is_urgent: bool) -> None:
         if self._file is None:
             return
         if (mine := (os.getpid(), os.path.abspath(self._file.name))) not in _headed:
             _headed.add(mine)
             line = _header(line[:12], Path(self._file.name).stem) + line
-        self._write_text(f"{line}\n")
+        # The last line before a crash is the one that matters; in a call that meets no miss, all lines are written at its end.
+        self._write_text(f"{line}\n", flushes=is_urgent or self._story is None or bool(self._story.numbers))
 
-    def _write_text(self, line: str) -> None:
+    def _write_text(self, line: str, *, flushes: bool) -> None:
         if self._file is None:
             return
         try:
             self._file.write(line)
-            self._file.flush()  # the last line before a crash is the one that matters
+            if flushes:
+                self._file.flush()
         except (OSError, ValueError) as error:  # a full disk, a file that another thread has closed
             _warn_of_file(Path(self._file.name), Path(self._file.name).parent, error)
             self._close()
@@ -97,7 +99,8 @@ class _Sink:
                 file.close()
 
     def end(self) -> None:
-        """Close the file; later lines go nowhere."""
+        """Write what waits and close the file; later lines go nowhere."""
+        self._write_text("", flushes=True)
         self._close()
         self._shown_level, self._shows_progress = None, False
 

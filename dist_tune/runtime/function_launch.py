@@ -198,8 +198,8 @@ class FunctionLaunch:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Digests of all its functions, and the values that they captured."""
-        return self.owner.identity
+        """Digests of all its functions and of its configs, and the values that the functions captured."""
+        return {**self.owner.identity, "configs": digest(self.owner.texts)}
 
     def source(self) -> str:
         """Digest of the code, and of all it calls."""
@@ -213,10 +213,6 @@ class FunctionLaunch:
     def n_configs(self) -> int:
         """Configs before pruning, without repeats."""
         return len(self._configs)
-
-    def all_configs_digest(self) -> str:
-        """Identity of the configs before pruning."""
-        return digest(self.owner.texts)
 
     def known_config(self) -> FunctionConfig | None:
         """The config in use for this key."""

@@ -25,6 +25,7 @@ import triton
 from triton.runtime import autotuner
 from triton.runtime.autotuner import Autotuner
 
+from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime.kernel_launch import Launch, key_of
 from dist_tune.runtime.tunable import Tunable
@@ -193,11 +194,12 @@ listeners: dict[int, Listener] = {}
 
 @cache
 def triton_patch() -> _Patch:
-    """The one patch, made on first use.
+    """The one patch, made on first use, when a function is decorated.
 
     Raises:
         DistTuneError: ``Autotuner.run`` is not Triton's, or of an unknown version.
     """
+    begin_digest()  # of Triton's files: the first launch needs it
     return _Patch(inspect.unwrap(Autotuner.run))  # another package may have put a wrapper around it, which calls it
 
 

@@ -15,19 +15,18 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import triton
 
-from dist_tune.cache import Code, anatomy, nearest_key, read_code
+from dist_tune.cache import Code, nearest_key, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, stable_repr, unique
-from dist_tune.digests import digest
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
+from dist_tune.runtime.kernel_identity import identity_of
 from dist_tune.runtime.kernel_slot import KernelSlot, config_for, own_hook
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
-_identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
 """Kernel -> its configs by id, with their descriptions."""
 
@@ -54,14 +53,8 @@ class Launch:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
-
-        The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune and the names of the key; and
-        each value that any of these has captured. Made once for each kernel object.
-        """
-        if self.kernel not in _identities:
-            _identities[self.kernel] = anatomy(_parts_of(self.kernel))
-        return _identities[self.kernel]
+        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew."""
+        return identity_of(self.kernel)
 
     def source(self) -> str:
         """Digest of the code, and of all it calls; made once for each kernel object."""
@@ -94,10 +87,6 @@ class Launch:
     def n_configs(self) -> int:
         """Configs before pruning, without repeats."""
         return len({self.describe(config) for config in self.kernel.configs})
-
-    def all_configs_digest(self) -> str:
-        """Identity of the configs before pruning."""
-        return digest(describe_all(self.kernel.configs))
 
     def known_config(self) -> triton.Config | None:
         """The config that Triton would launch; None for a miss and for kernels with one config."""
@@ -227,24 +216,6 @@ class Launch:
 
 def _text(key: tuple[Any, ...]) -> str:
     return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in key) + "]"
-
-
-def _parts_of(kernel: Any) -> dict[str, Any]:
-    """All that decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
-    layer, heuristics = kernel.fn, []
-    while layer.fn is not kernel.base_fn:
-        heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]
-        layer = layer.fn
-    hooks = [hook for name in ("pre_hook", "post_hook") if (hook := own_hook(kernel, name)) is not None]
-    config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
-    return {
-        "code": layer,
-        "heuristics": tuple(heuristics),
-        "hooks": (own_hook(kernel, "pre_hook") is not None, *hooks),
-        "config_hooks": tuple(config_hooks.values()),
-        **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
-        **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
-    }
 
 
 class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped

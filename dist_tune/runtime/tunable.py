@@ -82,9 +82,6 @@ class Tunable(Protocol):
     def n_configs(self) -> int:
         """Configs before pruning, without repeats."""
 
-    def all_configs_digest(self) -> str:
-        """Identity of the configs before pruning."""
-
     def known_config(self) -> Any:
         """The config in use; None for a miss, and if there is nothing to choose."""
 

@@ -64,15 +64,16 @@ class Labels:
         kinds.setdefault(label, identity)
         return label
 
-    @property
-    def kinds(self) -> dict[str, list[dict[str, str]]]:
+    def kinds(self, *, is_alone: bool = False) -> dict[str, list[dict[str, str]]]:
         """Kernel and key -> the kernels that this rank has met there, each by its code and by what they differ in.
 
-        Without those that the ranks have agreed on.
+        Without those that the ranks have agreed on. ``is_alone``: also without kernels that are alone there, because no rank has others.
         """
         found = {}
         for base in self._kinds.keys() - self._names.keys():
             kinds = list(self._kinds[base].values())
+            if is_alone and len(kinds) == 1:
+                continue
             names = {*differing(kinds), "code"}
             found[base] = [{name: each.get(name, "-") for name in names} for each in kinds]
         return found

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from dist_tune.cache import CacheLookup
-from dist_tune.compiler import Compiler, Failure, Placement, Resources, partition_configs, quickest, quiet_terminal
+from dist_tune.compiler import Compiler, Failure, Placement, Resources, await_digest, partition_configs, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable
@@ -240,6 +240,7 @@ class Sites:
         site.not_followed = launch.not_followed() if site.source else []
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
+            await_digest()  # for the launch that follows
             return site
         self.story.site(label, (site.kernel, site.key), texts, site.n_removed)
         self.journal.enter(site, launch.owner)
@@ -258,7 +259,7 @@ class Sites:
 
     def _label_of(self, launch: Tunable) -> str:
         if id(launch.owner) not in self._identities:
-            self._identities[id(launch.owner)] = launch.owner, {**launch.identity, "configs": launch.all_configs_digest()}
+            self._identities[id(launch.owner)] = launch.owner, launch.identity
         _, identity = self._identities[id(launch.owner)]
         return self.labels.of(launch.name + launch.key_text, identity)
 

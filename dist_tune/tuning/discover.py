@@ -178,7 +178,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         n_threads=context.compiler.n_threads,
         keys=keys,
         hits=dict(context.sites.hits),
-        kinds=context.sites.labels.kinds,
+        kinds=context.sites.labels.kinds(is_alone=context.ranks.is_alone),
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from dist_tune.cache import read_code
+from dist_tune.configs import describe_all
 from dist_tune.settings import read_settings
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
@@ -69,6 +71,15 @@ def test_exchanged_code_is_read_anew():
     assert len({*digests}) == 2
 
 
+def test_a_config_that_is_listed_twice_is_described_once():
+    """The candidates that pruning leaves are in the kernel's list as well: equal texts for one description; a copy is described anew."""
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
+    counted = calls_in(lambda: describe_all([*configs, *configs[1:]]), "describe")
+    assert counted["describe"] == 3
+    texts = describe_all([*configs, *configs[1:], triton.Config({"BLOCK": 64})])
+    assert texts == [*texts[:3], *texts[1:3], texts[2]]
+
+
 def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.MonkeyPatch):
     """Calls in one environment read it once; a variable that is set late, also in small letters, counts at the next call."""
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "17.25")
@@ -80,7 +91,7 @@ def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.Mo
 
 @pytest.mark.processes
 def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
-    """Of two kernels: a record, a fingerprint and the parts of each; the environment and the settings once; no package for more."""
+    """Of two kernels: a record and a fingerprint of each, and no parts; the environment and the settings once; no package for more."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DIST_TUNE_")}
     folders = {f"DIST_TUNE_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "LOG")} | {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
     environment |= folders | {
@@ -103,7 +114,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     assert {name: counted.get(name, 0) for name in ("read_record", "read_code", "anatomy")} == {
         "read_record": 2,
         "read_code": 2,
-        "anatomy": 2,
+        "anatomy": 0,  # in one process nothing is to be told apart
     }
     assert counted["environment"] == 1
     assert counted.get("start", 0) == 0  # no thread: what was measured before needs no watch

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from dist_tune import configs as dist_tune_configs
-from dist_tune.runtime import Launch
+from dist_tune.runtime import Launch, kernel_identity
 from tests.ranks.kernels import configs
 
 pytestmark = pytest.mark.once
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 def identity(kernel: Any) -> Any:
     """Identity of a launch of ``kernel``."""
     x = torch.zeros(64)
-    return Launch(kernel, (x, 64), {}).identity, Launch(kernel, (x, 64), {}).all_configs_digest()
+    return dict(Launch(kernel, (x, 64), {}).identity)
 
 
 def adding() -> Any:
@@ -165,3 +165,23 @@ def test_values_that_read_alike_are_two_configs():
     candidates = launch.candidates()
     assert len(candidates) == 2
     assert len({launch.describe(each) for each in candidates}) == 2
+
+
+def test_kernels_of_a_module_are_read_when_they_must_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel made by a function is read at once, because what it captured may change; one of a module when its identity is read."""
+    read: list[Any] = []
+
+    def anatomy(parts: dict[str, Any]) -> dict[str, str]:
+        read.append(parts)
+        return {"code": "1"}
+
+    monkeypatch.setattr(kernel_identity, "anatomy", anatomy)
+    local = made()
+    assert dict(kernel_identity.identity_of(local)).keys() == {"code", "configs"}
+    assert len(read) == 1
+    of_module = made()
+    monkeypatch.setattr(of_module.base_fn, "__qualname__", "kernel")
+    later = kernel_identity.identity_of(of_module)
+    assert len(read) == 1
+    assert [later["code"], kernel_identity.identity_of(of_module)["code"]] == ["1", "1"]
+    assert len(read) == 2

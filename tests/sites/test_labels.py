@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from dist_tune.compiler import Placement
+from dist_tune.runtime.kernel_identity import Later
 from dist_tune.sites.labels import Labels, differing, telling
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 
@@ -25,7 +26,7 @@ def agreed(*ranks: list[dict[str, str]]) -> list[dict[str, str]]:
     for mine, kernels in zip(labels, ranks, strict=True):
         for each in kernels:
             mine.of("k[64]", each)
-    told = telling([mine.kinds["k[64]"] for mine in labels])
+    told = telling([mine.kinds()["k[64]"] for mine in labels])
     for mine in labels:
         mine.settle({"k[64]": told} if told else {})
     return [{each["BLOCK"]: mine.of("k[64]", each) for each in kernels} for mine, kernels in zip(labels, ranks, strict=True)]
@@ -69,7 +70,7 @@ def test_a_kernel_met_after_the_ranks_agreed_is_another_site():
     labels.of("k[64]", A)
     assert labels.settle({"k[64]": ()}) == {}
     assert labels.of("k[64]", B) == "k[64]{BLOCK=32}"
-    assert labels.kinds == {}
+    assert labels.kinds() == {}
     assert labels.of("k[64]", dict(A)) == "k[64]"
 
 
@@ -94,7 +95,7 @@ def test_no_two_kernels_of_a_rank_share_a_label(ranks: list[list[dict[str, str]]
             met = random.sample(met, len(met)) if shuffled else met
             assert len({mine.of("k", each) for each in met}) == len(met)
             assert [mine.of("k", each) for each in met] == [mine.of("k", dict(each)) for each in met]
-        told = telling([mine.kinds["k"] for mine in labels])
+        told = telling([mine.kinds()["k"] for mine in labels])
         for mine in labels:
             mine.settle({"k": told} if told else {})
         after.append([[mine.of("k", each) for each in met] for mine, met in zip(labels, ranks, strict=True)])
@@ -118,3 +119,16 @@ def test_manifests_say_what_tells_kernels_apart():
     reduced = reduce_manifests(dict(enumerate(ranks)))
     assert reduced.told_apart == {"k": ["B"]}
     assert results.validate_json(results.dump_json(reduced)) == reduced
+
+
+def test_identity_of_a_kernel_alone_is_not_read():
+    """One process meets one kernel of a name and key, twice: its code is not read for a label, which is most of what a label costs."""
+
+    def read() -> dict[str, str]:
+        raise AssertionError("read")
+
+    labels, identity = Labels(), Later(read)
+    assert [labels.of("k[64]", identity), labels.of("k[64]", identity)] == ["k[64]", "k[64]"]
+    assert labels.kinds(is_alone=True) == {}
+    with pytest.raises(AssertionError, match="read"):
+        labels.kinds()
