@@ -23,7 +23,7 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 	@logs=$$(mktemp -d); $(ranks) >$$logs/ranks 2>&1 & first=$$!; $(on_newer) >$$logs/newer 2>&1 & second=$$!; \
 	$(others); code=$$?; wait $$second || code=1; cat $$logs/newer; wait $$first || code=1; cat $$logs/ranks; rm -rf $$logs; exit $$code
 
-test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: less than a minute
+test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: a minute and ten seconds on two cores
 	$(python) -m pytest -m "not gpu and not slow and not processes"
 
 test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of docs/reliability.md: half an hour

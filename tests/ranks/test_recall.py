@@ -213,7 +213,7 @@ SCENARIOS = [_later_key, _half, _made_anew, _alone, _numbers, _restored, _zeroed
 
 @pytest.fixture(scope="module")
 def got(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return play(2, tmp_path_factory.mktemp("recall"), SCENARIOS)
+    return play(2, tmp_path_factory.mktemp("recall"), SCENARIOS, clock="exact")
 
 
 def test_a_new_key_in_a_later_call_hits_without_a_replay(got: dict[str, list[Any]]):
