@@ -214,6 +214,7 @@ def test_compiled_code_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(ind
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.timeout(1800)
 def test_every_config_compiles_without_spills(tmp_path: Path):
     """The whole space of a large product, in half a second to two for each."""
