@@ -183,10 +183,13 @@ class Race:
         before: Collection[str] | None = None
         while (turn := self._next_turn()) != before:
             before = turn
+            is_over = self._turns.is_inside and (self._n_left <= 0 or self._pace.is_half_spent)
             for name in turn:
                 self._sites[name].advance(self._n_left)
-                if self._turns.waits_for(name) and (self._n_left <= 0 or self._pace.is_half_spent):
+                if is_over and self._turns.waits_for(name):
                     self._sites[name].end(_HALF_SPENT)
+            if is_over:  # the turn of the functions, though sites that are in no function may have trials left
+                continue
             if self.is_final:
                 self._begin_round()
             if any(self._sites[name].queue for name in turn):

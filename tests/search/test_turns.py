@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -21,10 +21,13 @@ REST_MS = 0.006
 
 
 class NestedWorld:
-    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %."""
+    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %.
 
-    def __init__(self, search: Race, step: Step, seed: int = 0) -> None:
-        self.search, self.step, self.samples = search, step, Samples()
+    ``beside``: sites that are launched outside it.
+    """
+
+    def __init__(self, search: Race, step: Step, seed: int = 0, *, beside: Collection[str] = ()) -> None:
+        self.search, self.step, self.samples, self.beside = search, step, Samples(), {"way", *beside}
         self.replays: list[Replay] = []
         self._noise = random.Random(seed)
         self._in_finals = False
@@ -37,7 +40,7 @@ class NestedWorld:
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
         for site, each in ms.items():
             trial = schedule[site]
-            if site != "way":
+            if site not in self.beside:
                 self.samples.nest("way", schedule["way"].candidate, site)
             if trial.is_timed:
                 self.samples.add_run(site, trial.candidate, number)
@@ -167,3 +170,16 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
             turns.append(timed[0])
     assert turns == ["product", "inner", "way"]
     assert world.chosen == {"way": 2, "inner": 0, "product": 0}
+
+
+def test_a_site_outside_the_function_does_not_take_the_functions_half():
+    """The kernel inside has used up its half of the replays while another kernel of the step still has trials: the function races nevertheless."""
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        return {"product": 0.1 + 0.01 * chosen["product"], "way": 0.2 + 0.05 * (2 - chosen["way"])}
+
+    race = searching(Plan(1, 5, max_replays=20), {"way": 3, "product": 12, "beside": 40})
+    world = NestedWorld(race, lambda chosen: step(chosen) | {"beside": 0.1 + 0.01 * chosen["beside"]}, beside={"beside"}).finish()
+    assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
+    assert world.chosen["way"] == 2
+    assert race.n_replays == 20
