@@ -113,11 +113,20 @@ class Race:
 
     def waves(self) -> dict[str, list[int]]:
         """Candidates that guided searches come to next: site -> candidates to compile, or to warm up for a function, and to ``join``."""
-        if self.is_spent and not any(site.is_barren for site in self._sites.values()):
-            return {}
-        turn = {name: self._sites[name] for name in self._next_turn()}
-        waves = {name: site.wave(self._n_left) for name, site in turn.items() if not self.is_spent or site.is_barren}
-        return {name: wave for name, wave in waves.items() if wave}
+        before: Collection[str] | None = None
+        while not self.is_spent and (turn := self._next_turn()) != before:
+            if waves := self._waves_of({*turn, *self._barren()}):
+                return waves
+            before = turn
+            self._advance()  # a turn without trials may end here, and the next one begin with a wave
+        return self._waves_of(self._barren())
+
+    def _barren(self) -> list[str]:
+        """Sites of which nothing runs so far: they cannot wait for their turn, because each replay may launch them."""
+        return [name for name, site in self._sites.items() if site.is_barren]
+
+    def _waves_of(self, names: Collection[str]) -> dict[str, list[int]]:
+        return {name: wave for name, site in self._sites.items() if name in names and (wave := site.wave(self._n_left))}
 
     def join(self, waves: Mapping[str, Collection[int]]) -> None:
         """Let the candidates of waves race: site -> candidates."""

@@ -78,7 +78,7 @@ class SiteRace:
         open_, n_tried = standings.untried - standings.left.keys(), standings.n_candidates - len(standings.untried)
         is_met = bool(standings.times) or self.is_barren
         wave = []
-        if is_met and n_left > 0:
+        if is_met and (n_left > 0 or self.is_barren):
             wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren)
         standings.untried -= set(wave)
         if not wave:

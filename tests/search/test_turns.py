@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
+from dist_tune.search.guide import LateGuide
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.reports import reduce_reports
@@ -39,9 +40,10 @@ class NestedWorld:
         self.replays.append(schedule)
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
         for site, each in ms.items():
-            trial = schedule[site]
             if site not in self.beside:
                 self.samples.nest("way", schedule["way"].candidate, site)
+            if (trial := schedule.get(site)) is None:  # nothing runs so far of what was tried
+                continue
             if trial.is_timed:
                 self.samples.add_run(site, trial.candidate, number)
                 if is_race:
@@ -56,7 +58,7 @@ class NestedWorld:
             self.replay(schedule, is_race=False)
         self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
         self.search.end_warm_up(["way"])
-        while batch := self.search.batch():
+        while batch := self._next():
             assert len(self.replays) <= at_most, f"no end after {at_most} replays"
             for site in self.search.take_begun_anew():
                 self.samples.forget(site)
@@ -69,6 +71,11 @@ class NestedWorld:
                 self.replay(schedule, is_race=not self._in_finals)
             self.search.tell(len(batch), reduce_reports({0: self.samples.report({}, batch, self.search.kernel_times_ms())}))
         return self
+
+    def _next(self) -> list[Replay]:
+        while waves := self.search.waves():
+            self.search.join(waves)
+        return self.search.batch()
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -183,3 +190,12 @@ def test_a_site_outside_the_function_does_not_take_the_functions_half():
     assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
     assert world.chosen["way"] == 2
     assert race.n_replays == 20
+
+
+def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
+    """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
+    race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
+    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=LateGuide(10), untried=set(range(1, 10)))
+    world = NestedWorld(race, own_kernels).finish()
+    assert world.chosen["way"] == 3
+    assert world.chosen["kernel 3"] == 7
