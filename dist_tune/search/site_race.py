@@ -34,7 +34,7 @@ class SiteRace:
         """Sites that have a choice to make, this one included: the others change a replay's time, too."""
         self.n_nominal = 0
         self.n_since = 0
-        """Replays since the site was entered, those in which it waited for others included."""
+        """Replays since the site was entered, or raced anew: those of its turns, in which it may have waited for others."""
         self.repeats = Repeats()
         self._n_run = self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
@@ -120,14 +120,14 @@ class SiteRace:
         self._begin_again()
 
     def begin_anew(self) -> bool:
-        """Race the best few once more, because a function around the site runs another config now; False if there is but one."""
-        standings = self.standings
-        measured = standings.measured(standings.alive())
-        best = sorted(measured, key=lambda i: (measured[i].kernel_ms, i))[: self._options.max_finalists]
-        if len(best) < 2:
+        """Race once more, because a function around the site runs another config now; False if there is nothing to choose.
+
+        In the middle of a race with all that are left, after it with the best few.
+        """
+        standings, winner = self.standings, self.incumbent()
+        if self.stage == "done" and not standings.recall(winner, self._options, self._plan.objective):
             return False
-        standings.left.update({i: "slower beside another config of the function around it" for i in standings.alive() if i not in best})
-        standings.begin_anew()
+        standings.begin_anew(winner)
         self._begin_again()
         return True
 
@@ -194,7 +194,7 @@ class SiteRace:
             if self._guide is None:
                 self._end_rung(alive, n_left)
         elif self.stage == "exhaustive":
-            self._choose()
+            self.end(NOT_MET, None if times else alive[0])
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
             self._end_round(n_left)
 

@@ -95,34 +95,49 @@ class Turns:
 
     def _launched_together(self, racing: Sequence[str]) -> list[str]:
         """Those of the sites that run beside one setting of the functions around them; the setting is fixed."""
-        for name in racing:
+        for name in sorted(racing, key=lambda each: each not in self._beside):  # those under way go on
             fixed: dict[str, int] = {}
             for function in self._functions(name):
-                if self._sites[function].stage == "done":
-                    continue
-                candidates = self._sites[function].standings.alive()
-                fixed[function] = self._representative(function, [i for i in candidates if i in self._around[name][function]])
-            if -1 not in fixed.values() and self._is_launched(name, fixed):
-                self._fixed = fixed
-                together = [each for each in racing if self._is_launched(each, fixed)]
-                self._beside.update({each: self._setting(each, fixed) for each in together})
-                return together
+                candidates = self._sites[function].standings.alive() if self._sites[function].stage != "done" else ()
+                if launching := [i for i in candidates if i in self._around[name][function]]:
+                    fixed[function] = self._representative(function, launching)
+            if not self._is_launched(name, fixed):
+                continue
+            together = [each for each in racing if self._is_launched(each, fixed)]
+            settings = {each: self._setting(each, fixed) for each in together}
+            self._fixed = {f: i for each in settings.values() for f, i in each.items() if self._sites[f].stage != "done"}
+            for each, setting in settings.items():
+                if self._is_other(each, setting) and self._sites[each].begin_anew():  # what was fixed has failed
+                    self._begun_anew.append(each)
+                self._beside[each] = setting
+            return together
         return []
 
     def _representative(self, function: str, candidates: Sequence[int]) -> int:
-        """The one beside which the rest races: the latest again, or the fastest by its warm-up; -1 if there is none."""
+        """The one beside which the rest races: the latest again, or the fastest by its warm-up, a suspect last."""
         if self._fixed.get(function) in candidates:
             return self._fixed[function]
-        warm_ups = self._sites[function].standings.warm_ups
-        return min(candidates, key=lambda i: (warm_ups[i].kernel_ms if i in warm_ups else inf, i), default=-1)
+        standings = self._sites[function].standings
+        warm_ups, suspects = standings.warm_ups, standings.suspects
+        return min(candidates, key=lambda i: (i in suspects, warm_ups[i].kernel_ms if i in warm_ups else inf, i))
 
     def _setting(self, name: str, fixed: Mapping[str, int]) -> dict[str, int]:
         """The functions around a site -> what they run."""
         return {each: fixed.get(each, best) for each in self._functions(name) if (best := self._sites[each].incumbent()) is not None}
 
-    def _is_launched(self, name: str, fixed: Mapping[str, int]) -> bool:
-        setting = self._setting(name, fixed)
-        return all(setting.get(each) in self._around[name][each] for each in self._functions(name))
+    def _is_other(self, name: str, setting: Mapping[str, int]) -> bool:
+        """True if the site has raced beside another config of a function around it."""
+        return any(setting.get(function, i) != i for function, i in self._beside.get(name, {}).items())
+
+    def _is_launched(self, name: str, fixed: Mapping[str, int], seen: tuple[str, ...] = ()) -> bool:
+        """True if what some function around the site runs then launches it, itself or by way of another one inside."""
+        setting, functions = self._setting(name, fixed), self._functions(name)
+        return any(
+            setting.get(each) in self._around[name][each]
+            and not any(setting[each] in self._around.get(other, {}).get(each, ()) for other in functions)  # that one tells
+            and (each in seen or not self._functions(each) or self._is_launched(each, fixed, (*seen, name)))
+            for each in functions
+        )
 
     def _begun_again(self, names: Sequence[str], *, may_begin: bool) -> list[str]:
         """Those of the sites that race anew, beside the functions' winners; those that were never launched end with what is known."""
@@ -131,7 +146,7 @@ class Turns:
             site, setting = self._sites[name], self._setting(name, {})
             if not self._is_launched(name, {}):
                 site.end(NOT_MET)
-            elif may_begin and self._beside.get(name, setting) != setting:
+            elif may_begin and self._is_other(name, setting):
                 self._beside[name] = setting
                 if site.begin_anew():
                     anew.append(name)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.guide import LateGuide
-from dist_tune.search.plan import Plan, Replay
+from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
-from dist_tune.search.reports import reduce_reports
+from dist_tune.search.reports import ReducedReport, reduce_reports
 from dist_tune.search.samples import Samples
 from tests.search.test_race import searching
 
@@ -24,11 +25,20 @@ REST_MS = 0.006
 class NestedWorld:
     """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %.
 
-    ``beside``: sites that are launched outside it.
+    ``beside``: sites that are launched outside it. ``fails_at``: (site, candidate) -> the replay from which on it fails.
     """
 
-    def __init__(self, search: Race, step: Step, seed: int = 0, *, beside: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        search: Race,
+        step: Step,
+        seed: int = 0,
+        *,
+        beside: Collection[str] = (),
+        fails_at: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
         self.search, self.step, self.samples, self.beside = search, step, Samples(), {"way", *beside}
+        self.fails_at, self.failures = fails_at or {}, dict[str, dict[int, CandidateFailure]]()
         self.replays: list[Replay] = []
         self._noise = random.Random(seed)
         self._in_finals = False
@@ -38,6 +48,10 @@ class NestedWorld:
     def replay(self, schedule: Replay, *, is_race: bool) -> None:
         number = len(self.replays)
         self.replays.append(schedule)
+        for site, planned in schedule.items():
+            if number >= self.fails_at.get((site, planned.candidate), number + 1):
+                self.failures.setdefault(site, {})[planned.candidate] = CandidateFailure(FailureKind.LAUNCH, "no")
+                return
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
         for site, each in ms.items():
             if site not in self.beside:
@@ -69,7 +83,7 @@ class NestedWorld:
                 if self._in_finals:
                     self.finals.append(len(self.replays))
                 self.replay(schedule, is_race=not self._in_finals)
-            self.search.tell(len(batch), reduce_reports({0: self.samples.report({}, batch, self.search.kernel_times_ms())}))
+            self.search.tell(len(batch), reduce_reports({0: self.samples.report(self.failures, batch, self.search.kernel_times_ms())}))
         return self
 
     def _next(self) -> list[Replay]:
@@ -145,15 +159,50 @@ def test_a_bound_of_replays_leaves_half_of_them_to_the_function(n_most: int):
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
 def test_the_product_is_raced_again_beside_the_way_that_won(search: str):
-    """It is fastest with config 1 beside the way that it was raced with, and with config 0 beside the one that is chosen."""
+    """Config 3, which has left the finals beside the way that it raced with, is the fastest beside the one that is chosen."""
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         way, config = chosen["way"], chosen["product"]
-        product_ms = 0.2 + 0.05 * (config != (0 if way == 2 else 1)) + 0.3 * (config > 3)
-        return {"product": product_ms, "way": product_ms + (0.01 if way == 2 else 0.1)}
+        product_ms = 0.2 + 0.015 * (config != (3 if way == 2 else 1)) + 0.3 * (config > 3)
+        return {"product": product_ms, "way": product_ms + (0.2 if way == 2 and config == 0 else 0.01 if way == 2 else 0.1)}
 
     world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()  # type: ignore[arg-type]
-    assert world.chosen == {"way": 2, "product": 0}
+    first = next(each for each in world.replays if each["product"].is_timed)
+    assert first["way"].candidate != 2
+    assert world.chosen == {"way": 2, "product": 3}
+
+
+def test_a_race_begins_anew_where_the_config_around_it_fails():
+    """Times beside the config that has failed are not compared with those beside the one in its place."""
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = (0.1 if chosen["way"] == 0 else 0.3) + 0.005 * (19 - chosen["product"])
+        return {"product": product_ms, "way": product_ms + 0.01}
+
+    world = NestedWorld(searching(Plan(0, 5), {"way": 3, "product": 20}), step, fails_at={("way", 0): 15}).finish()
+    assert {each["way"].candidate for each in world.replays if each["product"].is_timed} >= {0, 1}
+    assert world.chosen["product"] == 19
+    beside = [each["product"].candidate for each in world.replays if each["product"].is_timed and each["way"].candidate == 1]
+    assert set(beside) == set(range(20))
+    assert all(each.times.kernel_ms > 0.29 for each in world.search.results("product") if each.times is not None)
+
+
+def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
+    """The only config of the other function that launches it, too, has failed."""
+    race = searching(Plan(1, 5), {"way": 2, "other": 2, "product": 8})
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1], "other": [1]}}))
+    race.drop("other", {1: "rank 0: no"})
+    step = {"way": 0.2, "other": 0.1}
+    world = NestedWorld(race, lambda chosen: step | {"product": 0.1 + 0.01 * chosen["product"]}, beside={"other"}).finish()
+    assert {trial.candidate for each in world.replays if (trial := each["product"]).is_timed} == set(range(8))
+
+
+def test_what_is_inside_races_beside_no_suspect():
+    """A config that may end the process does not run in each replay of the kernel's race, while there is another one."""
+    race = searching(Plan(0, 1), {"product": 8})
+    race.add("way", 3, {}, PriorTimes(suspects=[0, 2]))
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1, 2]}}))
+    assert {each["way"].candidate for each in race.batch()} == {1}
 
 
 def test_functions_within_functions_take_turns_from_the_inside_out():
@@ -180,7 +229,7 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
 
 
 def test_a_site_outside_the_function_does_not_take_the_functions_half():
-    """The kernel inside has used up its half of the replays while another kernel of the step still has trials: the function races nevertheless."""
+    """When the kernel inside has used up its half, a kernel beside the function has trials left: the function races nevertheless."""
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         return {"product": 0.1 + 0.01 * chosen["product"], "way": 0.2 + 0.05 * (2 - chosen["way"])}
