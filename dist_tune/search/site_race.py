@@ -35,6 +35,8 @@ class SiteRace:
         self.n_nominal = 0
         self.n_since = 0
         """Replays since the site was entered, or raced anew: those of its turns, in which it may have waited for others."""
+        self.is_probed = False
+        """True once a site that was missed has had another turn."""
         self.repeats = Repeats()
         self._n_run = self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
@@ -107,7 +109,7 @@ class SiteRace:
         if self.stage == "done" and missed and self.n_open > 1 and len({*missed, *standings.alive()}) > 1:
             standings.left = {i: why for i, why in standings.left.items() if i not in missed}
             self._probed = Trial(missed[0], is_timed=True)
-            self.stage, self.queue = "race", [self._probed]
+            self.stage, self.queue, self.is_probed = "race", [self._probed], True
 
     def _end_probe(self, probed: Trial) -> None:
         """Race as from the beginning, with the candidates that are left, if the site was met."""

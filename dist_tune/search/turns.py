@@ -140,15 +140,21 @@ class Turns:
         )
 
     def _begun_again(self, names: Sequence[str], *, may_begin: bool) -> list[str]:
-        """Those of the sites that race anew, beside the functions' winners; those that were never launched end with what is known."""
-        anew = []
+        """Those of the sites that race anew, beside the functions' winners, and those that a probe may show to be launched elsewhere.
+
+        Other sites that were never launched end with what is known.
+        """
+        anew, probed = [], []
         for name in names:
             site, setting = self._sites[name], self._setting(name, {})
             if not self._is_launched(name, {}):
-                site.end(NOT_MET)
+                if site.is_probed and site.stage != "done" and name not in self._beside:
+                    probed.append(name)
+                else:
+                    site.end(NOT_MET)
             elif may_begin and self._is_other(name, setting):
                 self._beside[name] = setting
                 if site.begin_anew():
                     anew.append(name)
         self._begun_anew += anew
-        return anew
+        return anew + probed

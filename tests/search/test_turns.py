@@ -197,6 +197,20 @@ def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
     assert {trial.candidate for each in world.replays if (trial := each["product"]).is_timed} == set(range(8))
 
 
+def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
+    """The only config that launches it inside the function has failed: a probe shows that it is launched nevertheless."""
+    race = searching(Plan(1, 5), {"way": 3, "product": 8, "rest": 1})
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [1]}}))
+    race.drop("way", {1: "rank 0: no"})
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = 0.1 + 0.01 * abs(5 - chosen["product"])
+        return {"way": 0.1 + product_ms, "product": product_ms}
+
+    world = NestedWorld(race, step, beside={"product"}).finish()
+    assert world.chosen["product"] == 5
+
+
 def test_what_is_inside_races_beside_no_suspect():
     """A config that may end the process does not run in each replay of the kernel's race, while there is another one."""
     race = searching(Plan(0, 1), {"product": 8})
