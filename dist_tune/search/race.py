@@ -22,7 +22,7 @@ from dist_tune.search.standings import Standings
 from dist_tune.search.suspects import held, n_trusted
 from dist_tune.search.turns import Turns
 
-_HALF_SPENT = "not raced: the other half of the budget is for the function around it"
+_SHARE_SPENT = "not raced: the rest of the budget is for the function around it"
 
 
 class Race:
@@ -189,11 +189,11 @@ class Race:
         before: Collection[str] | None = None
         while (turn := self._next_turn()) != before:
             before = turn
-            is_over = self._turns.is_inside and (self._n_left <= 0 or self._pace.is_half_spent)
+            is_over = self._turns.is_inside and (self._n_left <= 0 or self._pace.is_spent_but(self._turns.share_kept))
             for name in turn:
                 self._sites[name].advance(self._n_left)
                 if is_over and self._turns.waits_for(name):
-                    self._sites[name].end(_HALF_SPENT)
+                    self._sites[name].end(_SHARE_SPENT)
             if is_over:  # the turn of the functions, though sites that are in no function may have trials left
                 continue
             if self.is_final:
@@ -269,7 +269,7 @@ class Race:
     @property
     def _n_left(self) -> int:
         if self._plan.max_replays is not None:
-            n_kept = self._plan.max_replays // 2 if self._turns.is_inside else 0  # for the functions that wait
+            n_kept = int(self._plan.max_replays * self._turns.share_kept)
             return self._plan.max_replays - n_kept - self.n_replays
         n_spare = max((site.repeats.n_spare for site in self._sites.values()), default=0)
         return MAX_OVERTIME * sum(site.n_nominal for site in self._sites.values()) + n_spare

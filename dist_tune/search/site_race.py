@@ -196,7 +196,7 @@ class SiteRace:
             if self._guide is None:
                 self._end_rung(alive, n_left)
         elif self.stage == "exhaustive":
-            self.end(NOT_MET, None if times else alive[0])
+            self.end(NOT_MET, None if times else self.incumbent())
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
             self._end_round(n_left)
 

@@ -22,8 +22,8 @@ class Turns:
     """Which sites race now, and what the others run meanwhile."""
 
     def __init__(self, sites: Mapping[str, SiteRace]) -> None:
-        self.is_inside = False
-        """True while functions wait for what is inside them."""
+        self.share_kept = 0.0
+        """Share of a budget that is kept for functions that wait: half while kernels race, a quarter while functions around them do, ..."""
         self._sites = sites
         self._around: dict[str, dict[str, set[int]]] = {}
         self._fixed: dict[str, int] = {}
@@ -50,6 +50,11 @@ class Turns:
         begun, self._begun_anew = self._begun_anew, []
         return begun
 
+    @property
+    def is_inside(self) -> bool:
+        """True while functions wait for what is inside them."""
+        return self.share_kept > 0
+
     def waits_for(self, name: str) -> bool:
         """True if functions wait for the site, which they launch."""
         return self.is_inside and bool(self._functions(name))
@@ -63,7 +68,7 @@ class Turns:
         """Find out whose turn it is, and return them. ``may_begin``: a race may begin anew; False where replays or time have run out."""
         nested = [name for name in self._around if name in self._sites and self._functions(name)]
         if not nested:
-            self._active, self.is_inside, self._fixed = None, False, {}
+            self._active, self.share_kept, self._fixed = None, 0.0, {}
             return self.active
         depths = {name: self._depth(name, ()) for name in nested}
         free = [name for name in self._sites if name not in depths]
@@ -71,9 +76,10 @@ class Turns:
         for depth in sorted(set(depths.values())):
             racing = [name for name in nested if depths[name] == depth and self._sites[name].stage != "done"]
             if together := self._launched_together(racing):
-                self.is_inside = any(self._sites[name].stage != "done" for name in free if name not in alone)
+                is_waited_for = any(self._sites[name].stage != "done" for name in free if name not in alone)
+                self.share_kept = 0.5 ** (depth + 1) if is_waited_for else 0.0
                 return self._let(together + alone)
-        self.is_inside, self._fixed = False, {}
+        self.share_kept, self._fixed = 0.0, {}
         if any(self._sites[name].stage != "done" for name in free):
             return self._let(free)
         for depth in sorted(set(depths.values()), reverse=True):

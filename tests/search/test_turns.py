@@ -262,3 +262,21 @@ def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn
     world = NestedWorld(race, own_kernels).finish()
     assert world.chosen["way"] == 3
     assert world.chosen["kernel 3"] == 7
+
+
+def test_a_function_within_a_function_has_its_share_of_a_bound():
+    """The product inside both uses up its half, the inner function half of the rest; the outer one has what is left."""
+    race = searching(Plan(1, 5, max_replays=40), {"way": 3, "inner": 4, "product": 40})
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = 0.1 + 0.02 * chosen["product"]
+        inner_ms = product_ms + 0.03 * (3 - chosen["inner"])
+        return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
+
+    world = NestedWorld(race, step)
+    for inner in range(4):
+        world.samples.nest("inner", inner, "product")
+    world.finish()
+    timed = [{site for site, trial in replay.items() if trial.is_timed} for replay in world.replays]
+    assert all(sum(name in each for each in timed) >= 4 for name in ("product", "inner", "way"))
+    assert (world.chosen["way"], world.chosen["inner"], race.n_replays) == (2, 3, 40)
