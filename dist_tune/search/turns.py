@@ -4,6 +4,7 @@ A kernel's time depends on the config of the function around it, which may leave
 function's time is the kernel's, too. So they do not race in the same replays. First what is inside races, beside one fixed config of the
 functions around it; then the functions race, beside the winners inside. At last what the winning configs launch races once more with its
 best few, if it has raced beside other configs. Each of these races has its finals. Sites that no function is around need no turns.
+Where a fixed config fails in the middle of a race, that race begins anew beside another one.
 """
 
 from __future__ import annotations
