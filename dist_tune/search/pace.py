@@ -31,11 +31,10 @@ class Pace:
         """True if the search has used up its budget."""
         return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s
 
-    @property
-    def is_half_spent(self) -> bool:
-        """True if half of what the race had of the budget at its beginning is spent."""
+    def is_spent_but(self, share: float) -> bool:
+        """True if no more than this share is left of what the race had of the budget at its beginning."""
         began_s = self._began_s or 0.0
-        return self._plan.budget_s is not None and self._elapsed_s - began_s >= (self._plan.budget_s - began_s) / 2
+        return self._plan.budget_s is not None and self._elapsed_s - began_s >= (self._plan.budget_s - began_s) * (1 - share)
 
     def begin(self) -> None:
         """Note that the race begins, if it has not begun."""

@@ -19,9 +19,10 @@ from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 from dist_tune.search.standings import Standings
+from dist_tune.search.suspects import held, n_trusted
 from dist_tune.search.turns import Turns
 
-_HALF_SPENT = "not raced: the other half of the budget is for the function around it"
+_SHARE_SPENT = "not raced: the rest of the budget is for the function around it"
 
 
 class Race:
@@ -97,7 +98,7 @@ class Race:
 
     def n_next(self, replays: Sequence[Replay]) -> int:
         """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
-        return self._pace.n_next([self._known_ms(each) for each in replays[: self._n_trusted(replays)]])
+        return self._pace.n_next([self._known_ms(each) for each in replays[: n_trusted(replays, self._sites)]])
 
     def drop(self, site: str, failures: Mapping[int, str]) -> None:
         """Take candidates out that turned out not to run on a rank."""
@@ -113,11 +114,16 @@ class Race:
 
     def waves(self) -> dict[str, list[int]]:
         """Candidates that guided searches come to next: site -> candidates to compile, or to warm up for a function, and to ``join``."""
-        if self.is_spent and not any(site.is_barren for site in self._sites.values()):
-            return {}
-        turn = {name: self._sites[name] for name in self._next_turn()}
-        waves = {name: site.wave(self._n_left) for name, site in turn.items() if not self.is_spent or site.is_barren}
-        return {name: wave for name, wave in waves.items() if wave}
+        before: Collection[str] | None = None
+        while True:
+            turn = () if self.is_spent else self._next_turn()
+            barren = [name for name, site in self._sites.items() if site.is_barren]  # each replay may launch these
+            asked = [name for name in self._sites if name in turn or name in barren]
+            waves = {name: wave for name in asked if (wave := self._sites[name].wave(self._n_left))}
+            if waves or self.is_spent or turn == before:
+                return waves
+            before = turn
+            self._advance()  # a turn without trials ends here, and the next one may begin with a wave
 
     def join(self, waves: Mapping[str, Collection[int]]) -> None:
         """Let the candidates of waves race: site -> candidates."""
@@ -183,10 +189,13 @@ class Race:
         before: Collection[str] | None = None
         while (turn := self._next_turn()) != before:
             before = turn
+            is_over = self._turns.is_inside and (self._n_left <= 0 or self._pace.is_spent_but(self._turns.share_kept))
             for name in turn:
                 self._sites[name].advance(self._n_left)
-                if self._turns.waits_for(name) and (self._n_left <= 0 or self._pace.is_half_spent):
-                    self._sites[name].end(_HALF_SPENT)
+                if is_over and self._turns.waits_for(name):
+                    self._sites[name].end(_SHARE_SPENT)
+            if is_over:  # the turn of the functions, though sites that are in no function may have trials left
+                continue
             if self.is_final:
                 self._begin_round()
             if any(self._sites[name].queue for name in turn):
@@ -195,28 +204,20 @@ class Race:
     def _next_turn(self) -> Collection[str]:
         return self._turns.next(may_begin=not self.is_spent and self._n_left > 0)
 
-    def _n_trusted(self, replays: Sequence[Replay]) -> int:
-        """Replays before the first that runs a suspect; 1 if that is the first, because the next one needs a meeting before it."""
-        is_doubtful = (any(trial.candidate in self._sites[name].standings.suspects for name, trial in each.items()) for each in replays)
-        return max(1, next((k for k, each in enumerate(is_doubtful) if each), len(replays)))
-
     def _held(self) -> set[str]:
-        """Sites whose next trial is a suspect that has to wait: until no other site has trials left, and then for its turn."""
-        queued = [name for name, site in self._sites.items() if site.queue and name in self._turns.active]
-        doubtful = [name for name in queued if self._sites[name].queue[0].candidate in self._sites[name].standings.suspects]
-        return set(doubtful if len(doubtful) < len(queued) else doubtful[1:])
+        return held({name: site for name, site in self._sites.items() if name in self._turns.active})
 
     def _queued(self) -> list[Replay]:
-        held = self._held()
+        waiting = self._held()
         active = {name: site for name, site in self._sites.items() if name in self._turns.active}
-        lengths = [len(site.queue) for name, site in active.items() if site.queue and name not in held]
+        lengths = [len(site.queue) for name, site in active.items() if site.queue and name not in waiting]
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
         n_replays = (min if self._plan.search == "exhaustive" else max)(lengths, default=0)
         return [
             {
                 name: trial
                 for name, site in self._sites.items()
-                if (trial := site.trial(k, is_held=name in held) if name in active else self._turns.trial(name)) is not None
+                if (trial := site.trial(k, is_held=name in waiting) if name in active else self._turns.trial(name)) is not None
             }
             for k in range(min(n_replays, self._n_left))
         ]
@@ -268,7 +269,7 @@ class Race:
     @property
     def _n_left(self) -> int:
         if self._plan.max_replays is not None:
-            n_kept = self._plan.max_replays // 2 if self._turns.is_inside else 0  # for the functions that wait
+            n_kept = int(self._plan.max_replays * self._turns.share_kept)
             return self._plan.max_replays - n_kept - self.n_replays
         n_spare = max((site.repeats.n_spare for site in self._sites.values()), default=0)
         return MAX_OVERTIME * sum(site.n_nominal for site in self._sites.values()) + n_spare

@@ -99,9 +99,10 @@ class Samples:
         self._runs.clear()
 
     def forget(self, site: str) -> None:
-        """Forget all times of a site, because a function around it runs another config now."""
+        """Forget all times of a site, because a function around it runs another config now; this rank still owns it."""
         self._runs.pop(site, None)
-        self._launches.pop(site, None)
+        if site in self._launches:
+            self._launches[site].clear()
 
     def disturb(self, replay: int) -> None:
         """Note that a stand-in ran in this replay on this rank."""

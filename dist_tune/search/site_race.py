@@ -34,7 +34,9 @@ class SiteRace:
         """Sites that have a choice to make, this one included: the others change a replay's time, too."""
         self.n_nominal = 0
         self.n_since = 0
-        """Replays since the site was entered, those in which it waited for others included."""
+        """Replays since the site was entered, or raced anew: those of its turns, in which it may have waited for others."""
+        self.is_probed = False
+        """True once a site that was missed has had another turn."""
         self.repeats = Repeats()
         self._n_run = self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
@@ -78,7 +80,7 @@ class SiteRace:
         open_, n_tried = standings.untried - standings.left.keys(), standings.n_candidates - len(standings.untried)
         is_met = bool(standings.times) or self.is_barren
         wave = []
-        if is_met and n_left > 0:
+        if is_met and (n_left > 0 or self.is_barren):
             wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren)
         standings.untried -= set(wave)
         if not wave:
@@ -107,7 +109,7 @@ class SiteRace:
         if self.stage == "done" and missed and self.n_open > 1 and len({*missed, *standings.alive()}) > 1:
             standings.left = {i: why for i, why in standings.left.items() if i not in missed}
             self._probed = Trial(missed[0], is_timed=True)
-            self.stage, self.queue = "race", [self._probed]
+            self.stage, self.queue, self.is_probed = "race", [self._probed], True
 
     def _end_probe(self, probed: Trial) -> None:
         """Race as from the beginning, with the candidates that are left, if the site was met."""
@@ -120,14 +122,14 @@ class SiteRace:
         self._begin_again()
 
     def begin_anew(self) -> bool:
-        """Race the best few once more, because a function around the site runs another config now; False if there is but one."""
-        standings = self.standings
-        measured = standings.measured(standings.alive())
-        best = sorted(measured, key=lambda i: (measured[i].kernel_ms, i))[: self._options.max_finalists]
-        if len(best) < 2:
+        """Race once more, because a function around the site runs another config now; False if there is nothing to choose.
+
+        In the middle of a race with all that are left, after it with the best few.
+        """
+        standings, winner = self.standings, self.incumbent()
+        if self.stage == "done" and not standings.recall(winner, self._options, self._plan.objective):
             return False
-        standings.left.update({i: "slower beside another config of the function around it" for i in standings.alive() if i not in best})
-        standings.begin_anew()
+        standings.begin_anew(winner)
         self._begin_again()
         return True
 
@@ -194,7 +196,7 @@ class SiteRace:
             if self._guide is None:
                 self._end_rung(alive, n_left)
         elif self.stage == "exhaustive":
-            self._choose()
+            self.end(NOT_MET, None if times else self.incumbent())
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
             self._end_round(n_left)
 

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, PriorTimes
-from dist_tune.search.selection import HOPELESS, RacingOptions, ReducedTimes, kept, one_sided
+from dist_tune.search.selection import HOPELESS, Objective, RacingOptions, ReducedTimes, kept, one_sided
 
+_BESIDE_ANOTHER = "slower beside another config of the function around it"
 MIN_WARM_UP_MS = 100.0
 """Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 
@@ -76,9 +77,21 @@ class Standings:
             if first in self.failures:
                 self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
 
-    def begin_anew(self) -> None:
-        """Let the times so far be those of an earlier tuning."""
-        self.prior_winner = self.fastest()
+    def recall(self, winner: int | None, options: RacingOptions, objective: Objective) -> bool:
+        """Let the ``winner`` and the best few besides it race, also those that have left; False, and no change, if it would be alone."""
+        measured = {i: each for i, each in self.times.items() if i not in self.failures}
+        near = kept(measured, options.max_finalists, options.margin(0), objective, n_least=options.max_finalists)
+        best = sorted([i for i in measured if i in near or i == winner], key=lambda i: (i != winner, measured[i].kernel_ms, i))
+        best = best[: options.max_finalists]
+        if len(best) < 2:
+            return False
+        slower = [i for i in self.alive() if i not in best]
+        self.left = {i: why for i, why in self.left.items() if i not in best} | dict.fromkeys(slower, _BESIDE_ANOTHER)
+        return True
+
+    def begin_anew(self, winner: int | None) -> None:
+        """Let the times so far, and the ``winner``, be those of an earlier tuning."""
+        self.prior_winner = winner if winner in self.times else self.prior_winner
         self.prior_times |= self.times
         self.times = {}
 

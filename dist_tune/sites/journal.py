@@ -172,6 +172,10 @@ class TuningJournal:
         self._agreed |= agreed
         return sum(n for each in agreed.values() for counts in each.values() for n in counts)
 
+    def begin_anew(self, label: str) -> None:
+        """Leave the samples that are left of a site, which may be of its first race: it races again beside another config of a function."""
+        self._agreed.pop(label, None)
+
     def serve(self, batch: Sequence[Replay], samples: Samples, *, is_final: bool) -> list[Replay]:
         """The replays of a batch that are yet to be run, fewer where samples of earlier attempts take the place of their trials.
 

@@ -31,6 +31,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             break
         for label in race.take_begun_anew():
             replays.trials.samples.forget(label)
+            context.sites.journal.begin_anew(label)
         is_final = race.is_final
         if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()

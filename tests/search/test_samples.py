@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.plan import Replay, Trial
-from dist_tune.search.reports import BatchReport, LocalTimes
+from dist_tune.search.reports import BatchReport, LocalTimes, reduce_reports
 from dist_tune.search.samples import Samples
 
 pytestmark = pytest.mark.once
@@ -143,3 +143,14 @@ def test_warm_ups_are_reported_by_the_shortest_run():
     told = samples.report_warm_ups({})
     assert {i: (each.kernel_ms, each.n_timed) for i, each in told.measured["f"].items()} == {0: (30.0, 2), 1: (40.0, 1)}
     assert samples.report({}, [{"f": Trial(0, is_timed=True)}], {}).measured == {}
+
+
+def test_a_rank_owns_a_site_whose_times_are_forgotten():
+    """Another rank's new times of it do not count until this one has some: a MAX over some ranks may hide the slowest."""
+    ledger = ledger_of(("s", 0, 0, 9.0), replays={0: 10.0})
+    ledger.forget("s")
+    other = ledger_of(("s", 0, 1, 1.0), replays={1: 2.0})
+    batch = [{"s": Trial(0, is_timed=True)}]
+    assert ledger.report({}, batch, {}).measured == {"s": {}}
+    reports = {0: ledger.report({}, batch, {}), 1: other.report({}, batch, {})}
+    assert reduce_reports(reports).times == {"s": {}}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
-from dist_tune.search.plan import Plan, Replay
+from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.search.guide import LateGuide
+from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
-from dist_tune.search.reports import reduce_reports
+from dist_tune.search.reports import ReducedReport, reduce_reports
 from dist_tune.search.samples import Samples
 from tests.search.test_race import searching
 
@@ -21,10 +23,22 @@ REST_MS = 0.006
 
 
 class NestedWorld:
-    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %."""
+    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %.
 
-    def __init__(self, search: Race, step: Step, seed: int = 0) -> None:
-        self.search, self.step, self.samples = search, step, Samples()
+    ``beside``: sites that are launched outside it. ``fails_at``: (site, candidate) -> the replay from which on it fails.
+    """
+
+    def __init__(
+        self,
+        search: Race,
+        step: Step,
+        seed: int = 0,
+        *,
+        beside: Collection[str] = (),
+        fails_at: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        self.search, self.step, self.samples, self.beside = search, step, Samples(), {"way", *beside}
+        self.fails_at, self.failures = fails_at or {}, dict[str, dict[int, CandidateFailure]]()
         self.replays: list[Replay] = []
         self._noise = random.Random(seed)
         self._in_finals = False
@@ -34,11 +48,16 @@ class NestedWorld:
     def replay(self, schedule: Replay, *, is_race: bool) -> None:
         number = len(self.replays)
         self.replays.append(schedule)
+        for site, planned in schedule.items():
+            if number >= self.fails_at.get((site, planned.candidate), number + 1):
+                self.failures.setdefault(site, {})[planned.candidate] = CandidateFailure(FailureKind.LAUNCH, "no")
+                return
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
         for site, each in ms.items():
-            trial = schedule[site]
-            if site != "way":
+            if site not in self.beside:
                 self.samples.nest("way", schedule["way"].candidate, site)
+            if (trial := schedule.get(site)) is None:  # nothing runs so far of what was tried
+                continue
             if trial.is_timed:
                 self.samples.add_run(site, trial.candidate, number)
                 if is_race:
@@ -53,7 +72,7 @@ class NestedWorld:
             self.replay(schedule, is_race=False)
         self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
         self.search.end_warm_up(["way"])
-        while batch := self.search.batch():
+        while batch := self._next():
             assert len(self.replays) <= at_most, f"no end after {at_most} replays"
             for site in self.search.take_begun_anew():
                 self.samples.forget(site)
@@ -64,8 +83,13 @@ class NestedWorld:
                 if self._in_finals:
                     self.finals.append(len(self.replays))
                 self.replay(schedule, is_race=not self._in_finals)
-            self.search.tell(len(batch), reduce_reports({0: self.samples.report({}, batch, self.search.kernel_times_ms())}))
+            self.search.tell(len(batch), reduce_reports({0: self.samples.report(self.failures, batch, self.search.kernel_times_ms())}))
         return self
+
+    def _next(self) -> list[Replay]:
+        while waves := self.search.waves():
+            self.search.join(waves)
+        return self.search.batch()
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -135,15 +159,64 @@ def test_a_bound_of_replays_leaves_half_of_them_to_the_function(n_most: int):
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
 def test_the_product_is_raced_again_beside_the_way_that_won(search: str):
-    """It is fastest with config 1 beside the way that it was raced with, and with config 0 beside the one that is chosen."""
+    """Config 3, which has left the finals beside the way that it raced with, is the fastest beside the one that is chosen."""
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         way, config = chosen["way"], chosen["product"]
-        product_ms = 0.2 + 0.05 * (config != (0 if way == 2 else 1)) + 0.3 * (config > 3)
-        return {"product": product_ms, "way": product_ms + (0.01 if way == 2 else 0.1)}
+        product_ms = 0.2 + 0.015 * (config != (3 if way == 2 else 1)) + 0.3 * (config > 3)
+        return {"product": product_ms, "way": product_ms + (0.2 if way == 2 and config == 0 else 0.01 if way == 2 else 0.1)}
 
     world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()  # type: ignore[arg-type]
-    assert world.chosen == {"way": 2, "product": 0}
+    first = next(each for each in world.replays if each["product"].is_timed)
+    assert first["way"].candidate != 2
+    assert world.chosen == {"way": 2, "product": 3}
+
+
+def test_a_race_begins_anew_where_the_config_around_it_fails():
+    """Times beside the config that has failed are not compared with those beside the one in its place."""
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = (0.1 if chosen["way"] == 0 else 0.3) + 0.005 * (19 - chosen["product"])
+        return {"product": product_ms, "way": product_ms + 0.01}
+
+    world = NestedWorld(searching(Plan(0, 5), {"way": 3, "product": 20}), step, fails_at={("way", 0): 15}).finish()
+    assert {each["way"].candidate for each in world.replays if each["product"].is_timed} >= {0, 1}
+    assert world.chosen["product"] == 19
+    beside = [each["product"].candidate for each in world.replays if each["product"].is_timed and each["way"].candidate == 1]
+    assert set(beside) == set(range(20))
+    assert all(each.times.kernel_ms > 0.29 for each in world.search.results("product") if each.times is not None)
+
+
+def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
+    """The only config of the other function that launches it, too, has failed."""
+    race = searching(Plan(1, 5), {"way": 2, "other": 2, "product": 8})
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1], "other": [1]}}))
+    race.drop("other", {1: "rank 0: no"})
+    step = {"way": 0.2, "other": 0.1}
+    world = NestedWorld(race, lambda chosen: step | {"product": 0.1 + 0.01 * chosen["product"]}, beside={"other"}).finish()
+    assert {trial.candidate for each in world.replays if (trial := each["product"]).is_timed} == set(range(8))
+
+
+def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
+    """The only config that launches it inside the function has failed: a probe shows that it is launched nevertheless."""
+    race = searching(Plan(1, 5), {"way": 3, "product": 8, "rest": 1})
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [1]}}))
+    race.drop("way", {1: "rank 0: no"})
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = 0.1 + 0.01 * abs(5 - chosen["product"])
+        return {"way": 0.1 + product_ms, "product": product_ms}
+
+    world = NestedWorld(race, step, beside={"product"}).finish()
+    assert world.chosen["product"] == 5
+
+
+def test_what_is_inside_races_beside_no_suspect():
+    """A config that may end the process does not run in each replay of the kernel's race, while there is another one."""
+    race = searching(Plan(0, 1), {"product": 8})
+    race.add("way", 3, {}, PriorTimes(suspects=[0, 2]))
+    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1, 2]}}))
+    assert {each["way"].candidate for each in race.batch()} == {1}
 
 
 def test_functions_within_functions_take_turns_from_the_inside_out():
@@ -167,3 +240,43 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
             turns.append(timed[0])
     assert turns == ["product", "inner", "way"]
     assert world.chosen == {"way": 2, "inner": 0, "product": 0}
+
+
+def test_a_site_outside_the_function_does_not_take_the_functions_half():
+    """When the kernel inside has used up its half, a kernel beside the function has trials left: the function races nevertheless."""
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        return {"product": 0.1 + 0.01 * chosen["product"], "way": 0.2 + 0.05 * (2 - chosen["way"])}
+
+    race = searching(Plan(1, 5, max_replays=20), {"way": 3, "product": 12, "beside": 40})
+    world = NestedWorld(race, lambda chosen: step(chosen) | {"beside": 0.1 + 0.01 * chosen["beside"]}, beside={"beside"}).finish()
+    assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
+    assert world.chosen["way"] == 2
+    assert race.n_replays == 20
+
+
+def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
+    """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
+    race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
+    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=LateGuide(10), untried=set(range(1, 10)))
+    world = NestedWorld(race, own_kernels).finish()
+    assert world.chosen["way"] == 3
+    assert world.chosen["kernel 3"] == 7
+
+
+def test_a_function_within_a_function_has_its_share_of_a_bound():
+    """The product inside both uses up its half, the inner function half of the rest; the outer one has what is left."""
+    race = searching(Plan(1, 5, max_replays=40), {"way": 3, "inner": 4, "product": 40})
+
+    def step(chosen: Mapping[str, int]) -> dict[str, float]:
+        product_ms = 0.1 + 0.02 * chosen["product"]
+        inner_ms = product_ms + 0.03 * (3 - chosen["inner"])
+        return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
+
+    world = NestedWorld(race, step)
+    for inner in range(4):
+        world.samples.nest("inner", inner, "product")
+    world.finish()
+    timed = [{site for site, trial in replay.items() if trial.is_timed} for replay in world.replays]
+    assert all(sum(name in each for each in timed) >= 4 for name in ("product", "inner", "way"))
+    assert (world.chosen["way"], world.chosen["inner"], race.n_replays) == (2, 3, 40)
