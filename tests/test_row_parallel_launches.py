@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import triton
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 pytestmark = pytest.mark.once
 
@@ -61,7 +63,8 @@ class Gpu:
 
             return launch
 
-        kernel = type("Kernel", (), {"__getitem__": lambda _, grid: launcher(grid)})()
+        own = {"__init__": lambda _: None, "__getitem__": lambda _, grid: launcher(grid), "pre_run_hooks": ()}
+        kernel = type("Kernel", (JITFunction,), own)()
         kernel.fn, kernel.arg_names = kernel, arg_names
         return kernel
 
@@ -94,6 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n, group: [torch.zeros(n, dtype=torch.uint8) for _ in range(N_RANKS)])
     monkeypatch.setattr(gather, "driver_function", found.driver)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
     properties = {"multiprocessor_count": N_SMS, "max_shared_mem": 227 * 1024, "max_num_regs": 65536, "warpSize": 32}
     for module in (partials, push_gemm):
         monkeypatch.setattr(module, "device_properties", lambda: properties)
