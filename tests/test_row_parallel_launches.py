@@ -159,6 +159,15 @@ def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocesso
     ]
 
 
+def test_a_sum_that_leaves_the_product_no_multiprocessor_is_refused(gpu: Gpu):
+    """Its programs may come first and wait, on all of them, for a product that finds no room: before anything is queued."""
+    from kernels.partials import Exchange
+
+    with pytest.raises(ValueError, match=r"sms=132 .* has 132: .* 131"):
+        queued(gpu, Exchange("push", "beside", N_SMS, 64))
+    assert gpu.queued == []
+
+
 def test_two_programs_of_a_product_share_a_multiprocessor_which_a_sum_beside_it_has_alone(gpu: Gpu):
     """A sum is given multiprocessors, not programs: 4 are left, with two programs of the product each."""
     from kernels.partials import Exchange
