@@ -22,6 +22,8 @@ LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MAS
 
 
 _running: list[pytest.Item] = []
+_unmarked: dict[str, str] = {}
+"""Test -> the error that it was given for a process; code under test may have taken the error for one of its own."""
 
 
 def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
@@ -30,7 +32,9 @@ def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
     if threading.current_thread() is not threading.main_thread():  # it may have outlived the test that started it
         return
     if is_start and _running and not _running[-1].get_closest_marker("processes"):
-        raise AssertionError(f"{_running[-1].nodeid} starts a process: mark it with pytest.mark.processes")
+        name = _running[-1].nodeid
+        _unmarked[name] = f"{name} starts a process: mark it with pytest.mark.processes"
+        raise AssertionError(_unmarked[name])
 
 
 def pytest_configure() -> None:
@@ -82,4 +86,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.skipped and not hasattr(report, "wasxfail") and "ranks" in item.path.parts:
         report.outcome = "failed"
         report.longrepr = f"a distributed test that skips has failed: {report.longrepr}"
+    if (error := _unmarked.pop(item.nodeid, None)) is not None and report.passed:
+        report.outcome, report.longrepr = "failed", error
     return report

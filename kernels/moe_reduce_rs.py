@@ -33,6 +33,7 @@ from kernels.ag_moe import key_fn
 from kernels.grouped_gemm import multiply_rows
 from kernels.moe_combine import N_QUARTERS, Partials, push, reduce
 from kernels.routing import Routing, RowSorter
+from kernels.shard_gemm import device_properties
 from kernels.symmetric import N_SLOTS, Epochs, StepOrder, SymmetricMemory, refuse_capture
 
 N_CHUNKS = (1, 2, 4)
@@ -90,6 +91,8 @@ class MoeReduceScatter:
         `config`, if given, is the product's; None: the one in the kernel's cache, tuned on a miss.
         """
         refuse_capture("a MoE-ReduceScatter step")
+        if self.n_ranks > 1:
+            _require_room(n_push_sms)
         out = self._result_for(hidden, experts_b, routing, out)
         n_experts, n, _ = experts_b.shape
         hidden, flat = loadable(hidden), loadable(experts_b.flatten(0, 1))
@@ -204,6 +207,15 @@ class Streams:
         """Let the current stream go on when it is done."""
         self._done.record(self.side)
         torch.cuda.current_stream().wait_event(self._done)
+
+
+def _require_room(n_push_sms: int) -> None:
+    """Raise if the push would have no program, or would leave the product, for which it waits, no SM."""
+    if triton.knobs.runtime.interpret:
+        return
+    n_sms = device_properties()["multiprocessor_count"]
+    if not 0 < n_push_sms < n_sms:
+        raise ValueError(f"n_push_sms, the SMs of the push, must be 1 to {n_sms - 1} on this GPU of {n_sms} SMs, got {n_push_sms}")
 
 
 def config_space() -> list[dict[str, int]]:

@@ -131,6 +131,7 @@ class PartialSums:
         plan, slot, epoch = self.plan, self._epochs.slot, self._epochs.next
         if exchange.reduction == "inside" and plan.n_parts == 1 < self._n_ranks:
             raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
+        _require_room(exchange)
         self._order.follow(self._device)
         if exchange.move == "copy" and self._copier is None:
             self._copier = Copier(plan, self._memory)
@@ -182,7 +183,7 @@ class PartialSums:
             if is_interpreted:  # programs run one after the other there, so one that waits for peers must have sent all tiles itself
                 return (1 if is_inside else min(3 * meta["PER_SM"], tiles),)
             withheld = exchange.sms if exchange.reduction == "beside" else 0
-            sms = max(1, device_properties()["multiprocessor_count"] - withheld)
+            sms = device_properties()["multiprocessor_count"] - withheld
             return (min(sms * meta["PER_SM"], tiles),)
 
         if config is None:
@@ -248,3 +249,15 @@ class PartialSums:
             self._own_tables["arrivals", slot] = memory.table([memory.on(r)["gathered_arrivals"][rank] for r in ranks])
             self._own_tables["gathered", slot] = memory.table([memory.own["gathered"][slot, r] for r in ranks])
         return self._own_tables["finals", slot], self._own_tables["arrivals", slot]
+
+
+def _require_room(exchange: Exchange) -> None:
+    """Raise if a reduction beside the product might keep it off the GPU, and wait for it."""
+    if exchange.reduction != "beside" or triton.knobs.runtime.interpret:
+        return
+    n_sms = device_properties()["multiprocessor_count"]
+    if exchange.sms >= n_sms:
+        raise ValueError(
+            f"a reduction beside the product on sms={exchange.sms} multiprocessors leaves it none of this GPU, which has {n_sms}: "
+            f"give it at most {n_sms - 1}, or use reduction='behind'"
+        )

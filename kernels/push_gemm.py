@@ -27,9 +27,9 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
     """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`).
 
     Raises:
-        ValueError: an SM has no room for all programs that the config asks for.
+        ValueError: an SM has no room for all programs that the config asks for, or it asks for none.
     """
-    if nargs["PER_SM"] > 1:
+    if nargs["PER_SM"] != 1:
         _require_room(nargs)
     nargs["a"].block_shape = [nargs["BLOCK_M"], nargs["BLOCK_K"]]
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
@@ -74,8 +74,12 @@ def interpreter_configs() -> list[triton.Config]:
 
 
 def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
-    """Shared memory of a program: a tile changes its layout on its way out, where the stages were, and is never the larger of the two."""
-    return int((block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"] * n_stages * 2)
+    """Shared memory of a program, at most: its stages with a barrier of 8 bytes each, or, where they were, a tile on its way out.
+
+    A tile changes its layout there, and takes half of its bytes as float32.
+    """
+    stages = (block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"] * n_stages * 2
+    return int(max(stages, block["BLOCK_M"] * block["BLOCK_N"] * 2) + 8 * n_stages)
 
 
 def most_shared_bytes(per_sm: int) -> int:
@@ -91,6 +95,8 @@ def most_warps(per_sm: int) -> int:
 
 def _require_room(nargs: dict[str, Any]) -> None:
     """Raise if a launch's programs would not all be on the GPU at once: one that is not keeps those waiting that need its tiles."""
+    if nargs["PER_SM"] < 1:
+        raise ValueError(f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}")
     if triton.knobs.runtime.interpret:
         return
     per_sm, n_bytes, n_warps = nargs["PER_SM"], shared_bytes(nargs, nargs["num_stages"]), nargs["num_warps"]

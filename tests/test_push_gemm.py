@@ -35,6 +35,8 @@ def config(*block: int, **options: Any) -> triton.Config:
         ((128, 128, 64), {"warps": 8, "stages": 3, "per_sm": 2}, False),  # 2 x 256 threads x 255 registers
         ((128, 128, 64), {"warps": 4, "stages": 4, "per_sm": 2}, False),  # 2 x 128 KiB
         ((64, 128, 64), {"warps": 4, "stages": 3, "per_sm": 3}, False),  # 3 x 128 threads x 255 registers
+        ((64, 64, 32), {"warps": 2, "stages": 7, "per_sm": 4}, False),  # 4 x 56 KiB fit, the 7 barriers of 8 bytes beside them do not
+        ((128, 256, 32), {"warps": 2, "stages": 2, "per_sm": 4}, False),  # 4 x 64 KiB for a tile of float32 on its way out
         ((128, 256, 64), {"warps": 8, "stages": 4, "per_sm": 1}, True),
         ((128, 256, 64), {"warps": 8, "stages": 5, "per_sm": 1}, False),
     ],
@@ -52,12 +54,22 @@ def test_a_launch_whose_programs_do_not_fit_together_is_refused():
     too_many = config(128, 128, 64, warps=4, stages=4, per_sm=2)
     operands = {name: SimpleNamespace() for name in ("a", "b")}
     assert too_many.pre_hook is not None
-    with pytest.raises(ValueError, match=r"2 programs .* 131072 bytes .* 115712 .* PER_SM=1"):
+    with pytest.raises(ValueError, match=r"2 programs .* 131104 bytes .* 115712 .* PER_SM=1"):
         too_many.pre_hook({**operands, **too_many.all_kwargs()})
     alone = config(128, 128, 64, warps=4, stages=4)
     assert alone.pre_hook is not None
     alone.pre_hook({**operands, **alone.all_kwargs()})
     assert vars(operands["a"]) == {"block_shape": [128, 64]}
+
+
+def test_a_config_of_no_program_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Nothing would be launched, and peers would wait for its tiles."""
+    none = config(128, 128, 64, warps=4, stages=3, per_sm=0)
+    assert none.pre_hook is not None
+    for is_interpreted in (False, True):
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", is_interpreted)
+        with pytest.raises(ValueError, match=r"PER_SM, the programs .* on each SM, must be 1 or more, got 0"):
+            none.pre_hook({"a": SimpleNamespace(), "b": SimpleNamespace(), **none.all_kwargs()})
 
 
 def test_each_config_of_several_programs_fits():

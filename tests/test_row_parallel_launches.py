@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import triton
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 pytestmark = pytest.mark.once
 
@@ -61,7 +63,8 @@ class Gpu:
 
             return launch
 
-        kernel = type("Kernel", (), {"__getitem__": lambda _, grid: launcher(grid)})()
+        own = {"__init__": lambda _: None, "__getitem__": lambda _, grid: launcher(grid), "pre_run_hooks": ()}
+        kernel = type("Kernel", (JITFunction,), own)()
         kernel.fn, kernel.arg_names = kernel, arg_names
         return kernel
 
@@ -94,6 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n, group: [torch.zeros(n, dtype=torch.uint8) for _ in range(N_RANKS)])
     monkeypatch.setattr(gather, "driver_function", found.driver)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
     properties = {"multiprocessor_count": N_SMS, "max_shared_mem": 227 * 1024, "max_num_regs": 65536, "warpSize": 32}
     for module in (partials, push_gemm):
         monkeypatch.setattr(module, "device_properties", lambda: properties)
@@ -153,6 +157,15 @@ def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocesso
         ("second", "sum_kernel", 5),
         ("main", "waits for", "second"),
     ]
+
+
+def test_a_sum_that_leaves_the_product_no_multiprocessor_is_refused(gpu: Gpu):
+    """Its programs may come first and wait, on all of them, for a product that finds no room: before anything is queued."""
+    from kernels.partials import Exchange
+
+    with pytest.raises(ValueError, match=r"sms=132 .* has 132: .* 131"):
+        queued(gpu, Exchange("push", "beside", N_SMS, 64))
+    assert gpu.queued == []
 
 
 def test_two_programs_of_a_product_share_a_multiprocessor_which_a_sum_beside_it_has_alone(gpu: Gpu):

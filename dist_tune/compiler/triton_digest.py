@@ -36,7 +36,12 @@ def await_digest() -> None:
 @lru_cache(maxsize=1)
 def thread_of(process: int) -> threading.Thread:
     """The thread that makes it, started once in a process, of which a forked child is another."""
-    thread = threading.Thread(target=lambda: triton_key(), name="dist_tune digest", daemon=True)
+    thread = threading.Thread(target=_make, name="dist_tune digest", daemon=True)
     with suppress(RuntimeError):  # no more threads: it is made when it is asked for
         thread.start()
     return thread
+
+
+def _make() -> None:
+    with suppress(Exception):  # Triton raises it in its first launch, if there is one
+        triton_key()

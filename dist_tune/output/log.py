@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import textwrap
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -41,6 +42,9 @@ class _Sink:
         self, file: TextIO | None, file_level: int, shown_level: int | None, story: Story | None = None, *, shows_progress: bool
     ) -> None:
         self._file = file
+        self._waiting: deque[str] = deque()  # of several threads
+        self._process = os.getpid()
+        """Of the lines that wait; a forked child leaves them to its parent."""
         self._file_level = file_level
         self._shown_level = shown_level
         self._story = story
@@ -84,10 +88,19 @@ class _Sink:
     def _write_text(self, line: str, *, flushes: bool) -> None:
         if self._file is None:
             return
+        if (process := os.getpid()) != self._process:
+            self._process = process
+            self._waiting.clear()
+        self._waiting.append(line)
+        if not flushes:
+            return
+        text = ""
+        with suppress(IndexError):
+            while True:
+                text += self._waiting.popleft()
         try:
-            self._file.write(line)
-            if flushes:
-                self._file.flush()
+            self._file.write(text)
+            self._file.flush()
         except (OSError, ValueError) as error:  # a full disk, a file that another thread has closed
             _warn_of_file(Path(self._file.name), Path(self._file.name).parent, error)
             self._close()

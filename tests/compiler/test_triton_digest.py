@@ -80,3 +80,17 @@ def test_machine_without_threads_leaves_the_digest_to_triton(made: list[str], mo
     triton_digest.begin_digest()
     triton_digest.await_digest()
     assert made == []
+
+
+def test_a_digest_that_fails_says_nothing(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Triton's files cannot be read: Triton raises the same error in its first launch, if there is one."""
+
+    def fail() -> None:
+        made.append("tried")
+        raise OSError("cannot read libtriton.so")
+
+    monkeypatch.setattr(triton_digest, "triton_key", fail)
+    monkeypatch.setattr(threading, "excepthook", lambda args: made.append(f"told of {args.exc_value}"))
+    triton_digest.begin_digest()
+    triton_digest.await_digest()
+    assert made == ["tried"]

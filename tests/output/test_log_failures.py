@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import resource
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,19 @@ def test_a_full_disk_at_the_end_of_a_hit_costs_one_warning(tmp_path: Path, monke
             log.info("winner=0")
             assert warned == []
     assert [full.name in str(each.message) for each in warned] == [True]
+
+
+def test_a_child_that_is_forked_in_a_hit_writes_no_line_of_its_parent(tmp_path: Path):
+    """Lines that wait are the parent's to write: also where the child writes its own, or leaves the call by an error."""
+    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
+    with suppress(KeyError), tuning_log(Settings().model_copy(update={"log_dir": tmp_path}), 0, False, story=story) as log:
+        log.info("of the parent")
+        if is_child := not (child := os.fork()):
+            log.info("of the child")
+            raise KeyError
+        os.waitpid(child, 0)
+    if is_child:
+        os._exit(0)
+    story.close()
+    text = (tmp_path / "rank-0.log").read_text()
+    assert (text.count("of the parent"), text.count("of the child")) == (1, 1)
