@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import textwrap
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -42,9 +41,6 @@ class _Sink:
         self, file: TextIO | None, file_level: int, shown_level: int | None, story: Story | None = None, *, shows_progress: bool
     ) -> None:
         self._file = file
-        self._waiting: deque[str] = deque()  # of several threads
-        self._process = os.getpid()
-        """Of the lines that wait; a forked child leaves them to its parent."""
         self._file_level = file_level
         self._shown_level = shown_level
         self._story = story
@@ -56,7 +52,7 @@ class _Sink:
         if level >= self._file_level:
             # Without lines of level INFO there is none that explains a number.
             text = self._numbered(line) if self._file_level <= logging.INFO else line
-            self._write_file(wrapped(printable(text)), is_urgent=level >= logging.WARNING)
+            self._write_file(wrapped(printable(text)))
         if self._story is not None and level >= logging.WARNING:
             self._story.told(record.levelname, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level
@@ -76,31 +72,20 @@ class _Sink:
                 line = line.replace(f"site={label}", f"site {number}")
         return line
 
-    def _write_file(self, line: str, *, is_urgent: bool) -> None:
+    def _write_file(self, line: str) -> None:
         if self._file is None:
             return
         if (mine := (os.getpid(), os.path.abspath(self._file.name))) not in _headed:
             _headed.add(mine)
             line = _header(line[:12], Path(self._file.name).stem) + line
-        # The last line before a crash is the one that matters; in a call that meets no miss, all lines are written at its end.
-        self._write_text(f"{line}\n", flushes=is_urgent or self._story is None or bool(self._story.numbers))
+        self._write_text(f"{line}\n")
 
-    def _write_text(self, line: str, *, flushes: bool) -> None:
+    def _write_text(self, line: str) -> None:
         if self._file is None:
             return
-        if (process := os.getpid()) != self._process:
-            self._process = process
-            self._waiting.clear()
-        self._waiting.append(line)
-        if not flushes:
-            return
-        text = ""
-        with suppress(IndexError):
-            while True:
-                text += self._waiting.popleft()
         try:
-            self._file.write(text)
-            self._file.flush()
+            self._file.write(line)
+            self._file.flush()  # the last line before a crash is the one that matters
         except (OSError, ValueError) as error:  # a full disk, a file that another thread has closed
             _warn_of_file(Path(self._file.name), Path(self._file.name).parent, error)
             self._close()
@@ -112,8 +97,7 @@ class _Sink:
                 file.close()
 
     def end(self) -> None:
-        """Write what waits and close the file; later lines go nowhere."""
-        self._write_text("", flushes=True)
+        """Close the file; later lines go nowhere."""
         self._close()
         self._shown_level, self._shows_progress = None, False
 

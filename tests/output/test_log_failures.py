@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import resource
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ import pytest
 
 from dist_tune import autotune
 from dist_tune.output.log import tuning_log
-from dist_tune.output.story import Story
-from dist_tune.output.terminal import Terminal
 from dist_tune.settings import Settings
 from tests.function_options import BLOCKS, QUICK, quiet
 from tests.programs import run_python
@@ -104,52 +100,3 @@ print(f(3), len(f.records))
 """
     done = run_python("-c", program, cwd=tmp_path, env={"DIST_TUNE_LOG_DIR": str(tmp_path / "file" / "logs"), "PATH": ""})
     assert (done.returncode, done.stdout) == (0, "3 1\n"), done.stderr
-
-
-@pytest.mark.parametrize("ends", ["warning", "site", "call"])
-def test_lines_of_a_hit_are_written_at_its_end(tmp_path: Path, ends: str):
-    """Until a call meets a miss its lines wait: a warning, the first site that is tuned and the end of the call write all of them."""
-    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
-    path = tmp_path / "rank-0.log"
-    with tuning_log(Settings().model_copy(update={"log_dir": tmp_path}), 0, False, story=story) as log:
-        story.begin("f", log, {})
-        log.debug("site=k[64] found")
-        log.info("site=k[64] winner=0")
-        assert path.read_text() == ""
-        if ends == "warning":
-            log.warning("late")
-        elif ends == "site":
-            story.site("k[64]", ("k", "[64]"), ["B=1"])
-        assert ("winner=0" in path.read_text()) == (ends != "call")
-    story.close()
-    assert path.read_text().index("found") < path.read_text().index("winner=0")
-
-
-def test_a_full_disk_at_the_end_of_a_hit_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Lines that waited and cannot be written are told of, as those that do not wait."""
-    full = _Full(str(tmp_path / "full-at-end.log"), 3, OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("dist_tune.output.log.open", lambda *args, **kwargs: full, raising=False)
-    monkeypatch.setattr(full, "flush", full.close)
-    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        with tuning_log(Settings().model_copy(update={"log_dir": tmp_path / "other"}), 0, False, story=story) as log:
-            log.info("winner=0")
-            assert warned == []
-    assert [full.name in str(each.message) for each in warned] == [True]
-
-
-def test_a_child_that_is_forked_in_a_hit_writes_no_line_of_its_parent(tmp_path: Path):
-    """Lines that wait are the parent's to write: also where the child writes its own, or leaves the call by an error."""
-    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
-    with suppress(KeyError), tuning_log(Settings().model_copy(update={"log_dir": tmp_path}), 0, False, story=story) as log:
-        log.info("of the parent")
-        if is_child := not (child := os.fork()):
-            log.info("of the child")
-            raise KeyError
-        os.waitpid(child, 0)
-    if is_child:
-        os._exit(0)
-    story.close()
-    text = (tmp_path / "rank-0.log").read_text()
-    assert (text.count("of the parent"), text.count("of the child")) == (1, 1)
