@@ -88,7 +88,7 @@ def most_shared_bytes(per_sm: int) -> int:
 
 
 def most_warps(per_sm: int) -> int:
-    """Warps that each of `per_sm` programs on an SM may have, whatever registers the compiler takes: a program may have all of an SM's."""
+    """Warps that each of `per_sm` programs on an SM may have if a thread takes `MOST_REGISTERS`: one program may have all of an SM's."""
     properties = device_properties()
     return properties["max_num_regs"] // (MOST_REGISTERS * properties["warpSize"]) // per_sm
 

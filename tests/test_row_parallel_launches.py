@@ -146,7 +146,7 @@ def test_copies_follow_the_product_and_the_sum_follows_them(gpu: Gpu):
 
 
 def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocessors(gpu: Gpu):
-    """Both fit at once, whichever is placed first; the current stream goes on behind the sum."""
+    """Product and sum fit on the GPU at once in either order; the current stream goes on behind the sum."""
     from kernels.partials import Exchange
 
     steps = queued(gpu, Exchange("push", "beside", 120, 64))

@@ -45,7 +45,7 @@ def test_a_key_shows_what_the_user_has_named(key: str, brief: str):
 
 
 def test_a_key_has_a_bound_width():
-    """With an ellipsis, whatever the key function returned."""
+    """A name has an ellipsis where the key function has returned something long."""
     text = brief_key(f"[{','.join(str(n) for n in range(1000, 1100))}]")
     assert KEY_WIDTH - 6 < len(text) <= KEY_WIDTH
     assert text.endswith("1008, \N{HORIZONTAL ELLIPSIS}]")

@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from dist_tune.testing import FakeH200, Outcome, values
 from dist_tune.tuning.context import TuningContext
 from tests.cases import further
 from tests.compiler.test_candidate import in_memory
-from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
+from tests.ranks.kernels import add_kernel, autotuned, copy_of, launch, tuned
 from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
 
@@ -206,18 +205,12 @@ def _made_anew(rank: int) -> Any:
     kernels = []
 
     def closure(x: torch.Tensor) -> None:
-        kernels.append(triton.jit(_copy_of(add_kernel.fn)))
+        kernels.append(triton.jit(copy_of(add_kernel.fn)))
         launch(autotuned(kernels[-1], blocks=(16, 32)), x)
 
     step = tuned(None, closure)
     step(torch.zeros(64))
     return blocks, failures(step), len(step.records), len({id(each) for each in kernels}) > 2
-
-
-def _copy_of(function: FunctionType) -> FunctionType:
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    copy.__annotations__ = function.__annotations__
-    return copy
 
 
 @pytest.mark.once
@@ -295,7 +288,7 @@ def _stuck(rank: int, block: int) -> Any:
 @pytest.mark.once
 @pytest.mark.parametrize("block", [further(16), 32])
 def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(block: int):
-    """The first launch waits for it on one rank, or nobody does; after the deadline it has failed for a reason."""
+    """The first launch waits for it on one rank, or no launch does; after the deadline it has failed for a reason."""
     for failed, is_restored, kernels in values(on_fake(2, _stuck, block, DIST_TUNE_DEADLINE_S="2")):
         index = (16, 32, 64).index(block)
         assert "TimeoutError: has been compiling for" in failed.pop(index)
