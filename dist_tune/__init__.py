@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dist_tune.keys import power_of_two, size_classes, to_hashable
     from dist_tune.measure import matches
     from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
-    from dist_tune.tuned import TunedClosure, TunedFunction
+    from dist_tune.tuning import TunedClosure, TunedFunction
 
 __version__ = "0.2.0"
 
@@ -58,7 +58,7 @@ __all__ = [  # noqa: RUF022  # by what it is for
 _HOMES = {
     "contextual": ("contextual_autotune",),
     "function": ("autotune",),
-    "tuned": ("TunedClosure", "TunedFunction"),
+    "tuning": ("TunedClosure", "TunedFunction"),
     "keys": ("to_hashable", "power_of_two", "size_classes"),
     "pruning": ("prune_by_shared_memory", "prune_by_group_size_m"),
     "measure": ("matches",),

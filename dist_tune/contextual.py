@@ -22,8 +22,7 @@ from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Turn, Untuned, check_not_capturing
-from dist_tune.tuned import TunedClosure
-from dist_tune.tuning import Anew, Tuning, TuningOptions, check_alone, note_of_tracing
+from dist_tune.tuning import Anew, TunedClosure, Tuning, TuningOptions, check_alone, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
 from dist_tune.watch import Make
 

@@ -26,8 +26,7 @@ from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.sites import KeyHistory, NearestConfigs, Untuned, check_not_capturing  # fmt: skip
-from dist_tune.tuned import TunedFunction, shown_signature
-from dist_tune.tuning import Tuning, TuningOptions, note_of_tracing, tell_of_endless_keys
+from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, note_of_tracing, shown_signature, tell_of_endless_keys
 from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dist_tune.output import events
 from dist_tune.output.events import EVENT, EVENTS_VERSION, AnyEvent, RunBegun, Started
 from dist_tune.output.log import tuning_log, unwrapped
 from dist_tune.output.logger import Logger
+from dist_tune.output.short_names import closure_name, site_name, site_names
 from dist_tune.output.story import CompiledCandidate, Story
 from dist_tune.output.terminal import Terminal, amount, gain_words, lead_words, milliseconds
 
@@ -21,10 +22,13 @@ __all__ = [
     "Story",
     "Terminal",
     "amount",
+    "closure_name",
     "events",
     "gain_words",
     "lead_words",
     "milliseconds",
+    "site_name",
+    "site_names",
     "tuning_log",
     "unwrapped",
 ]

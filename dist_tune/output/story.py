@@ -30,8 +30,8 @@ from dist_tune.output.events import (
     TuningEnded,
     Won,
 )
+from dist_tune.output.short_names import closure_name, site_names
 from dist_tune.output.terminal import Terminal, amount
-from dist_tune.short_names import closure_name, site_names
 
 if TYPE_CHECKING:
     from dist_tune.output.logger import Logger

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dist_tune.cache import TuningRecord
-from dist_tune.output import AnyEvent, RunBegun, events
-from dist_tune.short_names import closure_name, site_names
+from dist_tune.output import AnyEvent, RunBegun, closure_name, events, site_names
 
 MAX_SPANS = 100_000
 """Of one kind on one rank in one tuning; later ones are counted and not kept."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dist_tune.errors import reasons
-from dist_tune.output import amount
+from dist_tune.output import amount, closure_name
 from dist_tune.search import LateGuide, PriorTimes, guide_of
-from dist_tune.short_names import closure_name
 from dist_tune.sites import SiteManifest
 from dist_tune.tuning.compilation import compile_new
 from dist_tune.tuning.context import Closure, Entry, TuningContext

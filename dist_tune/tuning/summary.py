@@ -22,8 +22,7 @@ from dist_tune.cache import (
     short_config,
     skew,
 )
-from dist_tune.output import amount, gain_words, lead_words, milliseconds
-from dist_tune.short_names import site_name, site_names
+from dist_tune.output import amount, gain_words, lead_words, milliseconds, site_name, site_names
 
 if TYPE_CHECKING:
     from rich.console import Console
