@@ -3,14 +3,22 @@
 PYTHON ?= python3
 SHELL := bash
 .NOTPARALLEL:
+# Programs that tests start find dist_tune compiled to bytecode, also where the environment says to write none.
+export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help tune test test-fast test-faults test-installed test-newer lint docs check clean
 
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
-others := $(python) -m pytest --ignore=tests/ranks
-ranks := $(python) -m pytest tests/ranks
-on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(python) -m pytest -m "not gpu and not slow and not once"
+pytest := $(python) -m pytest
+on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once"
+# Runs of like length, side by side: tests of several processes wait much and compute little.
+first := tests/ranks/test_[a-q]*.py
+second := tests/ranks/test_[r-z]*.py tests/compiler
+third := tests/faults tests/offline tests/examples
+last := $(addprefix --ignore=,tests/ranks tests/compiler $(third))
+fast := not gpu and not slow and not processes
+half := benchmarks/tests tests/measure tests/offline tests/report tests/search
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16
@@ -18,21 +26,25 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-# Three runs side by side: tests of ranks wait much and compute little. What they print comes one after the other.
+# What the runs in the background print comes one after the other, at the end.
 test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
-	@logs=$$(mktemp -d); $(ranks) >$$logs/ranks 2>&1 & first=$$!; $(on_newer) >$$logs/newer 2>&1 & second=$$!; \
-	$(others); code=$$?; wait $$second || code=1; cat $$logs/newer; wait $$first || code=1; cat $$logs/ranks; rm -rf $$logs; exit $$code
+	@logs=$$(mktemp -d); ids=; code=0; \
+	$(pytest) $(first) >$$logs/1 2>&1 & ids="$$ids $$!"; \
+	$(pytest) $(second) >$$logs/2 2>&1 & ids="$$ids $$!"; \
+	(code=0; $(on_newer) || code=1; $(pytest) $(third) || code=1; exit $$code) >$$logs/3 2>&1 & ids="$$ids $$!"; \
+	$(pytest) $(last) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
 
-test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: a minute and ten seconds on two cores
-	$(python) -m pytest -m "not gpu and not slow and not processes"
+test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
+	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
+	$(pytest) -m "$(fast)" $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of docs/reliability.md: half an hour
-	$(python) -m pytest -m "slow and not gpu"
+	$(pytest) -m "slow and not gpu"
+	$(pytest) -m "hypothesis and not gpu and not slow" --hypothesis-profile=thorough
 	$(python) -m tests.faults.matrix --write docs/reliability.md
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
-	$(others)
-	$(ranks)
+	$(pytest)
 
 test-newer: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests that Triton matters to, with triton 3.9.0
 	$(on_newer)

@@ -2,20 +2,23 @@
 
 import multiprocessing.process
 import os
+import re
 import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Generator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-# A busy machine takes longer than 200 ms for an example that takes one.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# No deadline, because a busy machine takes longer than 200 ms for an example that takes one. `make test-faults` runs the thorough profile.
+settings.register_profile("quick", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("quick")
 
 # Tests start ranks as processes and choose the environment of each; @triton.jit reads TRITON_INTERPRET when a kernel is defined.
 LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
@@ -27,11 +30,11 @@ _unmarked: dict[str, str] = {}
 
 
 def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
-    """A rank or a Python program that is started by a test without the mark `processes` fails it: `make test-fast` is for all others."""
+    """A rank or program that a test starts without the mark `processes` or `gpu` fails it: `make test-fast` is for all others."""
     is_start = event == "dist_tune.test_process" or (event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1]))
     if threading.current_thread() is not threading.main_thread():  # it may have outlived the test that started it
         return
-    if is_start and _running and not _running[-1].get_closest_marker("processes"):
+    if is_start and _running and not any(_running[-1].get_closest_marker(mark) for mark in ("processes", "gpu")):
         name = _running[-1].nodeid
         _unmarked[name] = f"{name} starts a process: mark it with pytest.mark.processes"
         raise AssertionError(_unmarked[name])
@@ -63,6 +66,15 @@ def _environment_stays() -> Generator[None]:
     yield
     # Triton's knobs write what is set, and put back, into the environment, where the processes of later tests would find it.
     os.environ.pop("TRITON_INTERPRET", None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """True for files whose every test has a mark that ``-m`` leaves out: importing them and rewriting their asserts takes seconds."""
+    if collection_path.suffix != ".py":
+        return None
+    left_out = re.findall(r"\bnot (\w+)", config.option.markexpr)
+    marks = re.findall(r"mark\.(\w+)", "".join(re.findall(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)))
+    return True if {*left_out} & {*marks, *(["processes"] if "ranks" in collection_path.parts else [])} else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from ast import literal_eval
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,21 @@ def ms_of(call: Any) -> tuple[float, float]:
     cpu, wall = time.thread_time(), time.perf_counter()
     call()
     return (time.perf_counter() - wall) * 1e3, (time.thread_time() - cpu) * 1e3
+
+
+@contextmanager
+def collections_ms() -> Iterator[list[float]]:
+    """Milliseconds of each garbage collection meanwhile. Whether one falls into a call depends on what the process has made before it."""
+    found: list[float] = []
+
+    def note(phase: str, _: Any) -> None:
+        found.append(time.perf_counter() * 1e3 * (1 if phase == "stop" else -1))
+
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
 
 
 def one_process(name: str, folder: Path, first: str) -> None:
@@ -100,10 +117,12 @@ def one_process(name: str, folder: Path, first: str) -> None:
     if world > 1:
         dist.barrier()
     before = set(sys.modules)
-    hit = ms_of(lambda: tuned(*args))
+    with collections_ms() as collected:
+        hit = ms_of(lambda: tuned(*args))
     assert tuned.records, "no site was met"
     assert all(each.is_recalled for each in tuned.records), "not all sites were found in the cache"
-    print(json.dumps({"cold": cold, "warm": warm, "hit": hit, "sites": len(tuned.records), "imported": sorted(set(sys.modules) - before)}))
+    facts = {"sites": len(tuned.records), "imported": sorted(set(sys.modules) - before), "collections": sum(collected)}
+    print(json.dumps({"cold": cold, "warm": warm, "hit": hit, **facts}))
     sys.stdout.flush()
     if world > 1:
         dist.barrier()
@@ -138,7 +157,7 @@ def row(step: str, rounds: list[list[dict[str, Any]]]) -> list[str]:
     return [
         STEPS[step], str(first["sites"]),
         shown(lambda each: each["cold"][0]), shown(lambda each: each["hit"][0] - each["warm"][0]),
-        shown(lambda each: each["hit"][1] - each["warm"][1]), str(len(first["imported"])),
+        shown(lambda each: each["hit"][1] - each["warm"][1]), shown(lambda each: each["collections"]), str(len(first["imported"])),
     ]  # fmt: skip
 
 
@@ -162,7 +181,7 @@ def main() -> None:
         one_process(options.process, options.folder, options.first)
         return
     title = f"first call that hits; ms, median (least) of {options.processes} processes; {versions('CPU, fake driver')}"
-    columns = ["Triton's own, cold", "the tuner's, wall", "the tuner's, CPU", "modules imported"]
+    columns = ["Triton's own, cold", "the tuner's, wall", "the tuner's, CPU", "collections in it", "modules imported"]
     table = Table("step", "sites", *([f"whole, {each}" for each in WHOLE] if options.whole else columns), title=title)
     with tempfile.TemporaryDirectory(prefix="bench_first_hit-") as temporary:
         folder = options.folder or Path(temporary)

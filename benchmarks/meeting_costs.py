@@ -13,8 +13,8 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
+from dist_tune.cache import digest
 from dist_tune.compiler.partition import KEY_CHARS, Placement
-from dist_tune.digests import digest
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.search.reports import BatchReport, ReducedReport
 from dist_tune.sites.manifest import RankManifest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, is_symmetric, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
 from dist_tune.errors import NestedTuningError, StuckConfigError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
@@ -249,7 +249,7 @@ class _Tuner(Generic[P, R]):
         if self.options.reset is not None:
             return None
         roots = named_roots(self.function, args, kwargs)
-        return StepState(roots, is_symmetric, restores=self.options.restore == "args", known=known)
+        return StepState(roots, restores=self.options.restore == "args", known=known)
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""

@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -94,6 +95,13 @@ def build(job: tuple[str, dict[str, Any], str]) -> str:
     return ""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Space:
+    """The search space of one problem. That of another problem may have the same kernels, but a choice of its own, so it is not equal."""
+
+    keys: tuple[KernelKey, ...]
+
+
 class Kernels:
     """Loaded kernels by kernel key, and the messages of those that do not compile."""
 
@@ -103,6 +111,8 @@ class Kernels:
         self.libraries: list[Any] = []
         """Those of the loaded kernels: unloaded when no longer referred to."""
         self.failures: dict[KernelKey, str] = {}
+        self._first: dict[Space, KernelKey] = {}
+        """Space -> the kernel that was asked for first."""
 
     def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
         """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each core); returns the number compiled."""
@@ -117,14 +127,17 @@ class Kernels:
         self.failures |= {key: message for key, message in zip(jobs, messages, strict=True) if message}
         return len(jobs)
 
-    def get(self, key: KernelKey) -> Callable[..., Any]:
+    def get(self, key: KernelKey, space: Callable[[], Space] | None = None) -> Callable[..., Any]:
         """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream. Compiled now if it was not before.
+
+        A caller whose choice is known asks for one kernel of its `space`; one that asks for a second is searching, and waits once for all.
 
         Raises:
             CuteBuildError: it does not compile.
         """
         if key not in self.loaded:
-            self.build([key])
+            searched = None if space is None else space()
+            self.build(searched.keys if searched is not None and self._is_second(key, searched) else [key])
             if key in self.failures:
                 raise CuteBuildError(f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}")
             from cutlass.cute.runtime import load_module
@@ -133,6 +146,9 @@ class Kernels:
             self.libraries.append(library)
             self.loaded[key] = library.gemm
         return self.loaded[key]
+
+    def _is_second(self, key: KernelKey, space: Space) -> bool:
+        return key in space.keys and self._first.setdefault(space, key) != key
 
 
 kernels = Kernels()

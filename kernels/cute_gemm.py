@@ -31,7 +31,7 @@ import torch
 import triton
 
 from dist_tune import autotune, matches, power_of_two
-from kernels.cute_build import kernel_key, kernels
+from kernels.cute_build import Space, kernel_key, kernels
 from kernels.persistent_gemm import check_operands, config_key, loadable, padded_output
 
 SHARED_BYTES = 232448
@@ -120,8 +120,14 @@ def fits(config: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def compile_ahead(configs: Iterable[triton.Config], dtype: torch.dtype) -> int:
-    """Compile the kernels of configs in processes, where they are not on disk; without it each is compiled at its first launch."""
+    """Compile the kernels of configs in processes, where they are not on disk; without it a tuning does so at its second launch."""
     return kernels.build(kernel_key(dtype, config) for config in configs)
+
+
+@functools.cache
+def _space(dtype: torch.dtype, m: int, n: int, k: int) -> Space:
+    """The search space of all sizes of a bucket."""
+    return Space(tuple(kernel_key(dtype, config) for config in search_space(m, n, k)))
 
 
 @functools.cache
@@ -149,8 +155,9 @@ def cute_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.
         CuteBuildError: the config does not compile.
     """
     check_operands(a, b)
+    sizes = (len(a), len(b), a.shape[1])
     a, b = loadable(a.detach()), loadable(b.detach())
     c = padded_output(a, b)
     n_clusters = multiprocessors(a.device) // (config.kwargs["CLUSTER_M"] * config.kwargs["CLUSTER_N"])
-    kernels.get(kernel_key(a.dtype, config))(a, b, c, n_clusters)
+    kernels.get(kernel_key(a.dtype, config), lambda: _space(a.dtype, *map(power_of_two, sizes)))(a, b, c, n_clusters)
     return c

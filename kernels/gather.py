@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -140,7 +140,7 @@ class MemoryOp(ctypes.Structure):
 class MemoryOps:
     """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
 
-    def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: list[int] | None = None) -> None:
+    def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: Sequence[int] | None = None) -> None:
         self._weights = [1] * len(ops) if weights is None else weights
         records = [MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops]
         parts = [records[first : first + MOST_OPS] for first in range(0, len(records), MOST_OPS)]

@@ -72,7 +72,7 @@ def exchanges(algorithm: Algorithm) -> list[Exchange]:
     if algorithm == "one_shot":
         behind = [Exchange(move, "behind", 0, rows) for move in ("push", "pull") for rows in (8, 64)]
         return [*behind, *(Exchange("push", "beside", sms, 8) for sms in (4, 16))]
-    inside = [Exchange(move, "inside") for move in ("push", "pull")]
+    inside = [*(Exchange(move, "inside") for move in ("push", "pull")), *(Exchange("copy", "inside", 0, rows) for rows in (256, 512))]
     behind = [Exchange(move, "behind", 0, 128) for move in ("push", "pull", "copy")]
     return [*inside, *behind, *(Exchange(move, "beside", sms, 128) for move in ("push", "copy") for sms in (8, 16))]
 

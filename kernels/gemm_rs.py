@@ -62,7 +62,7 @@ class GemmReduceScatter(RowParallelGemm):
 
 def exchanges() -> list[Exchange]:
     """What a tuner tries: each way to travel and to sum, with two or three amounts of what it takes."""
-    inside = [Exchange("push"), Exchange("pull")]
+    inside = [Exchange("push"), Exchange("pull"), *(Exchange("copy", "inside", 0, rows) for rows in (256, 1024))]
     behind = [Exchange("push", "behind", 0, 128), Exchange("pull", "behind", 0, 128)]
     copied = [Exchange("copy", "behind", 0, rows) for rows in (256, 1024)]
     return [

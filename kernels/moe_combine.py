@@ -37,10 +37,11 @@ class Blocks:
 
 
 N_PROGRAMS_INTERPRETED = 2
-PER_SM, MOST_REGISTERS = 2, 128
-"""Programs of either kernel on an SM, and registers of a thread: two programs of 8 warps, of one kernel or of both, fit an SM."""
+MOST_REGISTERS = 128
+"""Of a thread, at most; Triton 3.6 takes 80 to 128. So two programs of 16 warps, of either kernel, do not share an SM, nor does one with a
+large tile of the product: a push that starts first keeps the product off as many SMs as the product leaves free, smaller ones off more."""
 # What covers the latency of NVLink and memory is what is under way: 32 elements of each thread.
-PUSH_BLOCKS, REDUCE_BLOCKS = (Blocks(16, 64, 4),) * 2 if triton.knobs.runtime.interpret else (Blocks(8, 1024, 8), Blocks(8, 1024, 8))
+BLOCKS = Blocks(16, 64, 4) if triton.knobs.runtime.interpret else Blocks(16, 1024, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,9 @@ def reduce_kernel(
 def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> None:
     """Queue the sums for the peers on the current stream: each chunk once `done` says that its results are stored, on `n_sms` SMs."""
     of, (tokens, n) = partials, partials.sizes
-    n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms * PER_SM
+    n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms
     operands = (of.results, of.weights, done, of.slots, of.flags)
-    fixed = {"CHUNKS": n_chunks, **_fixed(partials, PUSH_BLOCKS)}
+    fixed = {"CHUNKS": n_chunks, **_fixed(partials)}
     launch(push_kernel, (n_programs,), (*operands, tokens, n, of.rank), fixed, key=(tokens, n, *fixed.values()))
 
 
@@ -182,20 +183,20 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
     """
     of, (tokens, n) = partials, partials.sizes
     is_interpreted = triton.knobs.runtime.interpret
-    n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else (device_properties()["multiprocessor_count"] - n_push_sms) * PER_SM
+    n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"] - n_push_sms
     operands = (of.results, of.weights, of.slots, of.flags, out)
-    fixed = _fixed(partials, REDUCE_BLOCKS)
+    fixed = _fixed(partials)
     launch(reduce_kernel, (n_programs,), (*operands, tokens, n, of.rank, of.epoch), fixed, key=(tokens, n, *fixed.values()))
 
 
-def _fixed(partials: Partials, blocks: Blocks) -> dict[str, object]:
+def _fixed(partials: Partials) -> dict[str, object]:
     sizes = {"TOP_K": partials.weights.shape[1], "WORLD": len(partials.slots), "N_QUARTERS": N_QUARTERS, "UNIT_COLS": UNIT_COLS}
     element = element_type(partials.results.dtype)
     return {
         **sizes,
         "ELEMENT": element,
-        "BLOCK_ROWS": blocks.rows,
-        "BLOCK_COLS": blocks.cols,
-        "num_warps": blocks.warps,
+        "BLOCK_ROWS": BLOCKS.rows,
+        "BLOCK_COLS": BLOCKS.cols,
+        "num_warps": BLOCKS.warps,
         "maxnreg": MOST_REGISTERS,
     }

@@ -6,6 +6,7 @@ Used by gemm_rs.py, where each rank keeps the rows that it sums, and by gemm_all
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from kernels.steady_launch import launch
 from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, count_kernel, sum_kernel
 from kernels.symmetric import N_SLOTS, Epochs, StepOrder, SymmetricMemory, element_type, refuse_capture
 
+MOVES = ("push", "pull", "copy")
 FLAGS_PER_LINE = 32
 """Flags of 4 bytes that fill 128 bytes: those of two sources share no cache line."""
 SUM_PROGRAMS_PER_SM = 4
@@ -41,8 +43,6 @@ class Exchange:
     """Rows that a copy engine moves, or a program of the reduction waits for, at once."""
 
     def __post_init__(self) -> None:
-        if self.move == "copy" and self.reduction == "inside":
-            raise ValueError("copies are queued behind the product, so a product cannot wait for them: reduction='beside' or 'behind'")
         if self.reduction == "beside" and self.sms < 1:
             raise ValueError(f"a reduction beside the product needs multiprocessors, got sms={self.sms}")
         if self.chunk_rows.bit_count() != 1 or (self.move == "copy" and self.chunk_rows < FLAG_ROWS):
@@ -131,7 +131,7 @@ class PartialSums:
         plan, slot, epoch = self.plan, self._epochs.slot, self._epochs.next
         if exchange.reduction == "inside" and plan.n_parts == 1 < self._n_ranks:
             raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
-        _require_room(exchange)
+        _require_progress(exchange)
         self._order.follow(self._device)
         if exchange.move == "copy" and self._copier is None:
             self._copier = Copier(plan, self._memory)
@@ -143,15 +143,33 @@ class PartialSums:
             started.record()
         credits = (self._memory.addresses("credits"), own["credits"])
         where = (c, tables.targets, tables.arrivals, tables.sources, own["arrivals"], *credits, finals, final_arrivals)
-        self._multiply(a, b, where, exchange, epoch=epoch, config=config)
+        copier = self._copier if exchange.move == "copy" else None
+        if copier is not None:
+            copier.begin(slot, epoch, exchange.chunk_rows)
+        try:
+            self._multiply(a, b, where, exchange, epoch=epoch, config=config)
+        except BaseException:
+            if copier is not None:
+                copier.give_up()
+            raise
         self._epochs.advance()  # from here on peers get what they wait for
-        if exchange.move == "copy" and self._copier is not None:
-            self._copier.queue(slot, epoch, exchange.chunk_rows, started)
+        if copier is not None:
+            copier.queue(slot, epoch, exchange.chunk_rows, started)
+        try:
+            self._reduce(c, tables, exchange, slot=slot, epoch=epoch, started=started)
+        finally:  # also where a sum cannot be launched: the next step overwrites what is copied, and counts in the same flags
+            if copier is not None:
+                copier.join()
+
+    def _reduce(self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, slot: int, epoch: int, started: Any) -> None:
+        """Queue the kernels behind the product or beside it: one that sums, where the product does not, and one that gathers the sums."""
+        plan, own = self.plan, self._memory.own
         sizes = (plan.n, plan.part_rows, plan.n_flags, self._rank, epoch)
         if exchange.reduction != "inside":
             # The own part, or all of the one part.
             rows = plan.rows_of(self._rank if plan.n_parts > 1 else 0)
             fixed = {"PARTS": 1, "SOURCES": self._n_ranks, "ELEMENT": element_type(plan.partial_dtype)}
+            finals, final_arrivals = self._final_tables(slot)
             try:
                 self._sum((c, tables.sources, own["arrivals"], finals, final_arrivals, rows, *sizes), fixed, exchange, started)
             except BaseException:
@@ -161,8 +179,6 @@ class PartialSums:
             fixed = {"PARTS": plan.n_parts, "SOURCES": 1, "ELEMENT": element_type(plan.dtype)}
             gathered = (self._own_tables["gathered", slot], own["gathered_arrivals"])
             self._sum((c, *gathered, None, None, plan.m, *sizes), fixed, Exchange(reduction="behind"), None)
-        if exchange.move == "copy" and self._copier is not None:
-            self._copier.join()
 
     def _multiply(
         self, a: torch.Tensor, b: torch.Tensor, where: tuple[Any, ...], exchange: Exchange, *, epoch: int, config: triton.Config | None
@@ -170,7 +186,7 @@ class PartialSums:
         """Queue the product."""
         plan, k, is_interpreted = self.plan, a.shape[1], triton.knobs.runtime.interpret
         operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a, b)]
-        args = (*operands, *where, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch)
+        args = (*operands, *where, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch, MOVES.index(exchange.move))
         spread, is_inside = TO_OWNER, exchange.reduction == "inside"
         if plan.n_parts < self._n_ranks:
             spread = FOR_ALL if exchange.move == "pull" else TO_ALL
@@ -251,9 +267,16 @@ class PartialSums:
         return self._own_tables["finals", slot], self._own_tables["arrivals", slot]
 
 
-def _require_room(exchange: Exchange) -> None:
-    """Raise if a reduction beside the product might keep it off the GPU, and wait for it."""
-    if exchange.reduction != "beside" or triton.knobs.runtime.interpret:
+def _require_progress(exchange: Exchange) -> None:
+    """Raise if a step might wait for ever: a product kept off the GPU by its sum, or one that must end before copies are queued."""
+    if triton.knobs.runtime.interpret:
+        return
+    if exchange.move == "copy" and exchange.reduction == "inside" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        raise ValueError(
+            "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a product that adds what copy engines bring ends "
+            "only when they are queued, behind its launch: unset it, or use reduction='behind', or move='push'"
+        )
+    if exchange.reduction != "beside":
         return
     n_sms = device_properties()["multiprocessor_count"]
     if exchange.sms >= n_sms:

@@ -19,6 +19,9 @@ from kernels.symmetric import pointer_at, signal, wait_until
 
 MOST_REGISTERS = 255
 """Of a thread; a compiler that is not told fewer may take them all."""
+LEAST_GROUP_ROWS, MOST_GROUP_ROWS = tl.constexpr(512), tl.constexpr(1024)
+"""Rows whose tiles run together, so that they share tiles of B: half of a part, within these limits. The first half is copied to a peer
+while the second one is computed, and is there when the peer adds it to its own first half."""
 RESERVED_BYTES = 1024
 """Shared memory that each program takes besides its own. An SM has that much more than one program may have."""
 
@@ -204,11 +207,11 @@ def _finish(acc, row, col, end_row, N, part, c, targets, arrivals, sources, own_
 
 @triton.autotune(
     configs=interpreter_configs() if triton.knobs.runtime.interpret else gpu_configs(),
-    key=["M", "N", "K", "PARTS", "INSIDE", "SPREAD", "ELEMENT"],
+    key=["M", "N", "K", "PARTS", "INSIDE", "SPREAD", "ELEMENT", "move"],
     prune_configs_by={"early_config_prune": drop_hopeless},
     do_bench=refuse_repeats,
 )
-@triton.jit(do_not_specialize=["rank", "count"])
+@triton.jit(do_not_specialize=["rank", "count", "move"])
 def push_gemm_kernel(
     a,  # descriptor of [M, K], this rank's columns of A
     b,  # descriptor of [N, K], this rank's columns of B
@@ -228,6 +231,7 @@ def push_gemm_kernel(
     n_flags,
     rank,
     count,  # the number of this step, modulo 2^32
+    move,  # how tiles travel, a number: for the key alone, as the best config differs and the code does not
     PARTS: tl.constexpr,
     WORLD: tl.constexpr,
     INSIDE: tl.constexpr,
@@ -251,13 +255,13 @@ def push_gemm_kernel(
     m_tiles, n_tiles = tl.cdiv(part_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles_per_part = m_tiles * n_tiles
     program, n_programs = tl.program_id(0), tl.num_programs(0)
-    GROUP_M: tl.constexpr = 2048 // BLOCK_M  # as in shard_gemm.py
+    group_m = tl.maximum(tl.minimum(part_rows // 2, MOST_GROUP_ROWS), LEAST_GROUP_ROWS) // BLOCK_M
     _trade_credits(credits, own_credits, rank, count, WORLD)
     if STAGGER and not INTERPRETED:  # no inline assembly there
         if tiles_per_part * PARTS > n_programs:
             _wait_cycles(start_cycles(program, n_programs, BLOCK_M * BLOCK_N, K, PER_SM))
     for tile in range(program, tiles_per_part * PARTS, n_programs):
-        block_row, block_col = tile_block(tile % tiles_per_part, m_tiles, n_tiles, GROUP_M)
+        block_row, block_col = tile_block(tile % tiles_per_part, m_tiles, n_tiles, group_m)
         part = (rank + 1 + tile // tiles_per_part) % PARTS
         a_row = part * part_rows + block_row * BLOCK_M
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

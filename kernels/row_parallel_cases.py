@@ -37,7 +37,10 @@ STEPS = {
         is_scattered=True,
         checked=[
             {"exchange": each}
-            for each in (Exchange(), Exchange("pull"), Exchange("copy", "behind", 0, 64), Exchange("push", "beside", 4, 128))
+            for each in (
+                *(Exchange(), Exchange("pull"), Exchange("copy", "inside", 0, 64)),
+                *(Exchange("copy", "behind", 0, 64), Exchange("push", "beside", 4, 128)),
+            )
         ],
         perf_shapes=((4096, 4096, 11008), (8192, 8192, 28672)),
         contenders=step_times.reduce_scatter_contenders,
@@ -51,6 +54,7 @@ STEPS = {
         checked=[
             *({"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)} for move in ("push", "pull")),
             {"algorithm": "two_shot", "exchange": Exchange()},
+            {"algorithm": "two_shot", "exchange": Exchange("copy", "inside", 0, 64)},
             {"algorithm": "two_shot", "exchange": Exchange("copy", "beside", 8, 64)},
         ],
         perf_shapes=((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),

@@ -56,7 +56,7 @@ def tune_products(step: Step, context: Any, a: torch.Tensor, b: torch.Tensor, *,
     for choices in step.module.config_space():
         exchange, algorithm = choices["exchange"], choices.get("algorithm")
         if algorithm is None or step.module.prune_fn(choices, a):
-            ways.setdefault((algorithm, exchange.reduction == "inside", algorithm == "one_shot" and exchange.move), choices)
+            ways.setdefault((algorithm, exchange.reduction == "inside", exchange.move), choices)
     records = []
     for choices in ways.values():
         tuned = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5, cache=uses_cache)(lambda a, b, k=choices: context(a, b, **k))

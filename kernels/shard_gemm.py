@@ -103,15 +103,15 @@ def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: A
 
 
 @triton.jit
-def tile_block(tile, m_tiles, n_tiles, GROUP_M: tl.constexpr):
-    """Block row and column of a tile of a shard: columns of GROUP_M tiles, so that programs that run together share B.
+def tile_block(tile, m_tiles, n_tiles, group_m):
+    """Block row and column of a tile of a shard: columns of `group_m` tiles, so that programs that run together share B.
 
     Plain arithmetic: `tile_block.fn` answers in Python, too.
     """
-    group = tile // (GROUP_M * n_tiles)
-    group_rows = min(m_tiles - group * GROUP_M, GROUP_M)
-    within = tile % (GROUP_M * n_tiles)
-    return group * GROUP_M + within % group_rows, within // group_rows
+    group = tile // (group_m * n_tiles)
+    group_rows = min(m_tiles - group * group_m, group_m)
+    within = tile % (group_m * n_tiles)
+    return group * group_m + within % group_rows, within // group_rows
 
 
 @triton.jit

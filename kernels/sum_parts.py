@@ -132,6 +132,6 @@ def sum_kernel(
 
 @triton.jit
 def count_kernel(flags, n_rows, N, FLAG_ROWS: tl.constexpr):
-    """Count all N elements of each of `n_rows` rows: behind copies that the CPU has made, or for sums that failed."""
+    """Count all N elements of each of `n_rows` rows, for sums that are not made."""
     for row in range(0, n_rows, FLAG_ROWS):
         count_rows(flags, row, n_rows, N, FLAG_ROWS, FLAG_ROWS)

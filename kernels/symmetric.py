@@ -20,14 +20,20 @@ The rules of order, for kernels that store into a peer's memory:
    `fence_bulk_loads` between the wait and the load. Stores: a program waits until the source of a descriptor store may be
    overwritten (`wait_group.read`), which says nothing of its target; tiles for a peer are therefore stored through pointers.
    What the same GPU reads after the kernel has ended may be stored in either way.
-4. *Flags count and are never reset.* Resetting would need a moment at which nobody adds or reads. A flag that counts steps is waited
+4. *Copy engines* take their turn in a stream, between a wait for a word and a write of one (`gather.MemoryOps`). The wait is for a flag
+   of the same GPU, which a kernel raises by rule 1: its release at system scope orders its stores before the engine's reads, too. The
+   write has a fence at system scope before it, which orders the copy before the flag, for a reader that keeps rule 2. A write sets a
+   flag to what counting would make of it, so no flag is to be written and counted at once: the next launch waits for the copies.
+   A kernel that spins on such a flag may have all multiprocessors, as no program makes the copy; but the host must be able to queue
+   the copy while the kernel runs.
+5. *Flags count and are never reset.* Resetting would need a moment without additions and reads. A flag that counts steps is waited
    for with `epoch`; one that counts elements, with epoch x elements of a step. Both wrap around at 2^32: compare differences, which
    are right as long as no flag is 2^31 ahead of what is waited for.
-5. *Reuse.* A buffer has `N_SLOTS` slots, used in turn. Slot e mod 2 may be written in step e once *all* its readers of step e - 2 are
+6. *Reuse.* A buffer has `N_SLOTS` slots, used in turn. Slot e mod 2 may be written in step e once *all* its readers of step e - 2 are
    done. A rank says so for its own reads by a credit to every peer: at the start of step e - 1, when stream order has ended its
    step e - 2. A rank waits for the credits of step e - 2 before its first store of step e. No order of execution can deadlock,
    because the peer queued that credit before anything of its own that waits for step e of this rank.
-6. *The same step on all ranks.* A step that raises before its first launch has not advanced the epoch; its repetition is the same step.
+7. *The same step on all ranks.* A step that raises before its first launch has not advanced the epoch; its repetition is the same step.
    A CUDA graph would replay one epoch for ever, so `refuse_capture` raises.
 
     memory = SymmetricMemory({"tiles": ((2, 128, 64), torch.bfloat16), "flags": ((8,), torch.int32)}, device, group)

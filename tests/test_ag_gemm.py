@@ -29,9 +29,8 @@ def on_two_ranks(cwd: Path, *command: str) -> Done:
     return run(cwd, *command, n_ranks=2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shapes"), [pytest.param("bf16", (), marks=[pytest.mark.once, pytest.mark.slow]), ("fp16", ("--shape", "140,70,45"))]
-)
+@pytest.mark.once
+@pytest.mark.parametrize(("dtype", "shapes"), [pytest.param("bf16", (), marks=pytest.mark.slow), ("fp16", ("--shape", "140,70,45"))])
 def test_results_are_right_where_no_block_divides_the_shape(tmp_path: Path, dtype: str, shapes: tuple[str, ...]) -> None:
     """Straddling rows, odd columns and odd depths: five fresh inputs each, into outputs full of NaN; fixed and tuned, step and function."""
     done = on_two_ranks(tmp_path, AG_GEMM, "--case", "check", "--dtype", dtype, *shapes)
@@ -101,6 +100,7 @@ def test_the_kernel_with_an_epoch_as_any_int_is_tuned_and_right(tmp_path: Path) 
     assert error < 0.008
 
 
+@pytest.mark.slow  # tests/ranks/test_recall.py and the README's example go on from a cache
 @pytest.mark.once
 def test_a_second_run_takes_the_functions_winner_from_the_cache_and_says_so(tmp_path: Path) -> None:
     """The same winner, when it was tuned and how to do it again; the function has its module's name also where its file is the program."""

@@ -13,8 +13,8 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune.cache import digest
 from dist_tune.configs import ConfigView, as_configs, config_fields, describe, distinct, functions_in, stable_repr, unique
-from dist_tune.digests import digest
 
 
 def hook(args: dict[str, Any]) -> None:

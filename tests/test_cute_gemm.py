@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 import triton
 
 from kernels import cute_build, cute_gemm_cases
-from kernels.cute_build import CuteBuildError, Kernels, kernel_key, library_path, reason_to_skip
+from kernels.cute_build import CuteBuildError, Kernels, Space, kernel_key, library_path, reason_to_skip
 from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, reason_to_drop, search_space, shared_bytes
 
 pytestmark = pytest.mark.once
@@ -142,6 +144,30 @@ def test_kernels_are_built_once_for_each_key_and_found_on_disk():
 
 
 @pytest.mark.usefixtures("threads")
+def test_a_search_compiles_its_space_at_once_and_a_known_choice_one_kernel(monkeypatch: pytest.MonkeyPatch):
+    """One kernel is asked for: one is built. A second one of the same space: all the rest, in one go."""
+    space, jobs = Space(tuple(kernel_key(BF16, config) for config in all_configs()[:5])), list[str]()
+    kernels, built_at_once = Kernels(built(None, jobs)), list[int]()
+    build = kernels.build
+    monkeypatch.setattr(kernels, "build", lambda keys: built_at_once.append(build(keys)))
+    monkeypatch.setitem(sys.modules, "cutlass.cute.runtime", SimpleNamespace(load_module=lambda path: SimpleNamespace(gemm=path)))
+    for index in (1, 1, 0, 4):
+        kernels.get(space.keys[index], lambda: space)
+    assert built_at_once == [1, 4, 0]
+
+
+@pytest.mark.usefixtures("threads")
+def test_known_choices_of_two_buckets_compile_two_kernels(monkeypatch: pytest.MonkeyPatch):
+    """Large sizes have one and the same space: what a second bucket asks for first is no search."""
+    keys, jobs = tuple(kernel_key(BF16, config) for config in all_configs()[:5]), list[str]()
+    kernels = Kernels(built(None, jobs))
+    monkeypatch.setitem(sys.modules, "cutlass.cute.runtime", SimpleNamespace(load_module=lambda path: SimpleNamespace(gemm=path)))
+    for key in keys[:2]:
+        kernels.get(key, lambda: Space(keys))
+    assert len(jobs) == 2
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_library_is_found_by_type_config_and_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Another type, config or version of the compiler is another file beside Triton's."""
     first, second = (kernel_key(BF16, config) for config in all_configs()[:2])
@@ -156,7 +182,7 @@ def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(mo
     space = search_space(33, 17, 70)
     wrong, broken, *_ = [kernel_key(BF16, config) for config in space]
 
-    def get(key: cute_build.KernelKey) -> Callable[..., None]:
+    def get(key: cute_build.KernelKey, space: Any) -> Callable[..., None]:
         if key == broken:
             raise CuteBuildError("does not compile")
 

@@ -57,6 +57,7 @@ def errors(gemm: Any, dtype: torch.dtype) -> list[tuple[Any, float, float]]:
     return found
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("dtype", [torch.bfloat16, further(torch.float16)])
 def test_results_are_within_the_stated_limit(interpreted: Interpreted, dtype: torch.dtype) -> None:
     """Tiles within a block of w, as wide, and twice as wide; K split unevenly, and into more parts than it has blocks."""

@@ -58,7 +58,7 @@ def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]
     """Each algorithm and exchange, and the function tuned at both levels; four ranks share seven rows."""
     done = check_by_command(tmp_path, "gemm_allreduce", "--case", "check", *options, n_ranks=n_ranks)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 9
+    assert done.stdout.count(" ok ") == 11
 
 
 @pytest.mark.once
@@ -68,9 +68,9 @@ def test_the_algorithm_is_tuned_with_the_exchange_and_the_product(tmp_path: Path
     done = check_by_command(tmp_path, "gemm_allreduce", "--case", "tune", "--shape", "4,16,16")
     assert done.returncode == 0, done.stdout + done.stderr
     winners = done.stdout[done.stdout.index("winner of ") :]
-    assert winners.count("winner of gemm_allreduce ") == 1
+    assert winners.count("winner of kernels.gemm_allreduce.gemm_allreduce ") == 1
     assert winners.count(": algorithm=") == 1
-    assert "winner of push_gemm_kernel " in winners
+    assert "winner of kernels.push_gemm.push_gemm_kernel " in winners
     assert "the same on all 2 ranks: True" in done.stdout
 
 

@@ -18,10 +18,10 @@ ODD = (38, 20, 40)
 
 
 def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
-    """Pushed tiles that the product adds, and copied chunks that a kernel sums in float32: five fresh inputs each, outputs full of NaN."""
-    pushed, copied = zip(*values(on_ranks(2, errors, "gemm_rs", [(0, False), (2, True)], ODD)), strict=True)
-    assert max(pushed) < 2 * 2**-7
-    assert max(copied) < 2**-7
+    """Pushed and copied tiles that the product adds, the latter in float32, and copied chunks that a kernel sums; outputs full of NaN."""
+    pushed, added, summed = zip(*values(on_ranks(2, errors, "gemm_rs", [(0, False), (2, True), (3, False)], ODD)), strict=True)
+    assert max(pushed + summed) < 2 * 2**-7
+    assert max(added) < 2**-7
 
 
 @pytest.mark.once
@@ -29,7 +29,9 @@ def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
     ("n_before", "exchange"),
     [
         (2**31 // (16 * 20) - 2, 0),
+        pytest.param(2**31 // (16 * 20) - 2, 2, marks=pytest.mark.slow),
         pytest.param(2**31 // (16 * 20) - 2, 3, marks=pytest.mark.slow),
+        pytest.param(2**31 // (16 * 20) - 2, 4, marks=pytest.mark.slow),
         pytest.param(2**32 // (16 * 20) - 2, 0, marks=pytest.mark.slow),
         pytest.param(2**31 - 3, 0, marks=pytest.mark.slow),
         pytest.param(2**32 - 3, 0, marks=pytest.mark.slow),
@@ -45,7 +47,9 @@ def test_steps_are_right_where_flags_wrap_around(n_before: int, exchange: int):
     ("sabotage", "exchange"),
     [
         ("flag before tile", 0),
+        pytest.param("skipped rank", 2, marks=pytest.mark.slow),
         pytest.param("skipped rank", 3, marks=pytest.mark.slow),
+        pytest.param("skipped rank", 4, marks=pytest.mark.slow),
         pytest.param("skipped rank", 0, marks=pytest.mark.slow),
     ],
 )
@@ -79,7 +83,7 @@ def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]
     """Each exchange with each type of partial results, and the function tuned at both levels, on two and four ranks."""
     done = check_by_command(tmp_path, "gemm_rs", "--case", "check", *options, n_ranks=n_ranks)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 9
+    assert done.stdout.count(" ok ") == 11
     assert not (tmp_path / "cache").exists()
 
 
@@ -107,7 +111,7 @@ def test_a_rank_computes_its_peers_parts_first_and_its_own_last():
 
 @pytest.mark.once
 def test_tiles_of_a_part_are_a_permutation():
-    """`tile_block` names each tile of an odd part once, columns of GROUP_M tiles together."""
+    """`tile_block` names each tile of an odd part once, columns of four tiles together."""
     from kernels.shard_gemm import tile_block
 
     tiles = [tile_block.fn(tile, 7, 5, 4) for tile in range(35)]
@@ -160,8 +164,6 @@ def test_exchanges_that_cannot_work_are_refused():
     """With the values, and what to choose instead."""
     from kernels.partials import Exchange
 
-    with pytest.raises(ValueError, match="queued behind the product"):
-        Exchange("copy", "inside")
     with pytest.raises(ValueError, match="needs multiprocessors, got sms=0"):
         Exchange("push", "beside")
     with pytest.raises(ValueError, match="power of two"):
@@ -183,7 +185,7 @@ def test_the_kernels_compile_for_hopper(tmp_path: Path):
         "print(len(gpu_configs()), len(set(map(str, gpu_configs()))), len(kept), len(drop_hopeless(gpu_configs(), {'part_rows': 16})))\n"
         "config = make_config(128, 128, 64, warps=4, stages=3, split=True, per_sm=2, stagger=True)\n"
         "inputs = [TensorDescriptor(a, [256, 256], [256, 1], [1, 1]) for _ in range(2)]\n"
-        "args = (*inputs, a, table, table, table, flags, table, flags, None, None, 256, 256, 256, 128, 32, 1, 5)\n"
+        "args = (*inputs, a, table, table, table, flags, table, flags, None, None, 256, 256, 256, 128, 32, 1, 5, 0)\n"
         "set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args)), **config.all_kwargs()})\n"
         "fixed = dict(WORLD=2, ELEMENT=tl.bfloat16, FLAG_ROWS=64)\n"
         "push = dict(PARTS=2, INSIDE=True, SPREAD=0, INTERPRETED=False)\n"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache.folder import Cache
@@ -32,7 +32,6 @@ TEXTS = (
 ENVIRONMENTS = st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
 @given(ENVIRONMENTS)
 def test_any_environment_gives_settings_or_one_line(environment: dict[str, str]):
     """A tuning goes on with defaults in the place of what cannot be read."""

@@ -28,6 +28,7 @@ def verdicts(done: Done) -> list[str]:
     return [line.split(" ok ")[1] for line in done.stdout.splitlines() if "relative error" in line]
 
 
+@pytest.mark.once
 def test_a_result_is_right_and_the_check_finds_what_is_amiss(tmp_path: Path):
     """Odd sizes, skewed experts, shards that come while the product waits; ignored weights and left-out waits are told from rounding."""
     done = run(tmp_path, str(ROOT / "tests/moe_program.py"), n_ranks=2)

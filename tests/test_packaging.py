@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,13 +24,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "errors",
         "validation",
         "warn_once",
-        "printable",
-        "lazy_names",
-        "digests",
         "safe_files",
-        "checked_lines",
+        "json_bytes",
         "settings",
-        "tested_versions",
         "configs",
         "keys",
         "pruning",
@@ -40,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("compiler",),
     ("cache",),
-    ("runtime", "step_times"),
+    ("runtime",),
     ("sites",),
     ("watch",),
     ("replays",),
@@ -128,6 +125,16 @@ def test_imports_point_upward(path: Path):
     assert any(module.partition(".")[0] in places for places in LAYERS), f"{path.name} has no place in LAYERS: say what it may import"
     assert misplaced(module, path.read_text()) == []
     assert trespasses(module, path.read_text()) == []
+
+
+def test_the_layers_are_those_of_the_documents():
+    """Each module and folder of the package stands in CONTRIBUTING's table, in the row of its layer, and in the tree of docs/design.md."""
+    rows = [line.split("|")[2] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    tree = (ROOT / "docs" / "design.md").read_text()
+    for row, places in zip(rows, LAYERS, strict=True):
+        named = [name for name in places if name != "__main__"]
+        assert sorted(re.sub(r"\(files\)|`|\.py|/", "", row).split()) == sorted(named)
+        assert [name for name in named if f"{name}/" not in tree and f"{name}.py" not in tree] == []
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))

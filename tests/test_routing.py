@@ -11,6 +11,7 @@ from tests.programs import run_python
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.once
 @pytest.mark.processes
 def test_rows_are_sorted_and_padded_as_by_a_plain_loop_for_any_imbalance():
     """Random routings, experts without rows, all rows to one expert, empty parts, experts that do not exist; all orders of tiles."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +143,71 @@ def test_copies_follow_the_product_and_the_sum_follows_them(gpu: Gpu):
         ("main", "sum_kernel", 3),
         ("main", "waits for", "second"),
     ]
+
+
+def test_a_product_that_sums_waits_for_copies_of_its_peers_and_no_kernel_follows(gpu: Gpu):
+    """The own copies run on a stream of their own; the next step waits for them, as it overwrites their source."""
+    from kernels.partials import Exchange
+
+    steps = queued(gpu, Exchange("copy", "inside", 0, 1024))
+    copied = [("second", "waits for words", 5), ("second", "copies", ROWS * N * 2), ("second", "writes words", 5)]
+    assert steps == [
+        ("main", "records", "start"),
+        ("main", "push_gemm_kernel", 15),
+        ("second", "waits for", "start"),
+        *copied * 2,
+        ("main", "waits for", "second"),
+    ]
+
+
+def test_the_next_step_waits_for_copies_also_where_the_sum_was_not_launched(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """Its product overwrites their source, and a push counts at the peer on top of the flags that the copies leave there."""
+    from kernels.partials import Exchange, PartialSums
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("does not compile")
+
+    monkeypatch.setattr(PartialSums, "_sum", fail)
+    with pytest.raises(RuntimeError, match="does not compile"):
+        queued(gpu, Exchange("copy", "behind", 0, 1024))
+    assert gpu.queued[-1] == ("main", "waits for", "second")
+
+
+def test_a_product_that_waits_for_copies_is_refused_where_launches_block(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """Copies are queued when the product is: where the launch returns at its end, all ranks would wait for ever."""
+    from kernels.partials import Exchange
+
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(ValueError, match=r"CUDA_LAUNCH_BLOCKING=1 .* reduction='behind'"):
+        queued(gpu, Exchange("copy", "inside", 0, 1024))
+    assert gpu.queued == []
+    assert queued(gpu, Exchange("copy", "behind", 0, 1024))
+
+
+def test_a_copy_that_fails_on_a_cpu_is_the_error_of_its_own_rank(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """The peers' flags are raised all the same, as their products spin on them; the next step's copies are made."""
+    from kernels.copier import Copier
+    from kernels.partials import PartialSums, Plan
+
+    bf16, group = torch.bfloat16, None
+    plan = Plan(m=ROWS * N_RANKS, n=N, n_parts=N_RANKS, dtype=bf16, partial_dtype=bf16, gathers=False)
+    memory = PartialSums(plan, torch.device("cpu"), group)._memory  # type: ignore[arg-type]
+    copier, ends = Copier(plan, memory), Copier._ends
+    elements = torch.tensor(plan.flag_elements(0)).int()
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    for epoch in (1, 2):
+        monkeypatch.setattr(Copier, "_ends", fail if epoch == 1 else ends)
+        copier.begin(epoch % 2, epoch, 128)
+        copier.staged.fill_(epoch)
+        copier.counts[:, : len(elements)] += elements
+        copier.queue(epoch % 2, epoch, 128, None)
+        with pytest.raises(RuntimeError, match="no memory") if epoch == 1 else nullcontext():
+            copier.join()
+        assert all(torch.equal(memory.on(peer)["arrivals"][RANK, : len(elements)], epoch * elements) for peer in (0, 2))
+    assert all((memory.on(peer)["received"][0, RANK, : ROWS * N] == 2).all() for peer in (0, 2))
 
 
 def test_a_sum_beside_the_product_starts_with_it_and_leaves_it_its_multiprocessors(gpu: Gpu):

@@ -82,6 +82,7 @@ def test_a_broken_kernel_fails_the_check(tmp_path: Path):
     assert sum("FAILED, the limit is " in line for line in lines) > 8
 
 
+@pytest.mark.once
 def test_tuning_leaves_the_callers_tensors_right(tmp_path: Path):
     """A sum that is tuned in place has been added once, one of a split product to zeros alone; a later call adds again."""
     lines = printed(

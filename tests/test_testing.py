@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from triton.runtime.cache import triton_key
 
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
 
@@ -36,6 +37,15 @@ def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode):
     """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known."""
     (got,) = values(on_ranks(1, _summed, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
     assert got == ((10.0, [], "InterpretedFunction") if mode == "interpret" else (0.0, ["_sum_kernel"], "JITFunction"))
+
+
+def _digests(rank: int) -> Any:
+    return triton_key.cache_info().currsize
+
+
+def test_ranks_inherit_the_digest_of_tritons_files():
+    """The fork server has made it, because 0.3 CPU-seconds of each rank would be most of a small tuning."""
+    assert values(on_ranks(1, _digests, mode="fake", is_dist=False)) == [1]
 
 
 def _ends(rank: int) -> int:

@@ -21,7 +21,8 @@ RUNS = [
 
 
 @pytest.mark.parametrize(
-    ("tuners", "expected"), [("racing", RUNS[4:]), pytest.param("vanilla,exhaustive,racing", RUNS, marks=pytest.mark.slow)]
+    ("tuners", "expected"),
+    [pytest.param("racing", RUNS[4:], marks=pytest.mark.slow), pytest.param("vanilla,exhaustive,racing", RUNS, marks=pytest.mark.slow)],
 )
 def test_bench_tuning_times_tuners_and_judges_their_winners(tmp_path: Path, tuners: str, expected: list[tuple[str, str]]):
     """One run of each; every one has a winner on both ranks, and a regret that is zero for the best."""

@@ -6,6 +6,7 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 
 from typing import TYPE_CHECKING
 
+from dist_tune import found_on_use
 from dist_tune.cache.account import (
     cause,
     differing,
@@ -14,12 +15,12 @@ from dist_tune.cache.account import (
     lead,
     reason,
     short_config,
-    short_kernel,
-    short_key,
     skew,
+    step_times,
     weighing,
     why_not,
 )
+from dist_tune.cache.digests import digest, sealed_line, text_of
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
 from dist_tune.cache.journal_file import (
@@ -36,7 +37,6 @@ from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
-from dist_tune.lazy_names import found_on_use
 
 if TYPE_CHECKING:
     from dist_tune.cache.captured import plain_values
@@ -50,8 +50,8 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
     "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
-    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "environment", "fates",
-    "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
-    "read_record", "reason", "seal", "short_config", "short_kernel", "short_key", "skew", "sweep", "unseal", "weighing", "why_not",
-    "write_whole",
+    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
+    "fates", "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
+    "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "text_of",
+    "unseal", "weighing", "why_not", "write_whole",
 ]  # fmt: skip

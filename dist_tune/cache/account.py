@@ -1,4 +1,4 @@
-"""Reasons behind a record's choice, in words and counts: gain, lead, fates of the candidates, the slowest rank.
+"""Reasons behind a record's choice, in words and counts: gain, lead, fates of the candidates, the slowest rank, the step before and after.
 
 Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning.
 """
@@ -169,14 +169,17 @@ def skew(record: TuningRecord) -> tuple[int, float] | None:
     return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
 
 
-def short_kernel(name: str) -> str:
-    """A kernel's name without its module, for people."""
-    return name.rpartition(".")[2] or name
+def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
+    """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
 
-
-def short_key(key: str) -> str:
-    """A tuning key for people: "[4096, 11008, bfloat16]"."""
-    return key.replace("torch.", "").replace(", ", ",").replace(",", ", ")
+    Of several sites the differences that their first configs make are added up.
+    """
+    known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
+    if not records or len(known_ms) < len(records):
+        return None, None
+    best_ms = max(known_ms)
+    losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
+    return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 
 
 def short_config(each: CandidateRecord) -> str:
@@ -208,3 +211,25 @@ def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
 
 def _error_ms(each: CandidateRecord) -> float:
     return _ERROR_OF_MEDIAN * (each.spread_ms or 0.0) / sqrt(max(1, each.n_replays))
+
+
+def _loss_ms(record: TuningRecord) -> float | None:
+    """Milliseconds that the first config would add to the step; None where nothing tells.
+
+    By the steps where both were timed to the end or in the finals. In the race the other sites try their own candidates, and what these
+    add to the step is not this site's: there the kernels' times tell, of one launch a step.
+    """
+    first, best = record.candidates[0], record.best
+    if first.index == best.index:
+        return 0.0
+    first_ms, best_ms = _timed_step_ms(first), _timed_step_ms(best)
+    if first_ms is None or best_ms is None:
+        return None
+    if first.left is None or "finals" in first.left:
+        return first_ms - best_ms
+    loss_ms = (first.latency_ms or 0.0) - (best.latency_ms or 0.0)
+    return loss_ms if loss_ms >= 0 else None  # a slower kernel in a faster step
+
+
+def _timed_step_ms(each: CandidateRecord) -> float | None:
+    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)

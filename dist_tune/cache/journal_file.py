@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import threading
@@ -21,7 +20,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dist_tune.checked_lines import sealed_line, text_of
+from dist_tune.cache.digests import sealed_line, text_of
+from dist_tune.json_bytes import json_bytes
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener
 from dist_tune.warn_once import warn_once
 
@@ -34,7 +34,6 @@ MAX_BYTES = 16 * 2**20
 """Of a file; no line is written beyond, and a larger file is not read."""
 _STALE_S = 14 * 86400.0
 """Age from which a journal counts as given up."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # once: json.dumps makes one for each line that is not as it comes
 _OF_ONE = ("begun", "ran", "measured", "dropped", "quarantined")
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 _Index = Annotated[int, Field(ge=0)]
@@ -133,7 +132,7 @@ class JournalFile:
         """Add a line; a ``JournalLine`` as JSON has it."""
         if self._descriptor is None:
             return
-        content = _sealed(line)
+        content = sealed_line(json_bytes(line))
         try:
             if self._n_bytes + len(content) > MAX_BYTES:
                 raise OSError(f"larger than {MAX_BYTES} bytes")  # one way out
@@ -204,15 +203,11 @@ def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) 
         make_folder(path.parent, rights)
         descriptor = opener(rights, follows_links=False)(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
-            os.write(descriptor, _sealed(config.model_dump()))
+            os.write(descriptor, sealed_line(json_bytes(config.model_dump())))
         finally:
             os.close(descriptor)
     except OSError as error:
         warn_once(f"the quarantine of {config.kernel} {config.config} is not kept: {path} cannot be written: {error.strerror}")
-
-
-def _sealed(line: dict[str, Any]) -> bytes:
-    return sealed_line(_ENCODER.encode(line).encode())
 
 
 def _lines(content: bytes) -> Iterator[JournalLine | None]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dist_tune.cache.account import ID_CHARS
+from dist_tune.cache.digests import digest
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
-from dist_tune.digests import digest
 from dist_tune.safe_files import PRIVATE, Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings

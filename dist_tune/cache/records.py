@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from dist_tune.digests import digest
+from dist_tune.cache.digests import digest
 
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None

@@ -5,14 +5,13 @@ Imports nothing heavy, because ``--help`` imports all of it: a command's work is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-
-from dist_tune.cli.since import since
 
 if TYPE_CHECKING:
     from dist_tune.cli.tables import Answer
@@ -22,12 +21,33 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 Key = Annotated[str, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY[0].upper()}{_A_KEY[1:]}.")]
 AnyKey = Annotated[str | None, typer.Argument(metavar="[KEY]", show_default=False, help=f"{_A_KEY}; all records if left out.".capitalize())]
 Order = Literal["kernel", "age", "ms", "seconds"]
+_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGO = re.compile(rf"(\d{{1,9}}) ?({'|'.join(_UNITS)})")
 
 
-def _give(ask: Callable[[], Answer], as_json: bool) -> int:
+def since(text: str | datetime) -> datetime:
+    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01".
+
+    It has its time zone; a date or time without one is this machine's.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if isinstance(text, datetime):
+        return text
+    try:
+        if ago := _AGO.fullmatch(text.strip()):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or 2026-03-01T12:00") from None
+
+
+def answered(ask: Callable[[], Answer], as_json: bool, failed: int = 1) -> int:
+    """The exit code of a command, after its answer was written; ``failed`` where it cannot do what was asked."""
     from dist_tune.cli.answering import give
 
-    return give(ask, as_json=as_json)
+    return give(ask, as_json=as_json, failed=failed)
 
 
 def doctor(as_json: AsJson = False) -> int:
@@ -37,14 +57,14 @@ def doctor(as_json: AsJson = False) -> int:
     """
     from dist_tune.cli.doctor import run
 
-    return _give(run, as_json)
+    return answered(run, as_json)
 
 
 def path(as_json: AsJson = False) -> int:
     """Where the records are."""
     from dist_tune.cli.records import cache
 
-    return _give(cache.path, as_json)
+    return answered(cache.path, as_json)
 
 
 def ls(
@@ -69,14 +89,14 @@ def ls(
 
     if quarantine and (kernel or device or newer):
         raise typer.BadParameter("lists configs of all kernels: --kernel, --device and --since choose records", param_hint="--quarantine")
-    return _give(lambda: cache.ls(cache.opened(), Filter(kernel, device, newer), sort=sort, is_quarantine=quarantine), as_json)
+    return answered(lambda: cache.ls(cache.opened(), Filter(kernel, device, newer), sort=sort, is_quarantine=quarantine), as_json)
 
 
 def show(key: Key, as_json: AsJson = False) -> int:
     """One record with all its candidates."""
     from dist_tune.cli.records import cache
 
-    return _give(lambda: cache.show(cache.opened(), key), as_json)
+    return answered(lambda: cache.show(cache.opened(), key), as_json)
 
 
 def explain(key: AnyKey = None, as_json: AsJson = False) -> int:
@@ -86,7 +106,7 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> int:
     """
     from dist_tune.cli.records import cache, explain
 
-    return _give(lambda: explain.explain(cache.opened(), key), as_json)
+    return answered(lambda: explain.explain(cache.opened(), key), as_json)
 
 
 def export(
@@ -102,7 +122,7 @@ def export(
     """
     from dist_tune.cli.records import cache
 
-    return _give(lambda: cache.export(cache.opened(), file, name), as_json)
+    return answered(lambda: cache.export(cache.opened(), file, name), as_json)
 
 
 def merge(
@@ -117,7 +137,7 @@ def merge(
     """
     from dist_tune.cli.records import cache
 
-    return _give(lambda: cache.merge(cache.opened(), files), as_json)
+    return answered(lambda: cache.merge(cache.opened(), files), as_json)
 
 
 def clear(
@@ -131,7 +151,7 @@ def clear(
     """Delete records."""
     from dist_tune.cli.records import cache
 
-    return _give(lambda: cache.clear(cache.opened(), key, is_quarantine=quarantine, is_sure=yes), as_json)
+    return answered(lambda: cache.clear(cache.opened(), key, is_quarantine=quarantine, is_sure=yes), as_json)
 
 
 def launch() -> int:

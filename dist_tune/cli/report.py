@@ -1,6 +1,7 @@
 """``dist-tune report``, ``watch``, ``diff`` and ``trace``: what tunings did, from event files and records.
 
-Each function is a command of typer. Bad input is one line on stderr and exit code 1; of diff, where 1 means slower, exit code 2.
+Each function is a command of typer, and returns its exit code. Bad input is one line on stderr and exit code 1; of diff, where 1 means
+slower, exit code 2.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import os
 import re
 import shlex
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dist_tune.cli.commands import AsJson, answered
 from dist_tune.cli.stdout import write_out
 
 if TYPE_CHECKING:
-    from dist_tune.report import Story, Watcher
+    from dist_tune.cli.tables import Answer
+    from dist_tune.report import Watcher
 
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _PLAIN_EVERY_S = 5.0
@@ -31,7 +32,6 @@ _POLL_S = 0.5
 _Folder = Annotated[
     Path | None, typer.Argument(metavar="[DIR]", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def report(
@@ -41,28 +41,32 @@ def report(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="DIR", readable=False, help="Also a PNG file of each plot (needs matplotlib).")
     ] = None,
-    as_json: _Json = False,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
-    with _one_line(as_json):
+
+    def ask() -> Answer:
         from dist_tune.cli.records.sources import story_of
-        from dist_tune.report import charts, render, summary, text, write_pngs
+        from dist_tune.cli.tables import Answer, RefusedError
+        from dist_tune.output import amount
+        from dist_tune.report import MissingMatplotlibError, charts, render, summary, text, write_pngs
 
         story = story_of(sources or [])
         path = output or (None if as_text else Path("report.html"))
-        written = []
+        page = [text(story).rstrip("\n")] if as_text else []
         if path is not None:
             content = render(story).encode()
             _write(path, content)
-            written.append(f"{path}: {_sites(story)}, {len(content) / 1024:.0f} KiB")
+            page.append(f"{path}: {amount(len(story.sites), 'site')}, {len(content) / 1024:.0f} KiB")
         if png is not None:
-            written.append(f"{png}: {len(write_pngs(png, charts(story)))} PNG files")
-        if as_json:
-            _print(json.dumps({"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}, indent=1))
-        else:
-            for note in [] if as_text else story.notes:  # the text has them
-                _complain(note)
-            _print((text(story) if as_text else "") + "\n".join(written))
+            try:
+                page.append(f"{png}: {len(write_pngs(png, charts(story)))} PNG files")
+            except MissingMatplotlibError as error:
+                raise RefusedError(str(error)) from error
+        values = {"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}
+        return Answer(values, page, problems=[] if as_text or as_json else story.notes)  # the text has them
+
+    return answered(ask, as_json)
 
 
 def watch(
@@ -72,13 +76,14 @@ def watch(
         float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
-) -> None:
+) -> int:
     """Follow a running tuning from another terminal, until all in the folder have finished.
 
     Where there are no events yet it waits for the first one. Ctrl-C ends it at any time.
     """
-    with _one_line(as_json):
-        from dist_tune.cli.tables import RefusedError
+
+    def ask() -> Answer:
+        from dist_tune.cli.tables import Answer, RefusedError
         from dist_tune.report import Watcher, progress_lines
 
         if as_json and not once:
@@ -86,102 +91,68 @@ def watch(
         chosen = folder if folder is not None else _log_dir()
         watcher = Watcher(chosen, may_come=folder is None)
         if not once:
-            _follow(watcher, chosen, late_s)
-            return
+            return Answer({}, _follow(watcher, chosen, late_s))
         watcher.poll()
         if not watcher.story.tunings:
             raise RefusedError(f"no tuning has written events in {chosen} yet")
         lines = progress_lines(watcher.story, time.time(), late_s)
-        _print(json.dumps({"lines": lines, "notes": watcher.notes}, indent=1) if as_json else "\n".join([*lines, *watcher.notes]))
+        return Answer({"lines": lines, "notes": watcher.notes}, [*lines, *watcher.notes])
+
+    return answered(ask, as_json)
 
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder or a log folder.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
-    as_json: _Json = False,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """What changed between records; exit code 1 where a winner got slower by more than its noise.
 
     Exit code 2: records cannot be read, or have no kernel and key in common. Noise: the spread_ms of both winners added (the median
     distance of a launch from the median), and at least 1 % of the time.
     """
-    with _one_line(as_json, code=2):
+
+    def ask() -> Answer:
         from dist_tune.cli.records.sources import records_of
-        from dist_tune.cli.tables import amount
+        from dist_tune.cli.tables import Answer
+        from dist_tune.output import amount
         from dist_tune.report import compare
 
         first, second = records_of(before), records_of(after)
         found = compare(first, second)
+        if found.pairs:
+            return Answer(found.values, found.lines, 1 if found.n_slower else 0)
         counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
-        reason = "" if found.pairs else f"nothing to compare: {counts}, with no kernel and key in common"
-        values = {**found.values, **({"error": reason} if reason else {})}
-        _print(json.dumps(values, indent=1) if as_json else "\n".join(found.lines))
-        if reason:
-            _complain(reason)
-            raise typer.Exit(2)
-    if found.n_slower:
-        raise typer.Exit(1)
+        reason = f"nothing to compare: {counts}, with no kernel and key in common"
+        return Answer({**found.values, "error": reason}, found.lines, 2, [reason])
+
+    return answered(ask, as_json, failed=2)
 
 
 def trace(
     folder: _Folder = None,
     output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
-    as_json: _Json = False,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """A trace of a tuning for ui.perfetto.dev or chrome://tracing."""
-    with _one_line(as_json):
+
+    def ask() -> Answer:
+        from dist_tune.cli.tables import Answer
         from dist_tune.report import story_of_folder, trace_events
 
         story = story_of_folder(folder if folder is not None else _log_dir())
         events = list(trace_events(story))
         _write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
-        for note in story.notes:
-            _complain(note)
         values = {"path": str(output), "n_events": len(events), "notes": story.notes}
-        _print(json.dumps(values, indent=1) if as_json else f"{output}: {len(events)} events; open it in ui.perfetto.dev")
+        return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], problems=story.notes)
 
-
-@contextmanager
-def _one_line(as_json: bool, code: int = 1) -> Iterator[None]:
-    """Errors of the input as one line and this exit code; warnings of the cache as a line each."""
-    from dist_tune.cli.tables import RefusedError
-    from dist_tune.report import MissingMatplotlibError, UnreadableEventsError
-    from dist_tune.settings import SettingsError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_args, **_kwargs: _complain(message)
-            yield
-    except (RefusedError, UnreadableEventsError, MissingMatplotlibError, SettingsError, OSError) as error:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
-        if as_json:
-            _print(json.dumps({"error": reason}))
-        _complain(reason)
-        raise typer.Exit(2 if isinstance(error, SettingsError) else code) from None
-
-
-def _complain(reason: object) -> None:
-    from dist_tune.cli.tables import plain
-
-    typer.echo(f"dist-tune: {plain(reason, 2000)}", err=True)
-
-
-def _print(text: str) -> None:
-    from dist_tune.printable import printable
-
-    write_out("".join(f"{printable(line)}\n" for line in text.rstrip("\n").split("\n")))
+    return answered(ask, as_json)
 
 
 def _log_dir() -> Path:
     from dist_tune.settings import Settings
 
     return Settings().log_dir
-
-
-def _sites(story: Story) -> str:
-    n_sites = len(story.sites)
-    return f"{n_sites} site{'s' * (n_sites != 1)}"
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -197,11 +168,16 @@ def _write(path: Path, content: bytes) -> None:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
-    """Show the state until all tunings have finished, or Ctrl-C: one part of the screen on a terminal, else lines where it changed."""
+def _follow(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
+    """Show the state until all have finished, Ctrl-C, or its reader has gone: one part of a terminal's screen, else lines where it changed.
+
+    Returns the last line, if there is something to tell.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
+
+    from dist_tune.cli.answering import rendered
 
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)
@@ -219,7 +195,8 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
                 if view is not None:
                     view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
                 elif is_new or _apart_from_durations(lines) != told:  # a rank that hangs writes nothing: its silence is the news
-                    _print("\n".join(lines))
+                    if not write_out(rendered(lines)):
+                        return []
                     told = _apart_from_durations(lines)
                 if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
                     break
@@ -227,8 +204,8 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> None:
                 is_new = watcher.poll()
                 quiet_s = 0.0 if is_new else quiet_s + every_s
     except KeyboardInterrupt:
-        return
-    _print(_ending(watcher, folder))
+        return []
+    return [_ending(watcher, folder)]
 
 
 def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:

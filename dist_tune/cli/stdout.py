@@ -9,8 +9,8 @@ import os
 import sys
 
 
-def write_out(text: str) -> None:
-    """Write to stdout. A reader that has gone, as ``| head``, has seen enough.
+def write_out(text: str) -> bool:
+    """Write to stdout. False if its reader has gone, as ``| head``, which has seen enough.
 
     Raises:
         OSError: stdout cannot be written, as on a full disk; it names "stdout".
@@ -22,9 +22,11 @@ def write_out(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         discard()
+        return False
     except OSError as error:
         discard()
         raise OSError(error.errno, error.strerror, "stdout") from None
+    return True
 
 
 def discard() -> None:

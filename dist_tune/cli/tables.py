@@ -53,11 +53,6 @@ def ago(moment: datetime) -> str:
     return f"{max(0, int(seconds // length_s))} {unit}"
 
 
-def amount(n: int, noun: str) -> str:
-    """Number and noun: "1 record", "2 records"."""
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
 def size(n_bytes: float) -> str:
     """Bytes with a binary unit: "512 B", "1.5 KiB", "96 KiB", "140 GiB"."""
     units = ["GiB", "MiB", "KiB", "B"]

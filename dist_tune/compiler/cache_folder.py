@@ -5,15 +5,17 @@ Knows Triton's ``FileCacheManager``, and nothing of candidates. Other ranks do n
 
 from __future__ import annotations
 
+import base64
 import errno
 import functools
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import triton
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune.compiler.leftovers import prefix, suffix
@@ -21,6 +23,14 @@ from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.warn_once import warn_once
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT)
+
+
+def is_cached(key: str) -> bool:
+    """True if the kernel of this key, in hex, is complete in Triton's cache folder: the list of its files is written last."""
+    name = base64.b32encode(bytes.fromhex(key)).decode().rstrip("=")
+    with suppress(OSError):
+        return any(each.startswith("__grp__") for each in os.listdir(os.path.join(triton.knobs.cache.dir, name)))
+    return False
 
 
 class _Spare:

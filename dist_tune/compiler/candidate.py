@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -22,6 +24,10 @@ from triton.runtime.errors import PTXASError
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
 from dist_tune.errors import FailureKind, kind_of
+
+_digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Of compiled kernels, which Triton keeps for the next tuning in this process: making them anew took a tenth of its processor
+time (logs/tuning-200-cpu)."""
 
 
 class Compilable(Protocol):
@@ -162,17 +168,27 @@ class Candidate:
         self.compilation = self._ask(launch, config)
         """Replaced by an earlier one with the same key."""
 
-    def load(self) -> Resources | Failure | None:
-        """Load onto the device without a launch. Call it when the compilation is done; it does not wait."""
+    @property
+    def is_ready(self) -> bool:
+        """Compiled, and not loaded yet."""
+        return self._loaded is None and self.compilation.done.is_set() and not self.compilation.has_failed
+
+    def load(self, *, is_early: bool = False) -> Resources | Failure | None:
+        """Load onto the device without a launch. Call it when the compilation is done; it does not wait.
+
+        ``is_early``: others are still compiled. A load that the machine fails then is put off to the next call; None.
+        """
         if self._loaded is None:
             compiled = self.compilation.result
             # None under the interpreter, and with a hook of the user's that keeps Triton from compiling.
             if compiled is None or isinstance(compiled, Failure):
                 self._loaded = compiled
             else:
-                for _ in range(2):  # once more, if it was the machine that failed
-                    self._loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
-                    if not isinstance(self._loaded, Failure) or self._loaded.kind is not FailureKind.MACHINE:
+                for _ in range(1 if is_early else 2):  # once more, if it was the machine that failed
+                    loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+                    is_machine_s = isinstance(loaded, Failure) and loaded.kind is FailureKind.MACHINE
+                    self._loaded = None if is_early and is_machine_s else loaded
+                    if not is_machine_s:
                         break
         return self._loaded
 
@@ -185,10 +201,16 @@ class Candidate:
         binary, metadata = getattr(compiled, "kernel", None), getattr(compiled, "metadata", None)
         if not isinstance(binary, bytes) or metadata is None or not hasattr(metadata, "_asdict"):
             return ""
+        with suppress(TypeError):  # no kernel of Triton's, and no key of a dictionary
+            if (known := _digests.get(compiled)) is not None:
+                return known
         # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
         facts = {name: value for name, value in metadata._asdict().items() if name not in ("hash", "num_stages")}
         source = [getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")]
-        return hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
+        digest = hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
+        with suppress(TypeError):
+            _digests[compiled] = digest
+        return digest
 
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:

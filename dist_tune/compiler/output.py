@@ -17,11 +17,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import is_not
 from typing import Any
 
 from dist_tune.compiler.leftovers import prefix, suffix, sweep
 from dist_tune.compiler.patches import SharedContext, replaced
 
+_NONE = (None, None, None)
 MAX_CHARS = 200_000
 """Kept of one compiler's output: half from its beginning, half from its end."""
 
@@ -50,6 +52,8 @@ class QuietTerminal:
         """Of the streams' ``write``: the redirection and the captures, of which one may last longer."""
         self._streams: list[Any] = []
         """Those with our ``write``."""
+        self._seen: tuple[Any, ...] = _NONE
+        """The standard streams when they were last looked at."""
         self._writes = ExitStack()
         self._file: Any = None
         self._terminal = -1
@@ -93,7 +97,9 @@ class QuietTerminal:
     def _replaced_writes(self) -> Iterator[None]:
         with self._lock:
             self._n_users += 1
-            for stream in _standard_streams():  # since the last capture the user may have put another one in place
+            before, self._seen = self._seen, (sys.stdout, sys.stderr, sys.__stderr__)
+            # Since the last capture the user may have put another one in place.
+            for stream in _standard_streams() if any(map(is_not, before, self._seen)) else ():
                 if not any(stream is each for each in self._streams):
                     with suppress(TypeError, AttributeError):  # a stream that takes no attributes goes on as it is
                         self._writes.enter_context(replaced(stream, "write", partial(self._capturing, stream)))
@@ -109,6 +115,7 @@ class QuietTerminal:
                 if self._n_users == 0:
                     self._writes.close()
                     self._streams.clear()
+                    self._seen = _NONE
 
     def _capturing(self, stream: Any, own: Callable[[str], int]) -> Callable[[str], int]:
         def write(text: str) -> int:

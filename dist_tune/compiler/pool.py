@@ -5,10 +5,8 @@ Knows which candidates to compile and in which order; nothing of how, nor of ran
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -18,6 +16,8 @@ import triton
 from triton.compiler.compiler import max_shared_mem
 
 from dist_tune.compiler import processes
+from dist_tune.compiler.at_exit import end_at_exit
+from dist_tune.compiler.cache_folder import is_cached
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.compiler.front_end import FrontEndLock
 from dist_tune.compiler.order import Pace, Queued
@@ -31,10 +31,6 @@ from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
-_EXIT_WAIT_S = 10.0
-"""Longest wait for compiling threads at the end of the process."""
-_compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
-"""Those that may have threads."""
 
 
 class Compiler:
@@ -112,15 +108,18 @@ class Compiler:
         made_anew.compilation = known
         return not isinstance(made_anew.load(), Failure)
 
-    def load(self, label: str, candidate: int) -> Resources | Failure | None:
-        """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
+    def load(self, label: str, candidate: int, *, is_early: bool = False) -> Resources | Failure | None:
+        """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter.
+
+        ``is_early``: others are still compiled; None where the machine has failed, which may load it after them.
+        """
         compilation = self._sites[label][candidate].compilation
         self._start_now(self._queued(label, candidate, compilation))
         # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks take this one for lost.
         for _ in self._wait([compilation], 2 / 3 * self._stuck_after_s):
             pass
         compilation.run_again(self._shared_limit_bytes)
-        return self._sites[label][candidate].load()
+        return self._sites[label][candidate].load(is_early=is_early)
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
         """Wait until these are compiled; yields the number that are not, several times a second."""
@@ -138,6 +137,14 @@ class Compiler:
     def pending(self, label: str) -> set[int]:
         """Candidates that are not compiled yet."""
         return {i for i, each in enumerate(self._sites[label]) if not each.compilation.done.is_set()}
+
+    def ready(self, label: str) -> set[int]:
+        """Candidates that are compiled and not loaded yet."""
+        return {i for i, each in enumerate(self._sites[label]) if each.is_ready}
+
+    def on_disk(self, label: str, candidates: Collection[int]) -> set[int]:
+        """Those of them that another process has compiled into Triton's cache folder by now."""
+        return {i for i in candidates if (each := self._sites[label][i].compilation).is_queued and is_cached(each.key)}
 
     @property
     def is_tail(self) -> bool:
@@ -191,9 +198,7 @@ class Compiler:
         """Prepare Triton and this process, unless they are; ``n_soon``: compilations that are about to begin."""
         if self._is_open:
             return
-        _compilers.add(self)
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)
+        end_at_exit(self)
         self._stages.begin()
         self._patches.callback(self._front_end.close)
         self._patches.callback(self._stages.close)
@@ -291,10 +296,3 @@ class Compiler:
                 self._threads.pop(thread, None)
                 self._workers.pop(thread, None)
                 self._jobs.pop(thread, None)
-
-
-def _at_exit() -> None:
-    # Python ends daemon threads when they ask for the interpreter's lock again; in a compiler's C++ that aborts the process.
-    for compiler in list(_compilers):
-        compiler.end()
-        compiler.join(_EXIT_WAIT_S)

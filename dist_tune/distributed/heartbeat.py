@@ -12,15 +12,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
-from pydantic import TypeAdapter, ValidationError
 
-from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, process_name, state_of
+from dist_tune.distributed.host_processes import GONE, STOPPED, process_name, state_of
+from dist_tune.distributed.lives import LIFE, Life, lives_of
 from dist_tune.distributed.outside import WatchedStore
-from dist_tune.distributed.parts import absent
 
 _EVERY_S = 0.5
 _BEATS_PER_S = 512.0
@@ -36,37 +34,6 @@ _N_RUNS = 64
 _N_ODD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One beat of a rank. A JSON object."""
-
-    n_beats: int
-    call: str
-    """The call that it is in: closure and number."""
-    doing: str
-    for_s: float
-    """Seconds that it has done that."""
-    may_last: bool = False
-    """True in what may take any time: its first run, compilation, loading."""
-    process: str = ""
-    """See ``process_name``."""
-    n_issued: int = 0
-    """Collectives issued so far, on all groups."""
-    runs: list[tuple[int, int]] = field(default_factory=list)
-    """Number of a run that has ended, and collectives that it issued."""
-    odd: dict[str, str] = field(default_factory=dict)
-    """Number of a run with another number of collectives than most -> what it ran."""
-    troubles: list[str] = field(default_factory=list)
-    """Candidates that failed here between two of their collectives."""
-
-    @property
-    def text(self) -> str:
-        """Place and time, for people."""
-        return f"{self.doing} of {self.call} for {self.for_s:.1f} s" if self.call else self.doing
-
-
-_LIFE = TypeAdapter(Life)
-
 _NO_LIFE = Life(0, "", "not heard of in this call", 0.0)
 
 
@@ -78,6 +45,8 @@ class Heartbeat:
         """Shared with the tuning that adds to it."""
         self.absent: list[int] = []
         """Ranks that have not come to this rank's call, as far as beats say; looked at while this rank waits."""
+        self.has_beaten = False
+        """True once the beating thread may stand in a call of the store that never ends, or if there is none."""
         self._rank = rank
         self._others = [each for each in members if each != rank]
         self._every_s = max(_EVERY_S, len(members) / _BEATS_PER_S)
@@ -85,6 +54,7 @@ class Heartbeat:
         self._n_collectives = n_collectives
         self._call, self._doing, self._may_last, self._since = "", "", False, time.monotonic()
         self._runs: deque[tuple[int, int]] = deque(maxlen=_N_RUNS)
+        self._usual: int | None = None  # collectives of most of these runs, as of the latest run with another number
         self._odd: dict[int, str] = {}
         self._n_beats = 0
         self._seen: dict[int, tuple[int, float]] = {}
@@ -94,8 +64,10 @@ class Heartbeat:
         self._moved: tuple[object, float] = (None, 0.0)
         self._client: WatchedStore | None = None
         self._users = 0
+        self._watches: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._ended, self._thread = threading.Event(), threading.Thread()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     # -- of this rank --------------------------------------------------------------------------------------------
 
@@ -104,8 +76,7 @@ class Heartbeat:
         self._call = call
         self._runs.clear()
         self._odd.clear()
-        self.troubles = []
-        self.absent = []
+        self._usual, self.troubles, self.absent = None, [], []
         self.at("its first run", may_last=True)
 
     def at(self, doing: str, *, may_last: bool = False, introduced_on: dist.Store | None = None) -> None:
@@ -133,30 +104,41 @@ class Heartbeat:
         before = self._n_collectives()
         yield
         count = self._n_collectives() - before
-        usual = Counter(count for _, count in self._runs).most_common(1)
-        if usual and usual[0][0] != count and len(self._odd) < _N_ODD:
-            self._odd[number] = doing
+        if count != self._usual and self._runs:  # only then: counting takes longer than all else in here
+            self._usual = Counter(each for _, each in self._runs).most_common(1)[0][0]
+            if self._usual != count and len(self._odd) < _N_ODD:
+                self._odd[number] = doing
         self._runs.append((number, count))
 
     @contextmanager
-    def beating(self, store: Callable[[], dist.Store], tell: Callable[[str], object]) -> Iterator[None]:
-        """Beat meanwhile. ``tell`` gets a line for each rank that is late. Tunings of several threads share the beats."""
+    def beating(self, store: Callable[[], dist.Store], tell: Callable[[str], object], watch: Callable[[], object]) -> Iterator[None]:
+        """Beat meanwhile. ``tell`` gets a line for each rank that is late. Tunings of several threads share the beats.
+
+        ``watch``: called before each beat, in the beating thread: the first comes when most calls with a known config are over. After
+        that none may come (``has_beaten``).
+        """
         with self._lock:
             self._users += 1
+            self._watches.append(watch)
             if self._users == 1:
+                self.has_beaten = False
                 self._ended, self._client = threading.Event(), None  # an earlier thread may still stand in a call of its own
                 self._thread = threading.Thread(target=self._beat, args=(self._ended, store, tell), name="dist_tune heartbeat", daemon=True)
-                with suppress(RuntimeError):  # no more threads: peers see the beats of the main thread alone
+                try:
                     self._thread.start()
+                except RuntimeError:  # no more threads: peers see the beats of the main thread alone
+                    self.has_beaten = True
         try:
             yield
         finally:
             with self._lock:
                 self._users -= 1
+                self._watches.remove(watch)
                 if self._users == 0:
                     self._ended.set()
-                    if self._thread.ident is not None:
-                        self._thread.join(2 * _EVERY_S)  # a store that is silent would hold it for longer
+                    # One that has not beaten ends by itself at once. A store that is silent would hold the thread for longer.
+                    if self._client is not None and self._thread is not None:
+                        self._thread.join(2 * _EVERY_S)
 
     def post(self, store: dist.Store) -> None:
         """One beat."""
@@ -166,11 +148,12 @@ class Heartbeat:
             n_issued=self._n_collectives(), runs=list(self._runs), odd={str(number): text for number, text in list(self._odd.items())},
             troubles=self.troubles[:1],
         )  # fmt: skip
-        store.set(f"alive/{self._rank}", _LIFE.dump_json(life).decode())
+        store.set(f"alive/{self._rank}", LIFE.dump_json(life).decode())
 
     def _beat(self, ended: threading.Event, store_of: Callable[[], dist.Store], tell: Callable[[str], object]) -> None:
         if self._pause(ended, tell):  # most calls with a known config are over by then: they cost no client of the store
             return
+        self._begin_watches()  # before the store is asked, which may be silent
         with suppress(dist.DistError):  # the store's host is gone: the next meeting says so
             own: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
             store: Any = WatchedStore(own)
@@ -180,6 +163,12 @@ class Heartbeat:
                 self._look(store, tell)
                 if self._pause(ended, tell):
                     return
+                self._begin_watches()
+
+    def _begin_watches(self) -> None:
+        self.has_beaten = True  # before: a watch that is wanted from now on is not missed
+        for watch in tuple(self._watches):
+            watch()
 
     def _pause(self, ended: threading.Event, tell: Callable[[str], object]) -> bool:
         """Wait for the next beat; True if there is none. Tells of a time in which this process did not run."""
@@ -261,40 +250,3 @@ def _place_of(tale: str, beat: str) -> str:
     if not tale:
         return doing or beat
     return tale if at == "-" or not doing else f"{tale}; its last sign of progress: {doing}"
-
-
-def lives_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, Life]:
-    """The latest beat of each of these ranks that has beaten; one that cannot be read is left out."""
-    keys = [f"alive/{rank}" for rank in ranks]
-    lacking = set(absent(store, keys))
-    known = [rank for rank, key in zip(ranks, keys, strict=True) if key not in lacking]
-    lives = {}
-    for rank, text in zip(known, store.multi_get([f"alive/{rank}" for rank in known]) if known else [], strict=True):
-        with suppress(ValidationError):
-            lives[rank] = _LIFE.validate_json(text)
-    return lives
-
-
-def state_of_rank(store: dist.Store, rank: int) -> str:
-    """State of a rank's process, as far as this host can see it."""
-    life = lives_of(store, [rank]).get(rank)
-    return state_of(life.process) if life is not None else UNKNOWN
-
-
-def cause_of(lives: Mapping[int, Life]) -> tuple[int, str] | None:
-    """The rank that left others in a collective, and how: a candidate that failed there, or a run with fewer collectives than elsewhere."""
-    for rank, life in lives.items():
-        if life.troubles:
-            return rank, f"left {life.troubles[0]}, between two of its collectives"
-    counts: dict[int, dict[int, int]] = {}
-    for rank, life in lives.items():
-        for number, count in life.runs:
-            counts.setdefault(number, {})[rank] = count
-    usual = Counter(count for each in counts.values() for count in each.values()).most_common(1)
-    for number, by_rank in sorted(counts.items()):
-        expected = max([*by_rank.values(), usual[0][0]])
-        rank = min(by_rank, key=by_rank.__getitem__)
-        if by_rank[rank] < expected and (len(set(by_rank.values())) > 1 or len(by_rank) < len(lives)):
-            what = next((life.odd[str(number)] for life in lives.values() if str(number) in life.odd), f"run {number}")
-            return rank, f"issued {by_rank[rank]} collectives where {expected} are usual, in {what}"
-    return None

@@ -14,9 +14,7 @@ UNKNOWN, GONE, RUNS, STOPPED = "", "gone", "runs", "stopped"
 
 def process_name() -> str:
     """This process among all of all hosts: boot, namespace of process numbers, number, and start; empty where that cannot be read."""
-    pid, here = os.getpid(), _namespace()
-    fields = _fields(pid)
-    return f"{here} {pid} {fields[19]}" if here and fields else ""
+    return _name_of(os.getpid())  # a forked child has another
 
 
 def network_name() -> str:
@@ -48,9 +46,18 @@ def _fields(pid: int) -> list[str]:
 
 
 @cache
+def _name_of(pid: int) -> str:
+    here, fields = _namespace(), _fields(pid)
+    return f"{here} {pid} {fields[19]}" if here and fields else ""
+
+
+@cache
 def _namespace() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
+
+
+process_name()  # read at import: in a first beat it costs a call that finds all in the cache a tenth of a millisecond

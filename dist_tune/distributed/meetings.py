@@ -20,8 +20,9 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
-from dist_tune.distributed.heartbeat import Heartbeat, cause_of, lives_of
+from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.homes import NO_HOME
+from dist_tune.distributed.lives import cause_of, lives_of
 from dist_tune.distributed.messages import count_up, read_part, read_verdict
 from dist_tune.distributed.outside import WatchedStore
 from dist_tune.distributed.parts import Parts
@@ -39,7 +40,7 @@ _Reduce = Callable[[dict[int, str]], str]
 class Meetings:
     """The meetings of some ranks, as one of them sees them."""
 
-    def __init__(self, store: dist.Store, rank: int, members: tuple[int, ...], deadline_s: float) -> None:
+    def __init__(self, store: dist.Store, rank: int, members: tuple[int, ...], deadline_s: float, life: Heartbeat | None = None) -> None:
         self.rank = rank
         self.members = members
         self.deadline_s = deadline_s
@@ -49,12 +50,11 @@ class Meetings:
         self._first_run, self._issued_before = "", 0
         self._patience_s: float | None = None
         self._epoch = self._agreed = 0
-        self._last_check, self._is_over = 0.0, False
-        self._root = store
+        self._last_check, self._is_over, self._root = 0.0, False, store
         self._store: Any = store
         self._presence: Presence | None = None
         self._parts: Parts
-        self.life = Heartbeat(rank, members, lambda: self.n_issued)
+        self.life = life or Heartbeat(rank, members, lambda: self.n_issued)
 
     @property
     def n_issued(self) -> int:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dist_tune.distributed.calls import Place
 from dist_tune.errors import DistTuneError, PeerFailedError
-from dist_tune.printable import printable
+from dist_tune.output import printable
 
 MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""

@@ -39,8 +39,7 @@ class Group(Meetings):
         # A client of our own: on a shared one, a set() waits until another thread's wait() is over.
         store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
-        super().__init__(space, dist.get_rank(), members, deadline_s)
-        self.life = Heartbeat(self.rank, members, n_collectives)
+        super().__init__(space, dist.get_rank(), members, deadline_s, Heartbeat(dist.get_rank(), members, n_collectives))
         self._group = group
         self.neighbours = neighbours(self.rank, members)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
@@ -69,6 +68,11 @@ class Group(Meetings):
         return self.life.absent
 
     @property
+    def has_beaten(self) -> bool:
+        """True if ``watch`` of ``beating`` may be called no more, because the beating thread may stand in a call of the store."""
+        return self.life.has_beaten
+
+    @property
     def asked(self) -> Asked | None:
         """A call of the store, or of the home's, for this rank's tuning that has no answer yet."""
         return (self._store.asked or self._parts.home.asked) if self._presence is not None else None
@@ -86,9 +90,12 @@ class Group(Meetings):
         """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
         return post_end(self._store.clone(), self._epoch, {**end_by(self.rank, error), "call": self._first_run or self._place.text})
 
-    def beating(self, tell: Callable[[str], object]) -> AbstractContextManager[None]:
-        """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late."""
-        return self.life.beating(lambda: self._store, tell)
+    def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> AbstractContextManager[None]:
+        """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late.
+
+        ``watch`` is called there before each beat, the first half a second from now.
+        """
+        return self.life.beating(lambda: self._store, tell, watch)
 
     def running(self, number: int, doing: str) -> AbstractContextManager[None]:
         """A run of the closure."""

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.heartbeat import state_of_rank
 from dist_tune.distributed.host_processes import GONE
+from dist_tune.distributed.lives import state_of_rank
 from dist_tune.distributed.parts import absent
 from dist_tune.distributed.ranks import Group, Ranks
-from dist_tune.printable import printable
+from dist_tune.output import printable
 
 _POLL_S = 0.01
 _POLLS_PER_S = 500.0

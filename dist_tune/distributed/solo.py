@@ -54,7 +54,7 @@ class Solo:
         return fn({self.rank: part})
 
     @contextmanager
-    def beating(self, tell: Callable[[str], object]) -> Iterator[None]:
+    def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> Iterator[None]:
         """Without peers no rank is late."""
         yield
 
@@ -73,6 +73,7 @@ class Solo:
     def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Without peers there is nothing to hear."""
 
+    has_beaten = False
     absent: tuple[int, ...] = ()
     gather_s = 0.0
     asked: Asked | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError, StuckConfigError
-from dist_tune.printable import printable
+from dist_tune.output import printable
 
 _MAX_MESSAGE = 100_000
 """Characters of an error's message that peers are told: a message on the store has a size limit."""

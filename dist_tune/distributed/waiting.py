@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import Place, ahead
-from dist_tune.distributed.heartbeat import lives_of, state_of_rank
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, state_of
+from dist_tune.distributed.lives import lives_of, state_of_rank
 from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import Verdict
-from dist_tune.printable import printable
+from dist_tune.output import printable
 
 _POLL_S = 1e-4
 """Shortest pause between two looks for a verdict; it grows to a twentieth of the time waited so far."""

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from dist_tune.distributed.messages import check_size, count_up, read_by, read_message, read_text
 from dist_tune.distributed.ranks import StoreError, shared_store
 from dist_tune.errors import PeerFailedError, RankMismatchError, StoreGoneError
-from dist_tune.printable import printable
+from dist_tune.output import printable
 
 _POLL_S = 0.05
 _NO_SIGN = "-"

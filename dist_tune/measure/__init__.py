@@ -9,54 +9,26 @@ from dist_tune.measure.checks import Checker
 from dist_tune.measure.clocks import (
     MAX_LEAD_MS,
     Clock,
+    Lead,
     Span,
     WallSpan,
     device_clock,
-    frozen_heap,
     is_capturing,
     is_interpreted,
+    is_traced,
+    no_full_collections,
     wait_for_device,
 )
 from dist_tune.measure.inputs import Inputs
-from dist_tune.measure.lead import Lead
 from dist_tune.measure.memory import Region, has_same_bits, overwrite, tensors_in
-from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.reachable import named_roots
 from dist_tune.measure.reference import Matches, matches
-from dist_tune.measure.rng import RngState
-from dist_tune.measure.state import StepState, peak_bytes
+from dist_tune.measure.state import RngState, StepState, peak_bytes
 from dist_tune.measure.statistics import median, spread, without_outliers
-from dist_tune.measure.tracing import is_traced
 
 __all__ = [
-    "MAX_LEAD_MS",
-    "Checker",
-    "Clock",
-    "Inputs",
-    "Latency",
-    "Lead",
-    "Matches",
-    "Region",
-    "RngState",
-    "Span",
-    "StepState",
-    "WallSpan",
-    "benchmark_config",
-    "device_clock",
-    "frozen_heap",
-    "has_same_bits",
-    "is_capturing",
-    "is_interpreted",
-    "is_traced",
-    "matches",
-    "measure",
-    "median",
-    "named_roots",
-    "overwrite",
-    "peak_bytes",
-    "spread",
-    "tensors_in",
-    "wait_for_device",
-    "without_outliers",
-    "wrong_output",
+    "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState", "WallSpan",
+    "benchmark_config", "device_clock", "has_same_bits", "is_capturing", "is_interpreted", "is_traced", "matches",
+    "measure", "median", "named_roots", "no_full_collections", "overwrite", "peak_bytes", "spread", "tensors_in",
+    "wait_for_device", "without_outliers",
 ]  # fmt: skip

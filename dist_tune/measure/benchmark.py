@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_tune.errors import WrongResultError
+from dist_tune.measure.checks import Checker
 from dist_tune.measure.clocks import MAX_LEAD_MS, device_clock, wait_for_device
 from dist_tune.measure.compare import difference
-from dist_tune.measure.output_check import wrong_output
+from dist_tune.measure.reference import Matches
 from dist_tune.measure.statistics import without_outliers
 
 _N_WARMUP = 5
@@ -63,12 +64,23 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
         WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.
         Exception: errors of ``run``, as ``triton.OutOfResources``.
     """
-    if ground_truth is not None and (wrong := wrong_output(run, ground_truth, atol, rtol)):
+    if ground_truth is not None and (wrong := _wrong(run, ground_truth, rtol, atol)):
         raise WrongResultError(wrong)
     latency, result = _measure(run, _N_WARMUP, num_iters, is_cold=True)
     if ground_truth is not None and (wrong := difference(result, ground_truth, rtol, atol)):
         raise WrongResultError(f"after {_N_WARMUP + num_iters} runs: {wrong}. A run must do the same however often it is repeated.")
     return latency.mean_us
+
+
+def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> str:
+    """Why ``run()`` is wrong at once, or when it is repeated; empty if it is right."""
+
+    def ground_truth() -> Any:
+        return expected
+
+    checker = Checker(Matches(ground_truth, rtol, atol), run, is_repeatable=True)
+    checker.begin((), {}, is_repeated=False)
+    return checker.judge(run(), (), {})
 
 
 def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: bool) -> tuple[Latency, Any]:

@@ -1,4 +1,4 @@
-"""Clocks: the time of a launch and of a whole replay.
+"""Clocks: the time of a launch and of a whole replay, the lead that the host is given before it, and calls that cannot be timed.
 
 Knows devices and nothing of ranks or sites, and of Triton only whether it interprets. A span is begun and ended inside a
 replay without waiting; it is read at the meeting, when the device has gone past it. Times are milliseconds.
@@ -10,13 +10,30 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import triton
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dist_tune.measure.memory import tensors_in
 
 MAX_LEAD_MS = 10.0
 """Longest time the device is kept busy before a run of which it is not known that the host can be ahead."""
+LONGEST_MS = 100.0
+"""Longest lead of a step that does not wait for its device: its host may be far slower, as where Python launches many small kernels."""
+_MARGIN_MS = 3.0
+"""Longest margin over the host's time. A collective that waits for its turn for tens of milliseconds wakes up to 0.2 ms late (H200)."""
+_N_MISSES = 4
+"""Replays in a row without a lead that was enough, after which the step is taken for one that waits for its device."""
+_RETRY_AFTER = 16
+"""Replays after which such a step has one long lead again: its host may have been busy with something else."""
+_GROWTH = 1.1
+"""A full launch queue blocks the host, so one long replay says little; where the host was ahead its time grows by a tenth at most."""
+_DECAY = 0.8
+_TRACERS = frozenset({"FakeTensorMode", "FunctionalTensorMode", "ProxyTorchDispatchMode"})
+"""By name, since to import them takes a second."""
+_WITHOUT_DATA = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
 class WallSpan:
@@ -120,22 +137,53 @@ Clock = WallClock | CudaClock
 """A source of spans for one kind of device."""
 
 
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Keep the garbage collector off the objects that are there, while new ones are collected as ever.
+_NEVER = 1 << 30
+"""Collections of the middle generation before one of the oldest."""
 
-    A collection of all that torch and Triton have imported takes 0.2 s on the host, in the middle of a replay or of a wait for it. What
-    is garbage already is collected afterwards.
+
+class Lead:
+    """The host's time of a replay, and from it the lead. Milliseconds.
+
+    The first lead is as long as one may be that is of no use: a step whose host is quicker shows its time in it. A step that waits for
+    its device is never ahead of it, and has no long leads.
     """
-    if not gc.isenabled() or gc.get_freeze_count():  # the user's own arrangement
-        yield
-        return
-    gc.collect(1)
-    gc.freeze()
+
+    def __init__(self) -> None:
+        self._host_ms = MAX_LEAD_MS - _MARGIN_MS
+        self._n_missed = 0
+        self._is_known = False
+
+    def ms(self, queued_ms: float = 0.0) -> float:
+        """Milliseconds to keep the device busy before the next replay; ``queued_ms``: what it has yet to do keeps it busy as well."""
+        may_be_long = self._n_missed < _N_MISSES or self._n_missed % _RETRY_AFTER == 0
+        most_ms = LONGEST_MS if may_be_long else MAX_LEAD_MS
+        return max(0.0, min(self._host_ms + min(0.5 * self._host_ms, _MARGIN_MS), most_ms) - queued_ms)
+
+    def add(self, host_ms: float, *, is_ahead: bool) -> None:
+        """Take in how long the host took to queue a replay; ``is_ahead``: the device had not begun it by then."""
+        self._n_missed = 0 if is_ahead else self._n_missed + 1
+        if is_ahead and self._is_known:  # one quick replay is no quick host
+            host_ms = max(host_ms, _DECAY * self._host_ms)
+        self._host_ms = min(host_ms, (_GROWTH if is_ahead else 3.0) * self._host_ms)
+        self._is_known |= is_ahead
+
+
+@contextmanager
+def no_full_collections() -> Iterator[None]:
+    """Keep the garbage collector off the oldest objects, while younger ones are collected as ever.
+
+    A collection of all that torch and Triton have imported takes 0.3 s on the host, in the middle of a replay or of a wait for it. The
+    threshold is raised, and nothing frozen: what is thawed counts as new, and costs two such collections after each tuning.
+    """
+    young, middle, old = gc.get_threshold()
+    raised = max(old, _NEVER)
+    gc.set_threshold(young, middle, raised)
     try:
         yield
     finally:
-        gc.unfreeze()
+        young, middle, now = gc.get_threshold()  # of the younger ones the program may have set its own meanwhile
+        if now == raised:
+            gc.set_threshold(young, middle, old)
 
 
 def is_interpreted() -> bool:
@@ -160,3 +208,16 @@ def is_capturing() -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
     except (RuntimeError, AssertionError):  # torch without CUDA, or no driver: nothing can be capturing
         return False
+
+
+def is_traced(arguments: Any) -> bool:
+    """True if a call with these arguments computes no values: its times mean nothing, and its results cannot be checked."""
+    if torch.compiler.is_compiling() or any(_has_base(mode, _TRACERS) for mode in _get_current_dispatch_mode_stack()):
+        return True
+    return any(
+        each.is_meta or _has_base(each, _WITHOUT_DATA) or torch._is_functional_tensor(each) for each in tensors_in(arguments).values()
+    )
+
+
+def _has_base(value: object, names: frozenset[str]) -> bool:
+    return any(base.__name__ in names for base in type(value).__mro__)

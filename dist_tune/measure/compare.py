@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_tune.measure.memory import Path
+
 _Index = tuple[int, ...]
 _PIECE = 1 << 22
 """Elements compared at once: a few copies of so many are all the memory that a comparison needs."""
@@ -151,8 +153,23 @@ def parts_of(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
     return None
+
+
+def tensors_of(result: Any) -> dict[Path, torch.Tensor]:
+    """The tensors in all parts of a result, in fields of dataclasses, too. A container is searched once: it may hold itself."""
+    found: dict[Path, torch.Tensor] = {}
+    seen: dict[int, Any] = {}  # by identity, and kept alive, because an identity that is free may be given to another
+    waiting: list[tuple[Path, Any]] = [((), result)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found[path] = value
+        elif id(value) not in seen and (parts := parts_of(value)):
+            seen[id(value)] = value
+            waiting += [((*path, key), each) for key, each in reversed(parts.items())]
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -17,12 +17,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import DistTuneError
 from dist_tune.measure.compare import difference
-from dist_tune.measure.memory import Path, free_bytes, has_same_bits, leaves_of, memory_of, version_of
+from dist_tune.measure.memory import Path, has_same_bits, leaves_of, memory_of, room_bytes, version_of
+from dist_tune.measure.state import generators_in
 
 _MAX_HOST_BYTES = 1 << 30
 """Of all copies in the host's memory together."""
-_MAX_SHARE = 0.25
-"""Of a device's free memory that all copies on it may take together."""
 
 
 class _Kept:
@@ -89,18 +88,21 @@ class Inputs:
         """Tensors that there is no room for a copy of, and their versions."""
         self._known: set[Path] = set()
         """Those that some run has changed."""
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        """Generators among the arguments, with their states."""
 
     def keep(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Copy the tensors of a call, the small ones first, as far as memory allows; of others torch's writes are noticed."""
         self.forget()
         self._function = function
+        self._generators = generators_in((args, kwargs))
         found = [(path, each) for path, each in _tensors_of((args, kwargs)) if not is_symmetric(each)]
         budgets: dict[torch.device, float] = {}
         for path, tensor in sorted(found, key=lambda each: each[1].numel() * each[1].element_size()):
             memory, version = _memory_of(tensor), version_of(tensor)
             if memory is not None:
                 if memory.device not in budgets:
-                    budgets[memory.device] = _budget_bytes(memory.device)
+                    budgets[memory.device] = room_bytes(memory.device, _MAX_HOST_BYTES)
                 budgets[memory.device] -= memory.numel() * memory.element_size()
                 if budgets[memory.device] >= 0:
                     with suppress(torch.OutOfMemoryError):
@@ -130,11 +132,13 @@ class Inputs:
         return bool(moved)
 
     def put_back(self, paths: set[Path] | None = None) -> None:
-        """Put back all values, or those at some positions, and gradients. Does not wait for the device.
+        """Put back all values, or those at some positions, gradients and generators. Does not wait for the device.
 
         Raises:
             DistTuneError: a tensor is a view, and torch has recorded what was done to it for a backward pass.
         """
+        for generator, state in self._generators:
+            generator.set_state(state)
         with torch.no_grad():
             for memory, copy in self.copies(paths):
                 memory.copy_(copy)
@@ -174,6 +178,7 @@ class Inputs:
         self._kept.clear()
         self._watched.clear()
         self._known.clear()
+        self._generators.clear()
 
 
 def name_of(function: Any) -> str:
@@ -222,9 +227,3 @@ def _memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return memory_of(tensor)
     # Nested, without strides of its own.
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-def _budget_bytes(device: torch.device) -> float:
-    if device.type != "cuda":
-        return _MAX_HOST_BYTES
-    return _MAX_SHARE * free_bytes(device)

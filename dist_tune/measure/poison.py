@@ -1,14 +1,16 @@
-"""Poison: NaN in the memory of earlier results before a run, so that elements which the run does not write show.
+"""Poison: other values in the memory of earlier results before a run, so that elements which the run does not write show.
 
 Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives a candidate that writes nothing the
-memory that still holds the last right answer, and so does a function that is given its output. Memory that only objects hold is left
-alone: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's own kernels could wait
-for one that spins until a peer answers, and overtake a write on another stream.
+memory that still holds the last right answer, and so does a function that is given its output. The poison is NaN, because what is computed
+from it is NaN, too; where a run may be repeated at will, it is two sets of values. Memory that only objects hold is left alone, unless such
+a run has returned it: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's own
+kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a write on another
+stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +18,27 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dist_tune.measure.memory import Path, Region, held_by_objects, shares_memory
+from dist_tune.measure.compare import tensors_of, tolerance
+from dist_tune.measure.memory import Path, Region, bits_of, held_by_objects, memory_of, shares_memory
 
 _SMALL_BYTES = 64 << 20
 """Up to this size of the results, free memory for two more sets of them is poisoned, beyond it for one."""
 
 # Signalling NaNs where a format has them: what is computed from one is another NaN, so an element that still is this one was not written.
-NANS: dict[torch.dtype, tuple[torch.dtype, int]] = {
-    torch.float64: (torch.int64, 0x7FF5A5A5A5A5A5A5),
-    torch.float32: (torch.int32, 0x7FA5A5A5),
-    torch.float16: (torch.int16, 0x7D5A),
-    torch.bfloat16: (torch.int16, 0x7FA5),
-    torch.float8_e4m3fn: (torch.int8, 0x7F),
-    torch.float8_e5m2: (torch.int8, 0x7D),
-    torch.float8_e4m3fnuz: (torch.int8, -0x80),
-    torch.float8_e5m2fnuz: (torch.int8, -0x80),
-    torch.float8_e8m0fnu: (torch.int8, -1),
+NANS = {
+    torch.float64: 0x7FF5A5A5A5A5A5A5,
+    torch.float32: 0x7FA5A5A5,
+    torch.float16: 0x7D5A,
+    torch.bfloat16: 0x7FA5,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7D,
+    torch.float8_e4m3fnuz: -0x80,
+    torch.float8_e5m2fnuz: -0x80,
+    torch.float8_e8m0fnu: -1,
 }
-"""Format -> integer format, and the bits of its poison in that."""
-_FREE_INTEGERS = (torch.uint8, 0x55)
-"""Poison of free memory for integers. Integers that are held may be flags that kernels wait for."""
+"""Format -> the bits of its poison, as an integer."""
+_FREE_INTEGERS = 0x55
+"""Poison of each byte of free memory for integers. Integers that are held may be flags that kernels wait for."""
 
 
 @dataclass(eq=False)
@@ -51,8 +54,7 @@ class _Place:
     @property
     def n_left(self) -> int:
         """Elements that are poison still."""
-        integer, bits = NANS[self.memory.dtype]
-        return int((self.memory.view(integer) == bits).sum())
+        return int((bits_of(self.memory) == NANS[self.memory.dtype]).sum())
 
     @property
     def has_nan(self) -> bool:
@@ -117,8 +119,7 @@ class ResultMemory:
                     place.copy = place.memory.clone()
                     self._poisoned.append(place)
         for place in self._poisoned:
-            integer, bits = NANS[place.memory.dtype]
-            place.memory.view(integer).fill_(bits)
+            bits_of(place.memory).fill_(NANS[place.memory.dtype])
 
     def _parts(self, path: Path, argument: torch.Tensor) -> list[torch.Tensor]:
         """The parts of an argument that were results when one lay in its storage like this one."""
@@ -136,9 +137,11 @@ class ResultMemory:
             # All of them before the first is freed, so that they are different blocks.
             blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]
             for block, dtype in blocks:
-                integer, bits = NANS.get(dtype.to_real() if dtype.is_complex else dtype, _FREE_INTEGERS)
-                if dtype != torch.bool:
-                    block[: block.numel() // integer.itemsize * integer.itemsize].view(integer).fill_(bits)
+                real = dtype.to_real() if dtype.is_complex else dtype
+                if real in NANS:
+                    bits_of(block[: block.numel() // real.itemsize * real.itemsize].view(real)).fill_(NANS[real])
+                elif dtype != torch.bool:
+                    block.fill_(_FREE_INTEGERS)
 
     def resolve(self, results: list[torch.Tensor], wrong: str, *, is_independent: bool) -> str:
         """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
@@ -147,18 +150,49 @@ class ResultMemory:
         """
         mine = [place for place in self._poisoned if shares_memory(place.memory, results)]
         unknown = [place for place in mine if place.key not in self._is_read]
-        has_nan = {place.key for place in unknown if place.has_nan}
-        if wrong and (not unknown or _is_missing(mine, unknown, is_independent=is_independent)):
-            self.restore()
-            return wrong
-        if not wrong or has_nan:  # what was computed from poison has explained what is wrong
-            self._is_read |= {place.key: False for place in unknown if not wrong or place.key not in has_nan}
-        if wrong and len(has_nan) == 1:
-            self._is_read |= dict.fromkeys(has_nan, True)
-        self._has_mixed |= bool(wrong) and len(has_nan) > 1
-        # NaN in a result that equals the expected one is the function's own; a check may not have looked at NaN made of poison.
-        self.restore(keeps=not wrong, right=mine if is_independent and not wrong else [])
-        return ""
+        if not wrong:
+            self._is_read |= {place.key: False for place in unknown}
+            # NaN in a result that equals the expected one is the function's own; a check may not have looked at NaN made of poison.
+            self.restore(keeps=True, right=mine if is_independent else [])
+            return ""
+        if unknown and not _is_missing(mine, unknown, is_independent=is_independent):
+            wrong = ""
+            if has_nan := {place.key for place in unknown if place.has_nan}:  # computed from poison: that explains what is wrong
+                self._is_read |= {place.key: False for place in unknown if place.key not in has_nan}
+                self._is_read |= dict.fromkeys(has_nan, True) if len(has_nan) == 1 else {}
+                self._has_mixed |= len(has_nan) > 1
+        self.restore()
+        return wrong
+
+    def repeat(self, run: Callable[[], Any], result: Any) -> tuple[Any, str]:
+        """The result of ``run()`` with other values where ``result`` lies, and how much of that it leaves as it was: empty if nothing.
+
+        Values that come out as they were put in may be made of them, as max(x, 0) is. With the opposite put in they are not, then.
+        ``restore`` puts back what was there, ``accept`` lets stand what the run has written.
+        """
+        places = {path: _Place(None, each) for path, tensor in tensors_of(result).items() if (each := _writable(tensor)) is not None}
+        self._poisoned += places.values()
+        for place in places.values():
+            place.copy = place.memory.clone()
+        values = {path: _unlike(place.memory) for path, place in places.items()}
+        left = {path: torch.ones((), dtype=torch.bool, device=each.device) for path, each in values.items()}
+        for _ in range(2):
+            for path, place in places.items():
+                place.memory.copy_(values[path])
+            blocks = [each.clone() for each in values.values()]
+            del blocks  # an allocator may give them to the next result
+            result = run()
+            tensors = tensors_of(result)
+            left = {path: mask & _is_left(tensors.get(path), values[path]) for path, mask in left.items()}
+            if not any(mask.any() for mask in left.values()):
+                return result, ""
+            values = {path: _opposite(each) for path, each in values.items()}
+        mask = next(mask for mask in left.values() if mask.any())
+        return result, f"{int(mask.sum())} of {mask.numel()} elements are not written: they are what was there before"
+
+    def accept(self) -> None:
+        """Let stand what a run has written over poison."""
+        self._poisoned.clear()
 
     def leave(self, path: Path) -> None:
         """Never poison an argument again: the function reads it."""
@@ -170,9 +204,8 @@ class ResultMemory:
             if place.copy is None or (keeps and not place.has_nan):
                 continue
             if any(place is each for each in right):
-                integer, bits = NANS[place.memory.dtype]
-                written = place.memory.view(integer)
-                written.copy_(torch.where(written == bits, place.copy.view(integer), written))
+                written = bits_of(place.memory)
+                written.copy_(torch.where(written == NANS[place.memory.dtype], bits_of(place.copy), written))
             else:
                 place.memory.copy_(place.copy)
         self._poisoned.clear()
@@ -189,3 +222,38 @@ def _is_missing(places: list[_Place], unknown: list[_Place], *, is_independent: 
         if n_left and (place not in unknown or (is_independent if is_argument else n_left == place.memory.numel())):
             return True
     return is_independent and isinstance(unknown[0].key, tuple) and not any(place.has_nan for place in places)
+
+
+def _writable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory of a tensor, also of one made in inference mode; None if it owns none that torch can write to."""
+    memory = memory_of(tensor)
+    try:
+        return memory if memory is None else memory.copy_(memory.clone())
+    except (RuntimeError, NotImplementedError):  # several of its elements are one
+        return None
+
+
+def _unlike(tensor: torch.Tensor) -> torch.Tensor:
+    """Finite values, far from those of a right result, each another one."""
+    if not tolerance(tensor.dtype):  # other bits: torch does not compute with wide unsigned integers and packed formats
+        return ~tensor if tensor.dtype == torch.bool else (~bits_of(tensor)).view(tensor.dtype)
+    scale = tensor.float().abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0)
+    noise = torch.randn(tensor.shape, device=tensor.device)
+    largest = min(torch.finfo(tensor.dtype).max, torch.finfo(torch.float32).max)
+    return ((noise + noise.sign()) * 8 * scale).clamp(-largest, largest).to(tensor.dtype)
+
+
+def _opposite(tensor: torch.Tensor) -> torch.Tensor:
+    """Each value negated."""
+    if tolerance(tensor.dtype):
+        return (-tensor.float()).to(tensor.dtype)
+    return ~tensor if tensor.dtype == torch.bool else (-bits_of(tensor)).view(tensor.dtype)
+
+
+def _is_left(tensor: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    """A mask of the elements of a result that are what was put there; of another kind of tensor none is."""
+    written = None if tensor is None else memory_of(tensor)
+    if tensor is None or written is None or written.shape != values.shape or written.dtype != values.dtype:
+        return torch.zeros((), dtype=torch.bool, device=values.device)
+    mask = bits_of(written) == bits_of(values)
+    return mask.any(-1) if tensor.is_complex() else mask

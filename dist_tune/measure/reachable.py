@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dist_tune.measure.memory import is_mapping
+
 _MAX_DEPTH = 4
 """Of objects within objects."""
 _MAX_OBJECTS = 10_000
@@ -94,7 +96,7 @@ def reachable(roots: Mapping[str, Any]) -> Reachable:
                 found.buffers.update(map(id, value.buffers()))
                 waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
             found.attributes.update((id(each), Reached(f"{name}{path}", each, is_compared=False)) for path, each in _attributes(value))
-            is_compared = is_compared and isinstance(value, Mapping | list | tuple | deque)
+            is_compared = is_compared and (isinstance(value, list | tuple | deque) or is_mapping(value))
             waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]
     return found
 
@@ -107,10 +109,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".state.{key}", each) for state in value.state.values() for key, each in state.items())
     elif isinstance(value, _PLAIN_STATE):
         yield from ((f".{name}", each) for name, each in vars(value).items() if isinstance(each, torch.Tensor | torch.optim.Optimizer))
-    elif isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", each) for i, each in enumerate(value))
+    elif is_mapping(value):
+        yield from ((f"[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, FunctionType):
         yield from ((f".{name}", each) for name, each in _captured(value).items())
     elif isinstance(value, MethodType):

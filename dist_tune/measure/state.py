@@ -2,51 +2,79 @@
 
 The first run shows which tensors a step changes: torch counts its writes to them (``_version``), and arguments that kernels write have
 other values after the next run. The state after the first run is kept and put back, so a step that acts in place acts once, by its first
-run, whose value is the call's. Knows tensors and who can reach them; nothing of candidates or ranks.
+run, whose value is the call's. Replays draw random numbers, too, and the generators are put back. Knows tensors and who can reach them;
+nothing of candidates or ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+from dist_tune.distributed import is_symmetric
 from dist_tune.errors import InPlaceError
-from dist_tune.measure.memory import free_bytes, has_same_bits, memory_of, overwrite, shares_memory, version_of
+from dist_tune.measure.memory import has_same_bits, leaves_of, memory_of, overwrite, room_bytes, shares_memory, version_of
 from dist_tune.measure.reachable import Reachable, Reached, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
 _SMALL_BYTES = 64 << 20
-_FREE_SHARE = 0.25
-"""Share of the free memory of a device that copies may take."""
 _COMPARED_SHARE = 0.05
 """Share of a device's peak so far for copies of arguments that only might have been changed; larger ones are copied to the host."""
+
+
+def _cuda_state() -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """The generators in nested tuples, lists and dicts, with their states."""
+    return [(leaf, leaf.get_state()) for _, leaf in leaves_of(value) if isinstance(leaf, torch.Generator)]
+
+
+@dataclass(frozen=True)
+class RngState:
+    """State of this process's random generators when this object was made: Python's, numpy's, torch's on the CPU and the current GPU."""
+
+    others: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
+    """Generators that a function is given, with their states."""
+
+    python: Any = field(default_factory=random.getstate)
+    numpy: Any = field(default_factory=np.random.get_state)
+    torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
+    torch_cuda: torch.Tensor | None = field(default_factory=_cuda_state)
+
+    def restore(self) -> None:
+        """Go back to that state."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda is not None:
+            torch.cuda.set_rng_state(self.torch_cuda)
+        for generator, state in self.others:
+            generator.set_state(state)
 
 
 class StepState:
     """The state that one call's step can reach."""
 
-    def __init__(
-        self,
-        roots: Mapping[str, Any],
-        is_left_alone: Callable[[torch.Tensor], bool],
-        *,
-        restores: bool,
-        known: frozenset[str] | None = None,
-    ) -> None:
+    def __init__(self, roots: Mapping[str, Any], *, restores: bool, known: frozenset[str] | None = None) -> None:
         """Note the versions of tensors before the first run.
 
-        ``is_left_alone``: memory that others write to. ``restores``: False refuses a step that changes its state. ``known``: the first
-        run has begun already, and these are the names of what it changes, as an earlier call has shown.
+        ``restores``: False refuses a step that changes its state. ``known``: the first run has begun already, and these are the names of
+        what it changes, as an earlier call has shown.
         """
         self.has_changed = known is not None
         """True if the first run counts, because the step acts in place, or because it is not known."""
         self._roots = roots
-        self._is_left_alone = is_left_alone
         self._restores = restores
         self._known = known
-        self._names: set[str] = set()
+        self.names: set[str] = set()
+        """Names of what the step was seen to change."""
         self._written: list[Reached] = []
         # The tensors are kept with their versions, so that no identity is given away again.
         reached = reachable(roots)
@@ -54,7 +82,7 @@ class StepState:
         self._buffers: dict[int, torch.Tensor] = {}
         """Identity of a module's buffer -> its values: torch does not count the writes of a batch norm to its statistics."""
         if known is None:
-            buffers = [reached.tensors[key] for key in reached.buffers if not is_left_alone(reached.tensors[key].tensor)]
+            buffers = [reached.tensors[key] for key in reached.buffers if not is_symmetric(reached.tensors[key].tensor)]
             self._buffers = {id(each.tensor): copy for each, copy in _small_copies(buffers)}
         self._attributes = [(each, version_of(each.tensor)) for key, each in reached.attributes.items() if key not in self._before]
         self.not_kept: list[str] = []
@@ -75,7 +103,8 @@ class StepState:
         """Generators of random numbers of the step's own, at the beginning of a replay."""
         self._generators_left: list[tuple[torch.Generator, torch.Tensor]] = []
         """The same, as the first run left them."""
-        self._is_kept = False
+        self.is_kept = False
+        """True after ``keep``."""
         self.is_comparing = True
         """False after ``keep`` if what kernels write shall not be found: the first run counts only if torch has written."""
 
@@ -84,20 +113,15 @@ class StepState:
         self._after = reachable(self._roots)
         made = {id(each.tensor.grad) for key, each in self._after.tensors.items() if key in self._bare}
         written = [each for key, each in self._after.tensors.items() if key not in made and self._is_written(key, each)]
-        self._written = [each for each in written if not self._is_left_alone(each.tensor)]
+        self._written = [each for each in written if not is_symmetric(each.tensor)]
         self.has_changed |= bool(self._written)
-        self._names |= {each.name for each in self._written}
+        self.names |= {each.name for each in self._written}
         self._buffers.clear()
         changed = [each for each, version in self._attributes if version is not None and version != version_of(each.tensor)]
-        changed = [each for each in changed if id(each.tensor) not in self._after.tensors and not self._is_left_alone(each.tensor)]
+        changed = [each for each in changed if id(each.tensor) not in self._after.tensors and not is_symmetric(each.tensor)]
         # Views of one tensor count their writes together.
         self.not_kept = [each.name for each in changed if not shares_memory(each.tensor, [other.tensor for other in self._written])]
         self._attributes.clear()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of what the step was seen to change."""
-        return frozenset(self._names)
 
     def keep(self, *, is_comparing: bool = True) -> str:
         """Before the second run: copy what the first one left; returns what is kept, for people.
@@ -107,7 +131,7 @@ class StepState:
         Raises:
             InPlaceError: the step changes tensors, and may not or cannot be restored.
         """
-        self._is_kept = True
+        self.is_kept = True
         self.is_comparing = is_comparing and self._restores
         self._before.clear()
         n_bytes = _n_bytes(self._written)
@@ -125,7 +149,7 @@ class StepState:
         if self.is_comparing:
             mine = {id(each.tensor) for each in self._written}
             rest = [each for each in self._after.tensors.values() if each.is_compared and id(each.tensor) not in mine]
-            self._compared = _small_copies([each for each in rest if not self._is_left_alone(each.tensor)])
+            self._compared = _small_copies([each for each in rest if not is_symmetric(each.tensor)])
         self._keep_objects(self._after)
         self._generators_left = [(each, each.get_state()) for each, _ in self._generators]
         del self._after
@@ -140,7 +164,7 @@ class StepState:
         self._compared.clear()
         self.is_comparing = False
         self._changed += found
-        self._names |= {each.name for each, _ in found}
+        self.names |= {each.name for each, _ in found}
         self.has_changed |= bool(found)
         if not self.has_changed:
             self._gradients = [(tensor, at_first, None) for tensor, at_first, _ in self._gradients]
@@ -166,11 +190,6 @@ class StepState:
         """Free the copies."""
         for kept in (self._written, self._changed, self._versions, self._compared, self._gradients, self._states, self._before):
             kept.clear()
-
-    @property
-    def is_kept(self) -> bool:
-        """True after ``keep``."""
-        return self._is_kept
 
     def _is_written(self, key: int, each: Reached) -> bool:
         if self._known is not None:
@@ -220,11 +239,9 @@ def peak_bytes() -> int:
 
 def _fits(tensors: list[Reached]) -> bool:
     """True if copies of the tensors fit into the free memory of their devices."""
-    for device in {each.tensor.device for each in tensors}:
-        n_bytes = _n_bytes(each for each in tensors if each.tensor.device == device)
-        if n_bytes > (_FREE_SHARE * free_bytes(device) if device.type == "cuda" else _HOST_LIMIT_BYTES):
-            return False
-    return True
+    devices = {each.tensor.device for each in tensors}
+    on = {device: _n_bytes(each for each in tensors if each.tensor.device == device) for device in devices}
+    return all(on[device] <= room_bytes(device, _HOST_LIMIT_BYTES) for device in devices)
 
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

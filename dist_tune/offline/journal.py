@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import ConfigDict, TypeAdapter
 
-from dist_tune.checked_lines import sealed_line
+from dist_tune.cache import sealed_line
 from dist_tune.offline.journal_lines import JournalLine, raw_lines, sound_lines
 from dist_tune.safe_files import PRIVATE, make_folder, opener
 from dist_tune.warn_once import warn_once
@@ -34,6 +35,8 @@ _INCUMBENT = "champion"
 @dataclass
 class Progress:
     """State of one problem's search, as its journal gives it and as rounds extend it."""
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="constants")
 
     latencies_ms: dict[int, float] = field(default_factory=dict)
     """Candidate -> time."""
@@ -73,14 +76,15 @@ class Progress:
 
     def to_json(self) -> str:
         """Text for other ranks."""
-        return json.dumps(vars(self))  # asdict() makes a Counter of a Counter's items
+        return _PROGRESS.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
         """Progress from another rank's text; empty from an empty text."""
-        values = json.loads(text or "{}")
-        values |= {name: by_index(values.get(name, {})) for name in ("latencies_ms", "failures", "strikes")}
-        return cls(**{**values, "strikes": Counter(values["strikes"])})
+        return _PROGRESS.validate_json(text or "{}")
+
+
+_PROGRESS = TypeAdapter(Progress)
 
 
 class Journal:
@@ -213,8 +217,3 @@ def _replayed(entries: list[JournalLine]) -> Progress:
         progress.budget_s = entry.budget_s
     strike()
     return progress
-
-
-def by_index(values: Mapping[str, Any]) -> dict[int, Any]:
-    """Values by index again, which JSON turns into text."""
-    return {int(i): value for i, value in values.items()}

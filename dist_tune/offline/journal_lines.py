@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dist_tune.checked_lines import text_of
-from dist_tune.printable import printable
+from dist_tune.cache import text_of
+from dist_tune.output import printable
 from dist_tune.safe_files import RefusedFileError, read_regular
 from dist_tune.warn_once import warn_once
 

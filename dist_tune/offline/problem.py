@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dist_tune.cache import environment, fingerprint, plain_values
+from dist_tune.cache import digest, environment, fingerprint, plain_values
 from dist_tune.configs import describe
-from dist_tune.digests import digest
 from dist_tune.offline.journal_lines import other_values
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
-from dist_tune.measure import Checker, Matches, Span, wrong_output
+from dist_tune.measure import Checker, Matches, Span
 from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, Watch
 from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
@@ -179,53 +179,58 @@ class RunLaunch(FunctionLaunch):
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""
-        return _RunChecker(self._scheduled_made, *self._tolerances, is_alone=self._is_alone)
+        return _RunChecker(self._scheduled_made, self._tolerances, self._make_room if self._is_alone else None)
 
     def _scheduled_made(self) -> Made:
         assert self._scheduled is not None
         return self._runs.get(self._scheduled)
 
+    def _make_room(self) -> None:
+        self._runs.make_room(self._scheduled)
 
-class _RunChecker:
+
+class _RunChecker(Checker):
     """The check of runs, each with its ground truth: repeated at will by a process that is alone, equally often by ranks together."""
 
-    def __init__(self, scheduled: Callable[[], Made], atol: float, rtol: float, *, is_alone: bool) -> None:
-        self.n_runs = 1 if is_alone else Checker.n_runs
-        self.outputs: set[Any] = set()
-        """Arguments that a run writes: it has none."""
-        self._scheduled = scheduled
-        self._tolerances = atol, rtol
-        # For the checker the run is an argument of one function that calls it.
-        self._checker = None if is_alone else Checker(Matches(lambda run: scheduled().ground_truth, rtol, atol), _call)
+    def __init__(self, scheduled: Callable[[], Made], tolerances: tuple[float, float], make_room: Callable[[], None] | None) -> None:
+        """``make_room`` frees the memory of other runs; None if ranks run together."""
 
-    def begin(self, args: Any, kwargs: Any, *, is_repeated: bool) -> None:
-        """Poison the memory that results may lie in, where the run is not repeated at will."""
+        # For the checker the run is an argument of one function that calls it, and names in messages are those of the two functions.
+        def run(run: Run) -> Any:
+            self._is_repeating = True
+            return run()
+
+        def ground_truth(run: Run) -> Any:
+            return scheduled().ground_truth
+
+        atol, rtol = tolerances
+        super().__init__(Matches(ground_truth, rtol, atol), run, is_repeatable=make_room is not None)
+        self._scheduled = scheduled
+        self._make_room = make_room
+        self._is_repeating = False
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
+        """Poison the memory that results may lie in, if the scheduled run is checked."""
         try:
             made = self._scheduled()
         except Exception:  # noqa: BLE001  # of the factory: the run will raise it, too
             return
-        if self._checker is not None and made.ground_truth is not None:
-            self._checker.begin((made.run,), {}, is_repeated=is_repeated)
+        if made.ground_truth is not None:
+            super().begin((made.run,), {}, is_repeated=is_repeated)
 
-    def judge(self, result: Any, args: Any, kwargs: Any) -> str:
+    def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Reason why the scheduled run is wrong; empty if it is right."""
         made = self._scheduled()
         if made.ground_truth is None:
             return ""
-        if self._checker is not None:
-            return self._checker.judge(result, (made.run,), {})
+        self._is_repeating = False
         try:
-            return wrong_output(made.run, made.ground_truth, *self._tolerances, result)
+            if self._make_room is not None:
+                with suppress(torch.OutOfMemoryError):
+                    return super().judge(result, (made.run,), {})
+                self._make_room()  # copies of the result did not fit beside the runs that are held
+            return super().judge(result, (made.run,), {})
         except Exception as error:  # of a run that works once: a vote against this config
-            if is_fatal(error):  # the device is lost, also to the other configs
+            if self._make_room is None or is_fatal(error):  # the device is lost, also to the other configs
                 raise
-            return f"a repeated run raised {reason_of(error)}"
-
-    def restore(self) -> None:
-        """Put back what was poisoned."""
-        if self._checker is not None:
-            self._checker.restore()
-
-
-def _call(run: Run) -> Any:
-    return run()
+            return f"{'a repeated run' if self._is_repeating else 'its check'} raised {reason_of(error)}"

@@ -1,21 +1,23 @@
 """One problem of a tuning script, from its search space to its best config, in rounds.
 
 A round races some configs, which the strategy proposes, against the incumbent. Rounds take about ``_ROUND_S``, so that no more than that is
-lost when the process ends; the journal holds their results. Knows the order of rounds; the strategy chooses configs, rounds.py runs them.
+lost when the process ends; the journal holds their results. Knows the order of rounds, on which ranks agree between them; the strategy
+chooses configs, rounds.py runs them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from dist_tune.errors import NoValidConfigError, StuckDeviceError
+from dist_tune.distributed import Part, Reduction, Result
+from dist_tune.errors import NoValidConfigError, RankMismatchError, StuckDeviceError
 from dist_tune.offline.journal import Journal, Progress, forget, raising_on_termination
-from dist_tune.offline.lockstep import Lockstep
 from dist_tune.offline.problem import Outcome, Problem, SearchOptions, journal_place
 from dist_tune.offline.rounds import Rounds, TunerContext
 from dist_tune.offline.runs import Runs
 from dist_tune.offline.search_space import launchable
-from dist_tune.printable import printable
+from dist_tune.output import printable
 from dist_tune.search import make_strategy
 from dist_tune.sites import is_fatal, no_valid_config
 from dist_tune.warn_once import warn_once
@@ -37,7 +39,6 @@ class Tuner:
         self.journal_path = self._place.path
         self._strategy = make_strategy(options.search, configs, options.max_configs, options.seed, context.start)
         self._runs = Runs(problem.make_run_and_gt_fn, configs, problem.config_callback)
-        self._lockstep = Lockstep(problem.name, context.ranks)
         self._rounds = Rounds(problem, options, context, self._runs)
         self._progress = Progress()
         self._began = time.monotonic()
@@ -49,6 +50,7 @@ class Tuner:
         Raises:
             NoValidConfigError: no config of the space runs and gives the right result.
             CommunicatesError: a run talks to other ranks, and must not.
+            RankMismatchError: ranks have different configs.
         """
         journal = self._journal()
         is_over = False
@@ -69,7 +71,7 @@ class Tuner:
 
     def _journal(self) -> Journal:
         """This problem's journal, kept by the first rank; all ranks get its progress."""
-        is_first = self._lockstep.is_first
+        is_first = self._context.ranks.is_first
         if is_first and self._context.settings.always_tune:
             forget(self.journal_path)
         n_candidates = len(self._runs.candidates)
@@ -80,8 +82,21 @@ class Tuner:
                 f"differs in {printable(', '.join(names[:5]) or 'its first line')}. For an interrupted tuning to go on, the functions of a "
                 f"problem must see no value that differs between ranks or attempts, such as a rank"
             )
-        self._progress = self._lockstep.progress(self._problem.digest, journal.progress)
+        mine = journal.progress.to_json() if is_first else ""
+        differing, progress = self._reduce("journal", (self._problem.digest, mine), _same)
+        if differing:
+            raise RankMismatchError(
+                f"{self._problem.name}: ranks {differing} have other configs for it than rank {self._context.ranks.members[0]}. Build the "
+                f"search space from values that are equal on all ranks."
+            )
+        self._progress = Progress.from_json(progress)
         return journal
+
+    def _reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
+        """A meeting between rounds, so that all ranks make the same ones. Collective."""
+        ranks, name = self._context.ranks, self._problem.name
+        ranks.enter(f"{name}: {topic}", ranks.next_call(name))
+        return ranks.reduce(topic, part, fn)
 
     def _search(self, journal: Journal) -> int:
         progress, options = self._progress, self._options
@@ -110,11 +125,11 @@ class Tuner:
         progress, budget_s, n = self._progress, self._options.budget_s, self._rounds.n_first
         suspects = [i for i in progress.strikes if i not in progress.failures and i not in progress.latencies_ms]
         while True:
-            elapsed_s, n = self._lockstep.round(time.monotonic() - self._began, min(n, self._runs.capacity - 1))
+            elapsed_s, n = self._reduce("round", (time.monotonic() - self._began, min(n, self._runs.capacity - 1)), _slowest)
             if budget_s is not None and elapsed_s > budget_s and progress.incumbent is not None:
                 self._say(f"stops after {elapsed_s:.0f} s, its budget")
                 return budget_s
-            proposed = self._lockstep.proposal(self._strategy.propose(n))
+            proposed = self._reduce("proposal", self._strategy.propose(n), _first)  # a model's answer may depend on a machine's last bit
             new = [i for i in proposed if i not in suspects and i != progress.incumbent]
             if proposed and not new:
                 continue
@@ -165,3 +180,21 @@ class Tuner:
 
     def _say(self, text: str) -> None:
         self._context.say(f"{self._problem.name}: {text}")
+
+
+@Reduction
+def _slowest(parts: Mapping[int, tuple[float, int]]) -> tuple[float, int]:
+    """Seconds on the slowest rank, and configs of the next round on the rank that can hold fewest."""
+    return max(elapsed_s for elapsed_s, _ in parts.values()), min(n for _, n in parts.values())
+
+
+@Reduction
+def _first(parts: Mapping[int, list[int]]) -> list[int]:
+    return next(iter(parts.values()))
+
+
+@Reduction
+def _same(parts: Mapping[int, tuple[str, str]]) -> tuple[list[int], str]:
+    """Ranks with another digest than the first, and the progress of the rank that has one."""
+    (first, _), *_ = parts.values()
+    return [rank for rank, (digest, _) in parts.items() if digest != first], next((each for _, each in parts.values() if each), "")

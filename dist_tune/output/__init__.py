@@ -1,4 +1,4 @@
-"""Account of a tuning: the log and the events of a rank, and the terminal of the first one.
+"""Account of a tuning: the log and the events of a rank, the terminal of the first one, and names for people.
 
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
@@ -9,7 +9,8 @@ from dist_tune.output.log import tuning_log, unwrapped
 from dist_tune.output.logger import Logger
 from dist_tune.output.short_names import closure_name, site_name, site_names
 from dist_tune.output.story import CompiledCandidate, Story
-from dist_tune.output.terminal import Terminal, amount, gain_words, lead_words, milliseconds
+from dist_tune.output.terminal import Terminal
+from dist_tune.output.words import amount, gain_words, lead_words, milliseconds, printable
 
 __all__ = [
     "EVENT",
@@ -27,6 +28,7 @@ __all__ = [
     "gain_words",
     "lead_words",
     "milliseconds",
+    "printable",
     "site_name",
     "site_names",
     "tuning_log",

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from dist_tune import __version__
+from dist_tune.json_bytes import json_bytes
 from dist_tune.output.events import EVENTS_VERSION, Event, RunBegun
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.warn_once import warn_once
 
 _MAX_PENDING = 1000
 """Events that wait for the first site; of a call with nothing to tune there are a handful."""
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 _headed: set[tuple[int, Path]] = set()
 """Process and file, of files that have the header of this process."""
 
@@ -77,12 +77,14 @@ class EventFile:
         """Add an event, of now unless ``at`` says when; it is written at the next ``flush``."""
         if self._is_over:
             return
-        with suppress(ValueError):  # a time that is no number: no event is worth a tuning
+        try:
             line = _line(event, time.time() if at is None else at, self._rank, self._tuning, fields)
-            with self._lock:
-                self._pending.append(line)
-                if not self._is_begun:
-                    del self._pending[:-_MAX_PENDING]
+        except ValueError:  # a time that is no number: no event is worth a tuning
+            return
+        with self._lock:
+            self._pending.append(line)
+            if not self._is_begun:
+                del self._pending[:-_MAX_PENDING]
 
     def begin(self) -> None:
         """Write from here on, and what waited."""
@@ -146,14 +148,16 @@ def _kind(event: type[Event]) -> Any:
 
 
 def _line(event: type[Event], at: float, rank: int, tuning: str, fields: Mapping[str, Any]) -> bytes:
-    """An event as a line. By ``json``, because a model's validation would take longer than the rest of it.
+    """An event as a line. Not by its model, because validation would take longer than the rest of it.
 
     Raises:
         ValueError: a number is none.
     """
     values = {"v": EVENTS_VERSION, "at": at, "rank": rank, "tuning": tuning, "kind": _kind(event), **fields}
-    # "replace": a lone surrogate, as in a file name that is no text.
-    return _ENCODER.encode(values).encode("utf-8", "replace") + b"\n"
+    line = json_bytes(values)
+    if b"NaN" in line or b"Infinity" in line:  # perhaps within a text
+        json.dumps(values, allow_nan=False, default=str)
+    return line + b"\n"
 
 
 def _clean(text: str) -> str:

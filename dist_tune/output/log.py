@@ -9,16 +9,15 @@ import errno
 import logging
 import os
 import re
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from dist_tune.output.event_file import RunFacts
-from dist_tune.output.logger import Logger
-from dist_tune.printable import printable
+from dist_tune.output.logger import Logger, Record
+from dist_tune.output.words import printable
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
 from dist_tune.warn_once import to_terminal, warn_once
@@ -45,18 +44,20 @@ class _Sink:
         self._shown_level = shown_level
         self._story = story
         self._shows_progress = shows_progress
+        self._headed_by = 0
+        """Process that has looked for the header of its own."""
 
-    def write(self, line: str, record: logging.LogRecord) -> None:
+    def write(self, line: str, record: Record) -> None:
         """Write a line to the file, and to the terminal if its level is high enough."""
-        level, message = record.levelno, record.getMessage()
+        level, message = record.level, record.message
         if level >= self._file_level:
             # Without lines of level INFO there is none that explains a number.
             text = self._numbered(line) if self._file_level <= logging.INFO else line
             self._write_file(wrapped(printable(text)))
         if self._story is not None and level >= logging.WARNING:
-            self._story.told(record.levelname, message)
+            self._story.told(record.level_name, message)
         is_verbose = self._shown_level is not None and level >= self._shown_level
-        progress = _bound(record).get("progress")  # True, or the text in place of the line
+        progress = record.bound.get("progress")  # True, or the text in place of the line
         if is_verbose or (self._shows_progress and progress):
             text = self._numbered(message) if is_verbose else progress if isinstance(progress, str) else message
             if self._story is not None:  # numbers are explained in lines that verbose shows
@@ -75,9 +76,11 @@ class _Sink:
     def _write_file(self, line: str) -> None:
         if self._file is None:
             return
-        if (mine := (os.getpid(), os.path.abspath(self._file.name))) not in _headed:
-            _headed.add(mine)
-            line = _header(line[:12], Path(self._file.name).stem) + line
+        if self._headed_by != (pid := os.getpid()):
+            self._headed_by = pid
+            if (mine := (pid, os.path.abspath(self._file.name))) not in _headed:
+                _headed.add(mine)
+                line = _header(line[:12], Path(self._file.name).stem) + line
         self._write_text(f"{line}\n")
 
     def _write_text(self, line: str) -> None:
@@ -106,10 +109,16 @@ def wrapped(line: str) -> str:
     """A line in rows of at most ``WIDTH`` characters, broken at spaces where there are some; ``unwrapped`` undoes it."""
     if len(line) <= WIDTH:
         return line
-    rows = textwrap.wrap(
-        line, WIDTH, subsequent_indent=" " * _INDENT, expand_tabs=False, replace_whitespace=False, break_on_hyphens=False
-    )  # fmt: skip
-    return "\n".join(rows)
+    # As textwrap would, which takes 15 times as long: with a quarter of the candidates dropped that was 2 % of a tuning.
+    rows, rest, width = [], line.rstrip(" "), WIDTH
+    while len(rest) > width:
+        end = width if rest[width] == " " else rest.rfind(" ", 0, width)
+        of_word = rest.find(" ", width) % (len(rest) + 1)  # of that which does not fit; -1 is the end of all
+        if of_word - end - 1 > width:  # into no row
+            end = width
+        rows.append(rest[:end].rstrip(" "))
+        rest, width = rest[end:].lstrip(" "), WIDTH - _INDENT
+    return f"\n{' ' * _INDENT}".join([*rows, rest])
 
 
 def unwrapped(text: str) -> str:
@@ -169,11 +178,5 @@ def _warn_of_file(path: Path, folder: Path, error: object) -> None:
     warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
 
 
-def _bound(record: logging.LogRecord) -> dict[str, Any]:
-    """Values of the logger that wrote this record."""
-    bound: dict[str, Any] = vars(record)["bound"]
-    return bound
-
-
-def _write(line: str, record: logging.LogRecord) -> None:
-    _bound(record)["sink"].write(line, record)
+def _write(line: str, record: Record) -> None:
+    record.bound["sink"].write(line, record)

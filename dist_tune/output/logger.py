@@ -1,39 +1,60 @@
-"""The standard library's logging, apart from the program's: a logger with bound values, whose lines go to one function.
+"""A logger with bound values, whose lines go to one function, apart from the program's logging.
 
-Records, levels, format and lock are logging's. Its loggers are not used: they stand in one hierarchy with the program's, whose handlers,
-levels, record factory and ``logging.disable`` would reach our lines. Knows neither files nor terminals, which are log.py's.
+Levels and lock are the standard library's. Its loggers are not used: they stand in one hierarchy with the program's, whose handlers,
+levels, record factory and ``logging.disable`` would reach our lines. Nor are its records and formats, which take longer than all the
+rest of a line. Knows neither files nor terminals, which are log.py's.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 TRACE = 5
 """Below DEBUG: a line for each timed launch."""
 logging.addLevelName(TRACE, "TRACE")
 
 
-class Handler(logging.Handler):
-    """Gives each line, without its end, to a function, from one thread at a time."""
+class Record(NamedTuple):
+    """One event."""
 
-    def __init__(self, write: Callable[[str, logging.LogRecord], None]) -> None:
-        """``write`` gets the line and the record, whose attribute ``bound`` holds the logger's values."""
+    level: int
+    level_name: str
+    message: str
+    bound: dict[str, Any]
+    """The logger's values."""
+
+
+class Handler(logging.Handler):
+    """Gives each line, without its end, to a function, from one thread at a time. The lock is logging's, which a fork makes anew."""
+
+    def __init__(self, write: Callable[[str, Record], None]) -> None:
         super().__init__()
         self._write = write
-        self.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
+        self._second, self._time = -1, ""
+        """Seconds since 1970 of the latest line, and the time of day."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging, under the handler's lock."""
-        self._write(self.format(record), record)
+    def tell(self, level: int, message: str, bound: dict[str, Any]) -> None:
+        """Write one event."""
+        self.acquire()
+        try:
+            now = time.time()
+            if int(now) != self._second:
+                self._second, self._time = int(now), time.strftime("%H:%M:%S", time.localtime(now))
+            name = logging.getLevelName(level)
+            line = f"{self._time}.{int(now % 1 * 1000):03d} {name:<7} {message}"
+            self._write(line, Record(level, name, message, bound))
+        finally:
+            self.release()
 
 
 class Logger:
     """Writes events from a least level on; those below cost a comparison."""
 
-    def __init__(self, write: Callable[[str, logging.LogRecord], None], least: str = "DEBUG") -> None:
-        """``write``: see ``Handler``. ``least``: name of a level."""
+    def __init__(self, write: Callable[[str, Record], None], least: str = "DEBUG") -> None:
+        """``write`` gets the line and the event. ``least``: name of a level."""
         self._handler = Handler(write)
         self._handler.setLevel(least)
         self._bound: dict[str, Any] = {}
@@ -66,6 +87,4 @@ class Logger:
 
     def _log(self, level: int, message: str) -> None:
         if level >= self._handler.level:
-            record = logging.LogRecord("dist_tune", level, "", 0, message, (), None)
-            record.bound = self._bound
-            self._handler.handle(record)
+            self._handler.tell(level, message, self._bound)

@@ -14,24 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dist_tune.errors import Failures
+from dist_tune.output import events
 from dist_tune.output.event_file import EventFile
-from dist_tune.output.events import (
-    Compiled,
-    Dropped,
-    Met,
-    Phase,
-    PhaseBegun,
-    Ranked,
-    Replayed,
-    SiteMet,
-    Started,
-    Told,
-    TuningBegun,
-    TuningEnded,
-    Won,
-)
 from dist_tune.output.short_names import closure_name, site_names
-from dist_tune.output.terminal import Terminal, amount
+from dist_tune.output.terminal import Terminal
+from dist_tune.output.words import amount
 
 if TYPE_CHECKING:
     from dist_tune.output.logger import Logger
@@ -88,7 +75,7 @@ class Story:
         self._dropped: set[tuple[str, int]] = set()
         self._left: dict[str, set[int]] = {}
         self._replays: list[_Replay] = []
-        self._phase: Phase = "discover"
+        self._phase: events.Phase = "discover"
         self._best_ms: dict[str, float] = {}
 
     # -- the tuning ----------------------------------------------------------------------------------------------
@@ -96,15 +83,15 @@ class Story:
     def begin(self, closure: str, log: Logger, options: Mapping[str, str | int | float | bool | None]) -> None:
         """The tuning begins; it is written when the first site is met. ``log``: takes the lines of sites."""
         self.log, self._closure = log, closure
-        self._events.add(TuningBegun, closure=closure, world_size=self._world_size, options=dict(options))
-        self._events.add(PhaseBegun, phase=self._phase)
+        self._events.add(events.TuningBegun, closure=closure, world_size=self._world_size, options=dict(options))
+        self._events.add(events.PhaseBegun, phase=self._phase)
 
-    def phase(self, name: Phase, bound: int | None = None) -> None:
+    def phase(self, name: events.Phase, bound: int | None = None) -> None:
         """A phase begins, unless it goes on."""
         if name == self._phase:
             return
         self._phase = name
-        self._events.add(PhaseBegun, phase=name, bound=bound)
+        self._events.add(events.PhaseBegun, phase=name, bound=bound)
         self._events.flush()
         self.terminal.begin_phase(name)
 
@@ -112,21 +99,21 @@ class Story:
         """A meeting has ended."""
         self.meetings[topic] += 1
         self.meeting_s[topic] += seconds
-        self._events.add(Met, topic=topic, seconds=seconds)
+        self._events.add(events.Met, topic=topic, seconds=seconds)
 
     def told(self, level: str, text: str) -> None:
         """A line of the log, of level WARNING or above."""
-        self._events.add(Told, level=level, text=text)
+        self._events.add(events.Told, level=level, text=text)
         self._events.flush()
 
     def ended(self, seconds: Mapping[str, float], n_replays: int, first_ms: float | None, best_ms: float | None) -> None:
         """All sites have their configs."""
-        self._events.add(TuningEnded, seconds=dict(seconds), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
+        self._events.add(events.TuningEnded, seconds=dict(seconds), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
 
     def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
         """An error has ended the tuning."""
         self._events.begin()
-        self._events.add(TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays)
+        self._events.add(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays)
 
     def close(self) -> None:
         """Write what is left; the terminal's live line goes."""
@@ -177,7 +164,7 @@ class Story:
     def _add_site(self, label: str) -> None:
         kernel, key, configs = self._sites[label]
         fields: dict[str, Any] = {"n_pruned": self.n_pruned[label], "miss": self.misses[label]}
-        self._events.add(SiteMet, site=self.numbers[label], label=label, kernel=kernel, key=key, configs=configs, **fields)
+        self._events.add(events.SiteMet, site=self.numbers[label], label=label, kernel=kernel, key=key, configs=configs, **fields)
 
     def starting(self, schedule: Mapping[str, Scheduled], replay: int) -> None:
         """Before a replay: those of its candidates that were never launched are written, because they may hang."""
@@ -187,7 +174,7 @@ class Story:
         if new := [each for each in candidates if each not in self._started and each[0] in self.numbers]:
             self._started.update(new)
             for label, candidate in new:
-                self._events.add(Started, site=self.numbers[label], candidate=candidate, replay=replay)
+                self._events.add(events.Started, site=self.numbers[label], candidate=candidate, replay=replay)
             self._events.flush()
 
     def launching(self, label: str, candidate: int, replay: int) -> None:
@@ -201,7 +188,7 @@ class Story:
             number = self.numbers.get(each.label) or self.numbers.get(each.label.partition(" > ")[0])
             if number is not None:
                 fields: dict[str, Any] = {"candidate": each.candidate, "worker": each.worker, "is_cached": each.is_cached}
-                self._events.add(Compiled, at=each.ended_at, site=number, seconds=each.seconds, **fields)
+                self._events.add(events.Compiled, at=each.ended_at, site=number, seconds=each.seconds, **fields)
 
     def dropped(self, failures: Failures) -> None:
         """Candidates cannot run, here or on another rank; each is told once."""
@@ -209,7 +196,7 @@ class Story:
             for candidate, (kind, reason) in found.items():
                 if (label, candidate) not in self._dropped and label in self.numbers:
                     self._dropped.add((label, candidate))
-                    self._events.add(Dropped, site=self.numbers[label], candidate=candidate, failure=str(kind), reason=reason)
+                    self._events.add(events.Dropped, site=self.numbers[label], candidate=candidate, failure=str(kind), reason=reason)
 
     # -- replays -------------------------------------------------------------------------------------------------
 
@@ -223,7 +210,7 @@ class Story:
         for each in replays:
             launched = {numbers[label]: trial.candidate for label, trial in each.schedule.items() if label in numbers}
             fields: dict[str, Any] = {"seconds": each.seconds, "candidates": launched, "discarded": why_discarded(each.number)}
-            self._events.add(Replayed, at=each.ended_at, replay=each.number, **fields)
+            self._events.add(events.Replayed, at=each.ended_at, replay=each.number, **fields)
         self._events.flush()
 
     def rung(self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]) -> None:
@@ -236,10 +223,10 @@ class Story:
         if new and label in self.numbers:
             known.update(new)
             fields: dict[str, Any] = {"n_left": len(alive), "best": best[0], "best_ms": best[1], "left": new}
-            self._events.add(Ranked, site=self.numbers[label], **fields)
+            self._events.add(events.Ranked, site=self.numbers[label], **fields)
 
     def won(self, label: str, winner: int, reason: str, record_id: str, record: dict[str, Any]) -> None:
         """A site has its config."""
         if label in self.numbers:
             fields: dict[str, Any] = {"winner": winner, "reason": reason, "record_id": record_id, "record": record}
-            self._events.add(Won, site=self.numbers[label], **fields)
+            self._events.add(events.Won, site=self.numbers[label], **fields)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.output.short_names import closure_name
-from dist_tune.printable import printable
+from dist_tune.output.words import milliseconds, printable
 from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 5.0
 _RIGHT = 100
 """Column at which the live line ends, at most."""
-_AS_FAST = 0.995
-"""Gain from which it reads "1.00x"."""
 _CLEAR = "\x1b[J"
 """Erases from the cursor on: the live line, which is below it, or in its row if the program has ended a line since."""
 _BELOW = "\x1bD\x1bM\x1b7\x1b[J\r\x1bD{}\x1b8"
@@ -142,11 +140,6 @@ class Terminal:
         return False
 
 
-def amount(n: int, noun: str) -> str:
-    """Number and noun: "1 site", "2 sites"."""
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
 def console_of(stream: Any, text: io.StringIO) -> Console:
     """A rich console that writes ``text`` as the stream would show it."""
     from rich.console import Console
@@ -173,22 +166,3 @@ def is_live(stream: Any) -> bool:
         return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     except (AttributeError, ValueError, OSError):
         return False
-
-
-def gain_words(ratio: float, first: str) -> str:
-    """The winner beside the first config: "1.43x the first config (0.209 ms)"; in percent if slower, because 0.95x reads like a gain."""
-    if ratio >= _AS_FAST:
-        return f"{ratio:.2f}x the first config ({first})"
-    return f"{100 * (1 / ratio - 1):.0f} % slower than the first config by its kernel ({first})"
-
-
-def lead_words(ahead: float) -> str:
-    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
-    if ahead >= 1:
-        return f"{1 + ahead:.1f}x the next"
-    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
-
-
-def milliseconds(ms: float) -> str:
-    """Three digits or more, as people compare them: "0.146", "12.3", "1234"."""
-    return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"

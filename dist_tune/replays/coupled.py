@@ -2,7 +2,7 @@
 
 Ranks meet at the launch itself, before a candidate's first one and after it: a kernel that waits for its peers' is a meeting anyway. So a
 candidate that cannot be launched on some rank is launched on none, and all go on to the same next one. A candidate that has run on all
-ranks is launched without a meeting. Knows meetings and candidates; nothing of how launches are made.
+ranks is launched without a meeting, and no other stands in for it on some ranks.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from dist_tune.digests import digest
+from dist_tune.cache import digest
 from dist_tune.distributed import Ranks, Reduction
 from dist_tune.errors import AloneError, CandidateFailure, FailureKind, RankMismatchError
-from dist_tune.replays.launched import Failed, Launched, NotAgreedError, Returned
+from dist_tune.replays.launched import Failed, Launched, NotAgreedError, NotMade, Returned
+from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Launch, Tunable
+from dist_tune.search import Trial
 from dist_tune.sites import Site
 
 if TYPE_CHECKING:
     from dist_tune.watch import Watchdog
 
 
+_TOPIC = "launch of a coupled kernel"
+_ADVICE = "All ranks must launch a coupled kernel in the same order, with equal keys: list arguments in key= that are equal on all ranks."
 _agreed: WeakKeyDictionary[Any, dict[Hashable, tuple[ref[Any], frozenset[int]]]] = WeakKeyDictionary()
 """Kernel -> key -> the config that these ranks have agreed on."""
 
@@ -60,6 +64,7 @@ class Choice:
     """Difference between two ranks by which there is nothing to choose."""
 
 
+@Reduction
 def choose(bids: Mapping[int, Bid]) -> Choice:
     """The candidate that is earliest in the order of the rank where it is latest, of those that run on all ranks."""
     (first_rank, first), *others = bids.items()
@@ -81,11 +86,6 @@ def choose(bids: Mapping[int, Bid]) -> Choice:
         candidate=min(running, key=lambda i: (max(each[i] for each in places), i), default=-1),
         failed=failed,
     )
-
-
-@Reduction
-def _chosen(bids: Mapping[int, Bid]) -> Choice:
-    return choose(bids)
 
 
 class Coupling:
@@ -166,10 +166,10 @@ class Coupling:
         with self._watchdog.meeting(f"{_TOPIC}, {bid.label}"), ranks.interrupted():
             try:
                 if has_entered:
-                    choice = ranks.reduce(_TOPIC, bid, _chosen)
+                    choice = ranks.reduce(_TOPIC, bid, choose)
                 else:
                     self._enter()
-                    choice = ranks.gather(_TOPIC, bid, _chosen)
+                    choice = ranks.gather(_TOPIC, bid, choose)
             except (AloneError, RankMismatchError) as error:
                 raise RankMismatchError(f"{bid.label} is coupled, and not all ranks come to its launch: {error} {_ADVICE}") from error
         if choice.mismatch:
@@ -177,5 +177,57 @@ class Coupling:
         return choice
 
 
-_TOPIC = "launch of a coupled kernel"
-_ADVICE = "All ranks must launch a coupled kernel in the same order, with equal keys: list arguments in key= that are equal on all ranks."
+class CoupledTrials(Trials):
+    """The launches of one tuning. A ``Listener``."""
+
+    coupling: Coupling
+    """Set by the tuning, before the first launch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._coupled: dict[tuple[int, int], tuple[Site, Any, Hashable]] = {}
+        """Sites of coupled kernels with their kernel and key, by identity."""
+
+    def note_agreed(self) -> None:
+        """At the end of a tuning of all ranks: they launch coupled kernels with their winners."""
+        for site, owner, key in self._coupled.values():
+            if site.winner is not None:
+                self.coupling.note_agreed(owner, key, site.winner)
+
+    def launching(self, launch: Tunable) -> None:
+        """Before any launch outside scheduled replays; a known config that not all ranks have is forgotten, so that all miss it."""
+        config = launch.known_config() if self.watchdog.phase != "last run" and self.coupling.covers(launch) else None
+        if config is not None and isinstance(launch, Launch) and not self.coupling.is_known_to_all(launch, config):
+            launch.slot.clear()
+        super().launching(launch)
+
+    def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
+        if not self.coupling.covers(launch):
+            return super()._launch_first(site, launch, trial)
+        assert isinstance(launch, Launch)
+        site.is_coupled = True
+        self._coupled[id(site), id(launch.owner)] = site, launch.owner, launch.key
+        index = trial.candidate
+        if site.label in self._schedule and index in site.run_by_all:
+            return self._launch_here(site, launch, trial)
+        if self._is_timed:  # ranks meet in this replay
+            self.samples.lose(self._replay)
+
+        def make(i: int, ask: Callable[[], None]) -> Launched:
+            if site.is_compiled and site.is_new and site.record is None and not self._sites.load(site, i):
+                return Failed()
+            asking = launch.asking(ask)
+            launched = self._launch(site, asking, i, trial)
+            is_refused = isinstance(launched, NotMade) and launched.is_refused
+            return self._launch_loaded(site, asking, i, trial, only=True) if is_refused else launched
+
+        made = self.coupling.launch(site, launch.name + launch.key_text, index, make)
+        return made.value if made is not None else self._give_up(site)
+
+    def _launch_here(self, site: Site, launch: Tunable, trial: Trial) -> Any:
+        """Launch the candidate that the other ranks launch without a meeting; nothing in its place if it fails."""
+        index = trial.candidate
+        launched = self._launch(site, launch, index, trial) if index not in site.failures else Failed()
+        if isinstance(launched, NotMade):
+            launched = self._launch_loaded(site, launch, index, trial, only=True)
+        return launched.value if isinstance(launched, Returned) else self._suspect(site, index)

@@ -160,10 +160,13 @@ class Trials:
             assert isinstance(launched, Failed)
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
             if launched.n_collectives > 0:
-                self.samples.disturb(self._replay)
-                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
-                return None
+                return self._suspect(site, index)
         return self._give_up(site)
+
+    def _suspect(self, site: Site, index: int) -> None:
+        """Note that peers may wait for what a failed candidate did not do."""
+        self.samples.disturb(self._replay)
+        self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
 
     def _give_up(self, site: Site) -> NoReturn:
         site.is_given_up = True

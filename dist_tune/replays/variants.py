@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dist_tune.cache import digest
 from dist_tune.compiler import KEY_CHARS, Compiler, Failure, compile_cost, split_keys
-from dist_tune.digests import digest
 from dist_tune.runtime import Argument, Tunable, foreseen, has_heuristics, specialisation
 from dist_tune.sites import Site, Sites, Variant
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dist_tune.cache import TuningRecord, fates, short_kernel
+from dist_tune.cache import TuningRecord, fates
+from dist_tune.output import closure_name
 
 LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature."""
@@ -74,7 +75,7 @@ class Comparison:
 
 def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> Comparison:
     """Records of one kernel and key are compared, those first that have most in common; two single ones of one kernel with any keys."""
-    if len(before) == len(after) == 1 and short_kernel(before[0].kernel) == short_kernel(after[0].kernel):
+    if len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel):
         return Comparison((_pair(before[0], after[0]),), (), ())
     waiting: dict[tuple[str, str], list[TuningRecord]] = defaultdict(list)
     for record in after:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dist_tune.cache import TuningRecord
-from dist_tune.report.reading import EventFile, UnreadableEventsError, event_files
+from dist_tune.cache import TuningRecord, step_times
+from dist_tune.report.reading import UnreadableEventsError, event_files
 from dist_tune.report.story import MAX_SPANS, SiteStory, Story, TuningStory
-from dist_tune.step_times import step_times
+from dist_tune.report.watching import Watcher
 
 
 def story_of_folder(folder: Path) -> Story:
@@ -20,15 +20,12 @@ def story_of_folder(folder: Path) -> Story:
         UnreadableEventsError: there are none, or one of them cannot be used.
         OSError: the folder or a file cannot be read.
     """
-    files = [EventFile(path) for path in event_files(folder)]
-    if not files:
+    if not event_files(folder):
         raise UnreadableEventsError(f"there is no rank-<i>.jsonl in {folder}: name the folder of DIST_TUNE_LOG_DIR, or records")
-    story = Story()
-    for file in files:
-        for event in file.read():
-            story.take(event)
-        story.notes += file.notes
-    story.leave_out_stale_ranks()
+    watcher = Watcher(folder)
+    watcher.poll()
+    story = watcher.story
+    story.notes = watcher.notes
     if not story.tunings:
         raise UnreadableEventsError(f"the files in {folder} tell of no tuning yet")
     add_records(story)

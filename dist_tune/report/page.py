@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
-from dist_tune.printable import printable
+from dist_tune.output import printable
 from dist_tune.report import facts
 from dist_tune.report.importance import value_of
 from dist_tune.report.overview import Row, headline, messages, overview

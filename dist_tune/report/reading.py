@@ -24,7 +24,7 @@ _NAME = re.compile(r"rank-(\d{1,7})\.jsonl")
 _HEADER = re.compile(rb'"kind"\s*:\s*"run"')
 
 
-class UnreadableEventsError(ValueError):
+class UnreadableEventsError(OSError):
     """A file that holds no events of this version. The message is one line: the file, the reason, and the remedy."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from dist_tune.printable import printable
+from dist_tune.output import printable
 from dist_tune.report.importance import parameters
 from dist_tune.report.overview import Row, headline, messages, overview
 from dist_tune.report.plots import straggler_words

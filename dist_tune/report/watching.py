@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_tune.output import Started
-from dist_tune.printable import printable
+from dist_tune.output import Started, printable
 from dist_tune.report.facts import PHASES
 from dist_tune.report.reading import EventFile, event_files
 from dist_tune.report.story import RankStory, Story, TuningStory, shortened

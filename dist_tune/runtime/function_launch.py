@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_tune.cache import Code, anatomy, nearest_key, read_code
+from dist_tune.cache import Code, anatomy, digest, nearest_key, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
-from dist_tune.digests import digest
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span

@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dist_tune.cache import anatomy
+from dist_tune.cache import anatomy, digest
 from dist_tune.configs import describe_all
-from dist_tune.digests import digest
 from dist_tune.runtime.kernel_slot import own_hook
 
 _identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()

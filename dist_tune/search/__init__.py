@@ -6,7 +6,7 @@ clocks nor disk.
 
 from typing import TYPE_CHECKING
 
-from dist_tune.lazy_names import found_on_use
+from dist_tune import found_on_use
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
 from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
 

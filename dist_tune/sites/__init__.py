@@ -9,8 +9,8 @@ from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.key_history import KeyHistory
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.nearest import NearestConfigs
-from dist_tune.sites.outcome import Outcome
 from dist_tune.sites.site import (
+    Outcome,
     Site,
     Variant,
     check_alive,

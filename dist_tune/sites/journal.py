@@ -21,10 +21,10 @@ from dist_tune.cache import (
     CacheLookup,
     JournalFile,
     QuarantinedConfig,
+    digest,
     quarantine,
     read_quarantine,
 )
-from dist_tune.digests import digest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckConfigError, StuckDeviceError
 from dist_tune.search import ReducedTimes, Replay, Samples, Trial
 from dist_tune.sites.earlier import MAX_STRIKES, Offer, Past, past_of

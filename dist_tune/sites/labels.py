@@ -8,9 +8,11 @@ ranks and independent of the order in which a rank comes to them. Pure: an ident
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 Identity = Mapping[str, str]
+SOURCE = "@source"
+"""Name of the fingerprint in an identity that says no more than that; no value of a kernel's has such a name."""
 _PLAIN = re.compile(r"[\w.+'-]+")
 _ODD = re.compile(r"[^\w.@]+")
 
@@ -24,6 +26,8 @@ def suffix(identity: Identity, names: Iterable[str]) -> str:
 
 def differing(identities: Sequence[Identity]) -> list[str]:
     """Names of which these identities do not all have the same value, sorted."""
+    if len(identities) < 2:  # of one kernel there may be hundreds of values
+        return []
     names = {name for each in identities for name in each}
     return sorted(name for name in names if len({each.get(name) for each in identities}) > 1)
 
@@ -40,6 +44,11 @@ def telling(by_rank: Sequence[Sequence[Identity]]) -> list[str]:
     is_enough = all(len({suffix(one, shared) for one in each}) == len(each) for each in mixed)
     by_code = {"code"} if len({one.get("code") for each in by_rank for one in each}) > 1 else set()
     return sorted({*(shared if is_enough else names), *by_code})
+
+
+def is_unread(by_rank: Sequence[Sequence[Identity]]) -> bool:
+    """True if kernels of one name and key differ in their fingerprints, or only some ranks tell these: codes are compared then."""
+    return len({one.get(SOURCE) for each in by_rank for one in each}) > 1
 
 
 class Labels:
@@ -64,15 +73,22 @@ class Labels:
         kinds.setdefault(label, identity)
         return label
 
-    def kinds(self, *, is_alone: bool = False) -> dict[str, list[dict[str, str]]]:
+    def kinds(
+        self, sources: Mapping[str, str] | None = None, unread: Container[str] = (), *, is_alone: bool = False
+    ) -> dict[str, list[dict[str, str]]]:
         """Kernel and key -> the kernels that this rank has met there, each by its code and by what they differ in.
 
+        A kernel alone by its fingerprint, which is equal where the code and all that it has captured are, if that is in ``sources`` (by
+        label) and the kernel's code is not asked for (``unread``): reading the code costs half a millisecond for each kernel.
         Without those that the ranks have agreed on. ``is_alone``: also without kernels that are alone there, because no rank has others.
         """
         found = {}
         for base in self._kinds.keys() - self._names.keys():
             kinds = list(self._kinds[base].values())
             if is_alone and len(kinds) == 1:
+                continue
+            if len(kinds) == 1 and base not in unread and (source := (sources or {}).get(base)):
+                found[base] = [{SOURCE: source}]
                 continue
             names = {*differing(kinds), "code"}
             found[base] = [{name: each.get(name, "-") for name in names} for each in kinds]

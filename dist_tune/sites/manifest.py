@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dist_tune.cache import LookupResult
+from dist_tune.cache import LookupResult, digest
 from dist_tune.compiler import CompileKeys, Placement
-from dist_tune.digests import digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
 from dist_tune.sites.earlier import Offer, all_suspects, first_reasons, shared_offer, with_suspects
-from dist_tune.sites.labels import telling
+from dist_tune.sites.labels import is_unread, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class RankManifest:
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
     kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Kernel and key -> the kernels that share them on this rank, each by its code and by what they differ in."""
+    """Kernel and key -> the kernels that share them on this rank, each by its code and what they differ in, or one by its fingerprint."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
@@ -114,6 +113,8 @@ class SiteManifest:
     """Of the slowest rank."""
     told_apart: dict[str, list[str]] = field(default_factory=dict)
     """Kernel and key -> names of the values that tell kernels apart. If there are any, sites get new labels, and all else is void."""
+    unread: list[str] = field(default_factory=list)
+    """Kernels and keys whose fingerprints differ: the next meeting brings the codes, and all else is void."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
@@ -160,6 +161,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         if label not in cached and label in mine.lookups and mine.lookups[label].miss
     )
     bases = sorted({base for mine in everyone for base in mine.kinds})
+    kinds = {base: [mine.kinds[base] for mine in everyone if base in mine.kinds] for base in bases}
+    unread = [base for base, by_rank in kinds.items() if is_unread(by_rank)]
     suspects = all_suspects(mine.suspects for mine in everyone)
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
@@ -180,7 +183,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
-        told_apart={base: names for base in bases if (names := telling([mine.kinds[base] for mine in everyone if base in mine.kinds]))},
+        told_apart={base: names for base, by_rank in kinds.items() if base not in unread and (names := telling(by_rank))},
+        unread=unread,
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
         is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),

@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from dist_tune.cache import Cache, CacheKey, TuningRecord, environment, nearest_shape
+from dist_tune.cache import Cache, CacheKey, TuningRecord, digest, environment, nearest_shape
 from dist_tune.configs import FunctionConfig
-from dist_tune.digests import digest
 from dist_tune.distributed import Ranks, Reduction, ranks_of
 from dist_tune.runtime import FunctionLaunch, interception
 from dist_tune.settings import Settings, read_settings

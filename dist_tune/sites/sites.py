@@ -19,8 +19,7 @@ from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.earlier import Offer
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.labels import Labels
-from dist_tune.sites.outcome import Outcome
-from dist_tune.sites.site import Site, take_failures
+from dist_tune.sites.site import Outcome, Site, take_failures
 
 
 class Sites:
@@ -82,9 +81,9 @@ class Sites:
             self._to_reset.discard(label)
             launch.reset_only(config)
 
-    def load(self, site: Site, index: int) -> bool:
-        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here."""
-        loaded = self._compiler.load(site.label, index)
+    def load(self, site: Site, index: int, *, is_early: bool = False) -> bool:
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here. ``is_early``: see the compiler."""
+        loaded = self._compiler.load(site.label, index, is_early=is_early)
         if isinstance(loaded, Resources):
             site.resources[index] = loaded
         if isinstance(loaded, Failure):

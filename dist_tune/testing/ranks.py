@@ -37,6 +37,7 @@ PRELOADED = (
     "pytest",
     "hypothesis",
     "sklearn",
+    "dist_tune.testing.preload",
 )
 """Modules that the fork server imports, with all that they import; those that are not installed are left out."""
 

@@ -11,13 +11,6 @@ from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "Anew",
-    "TunedClosure",
-    "TunedFunction",
-    "Tuning",
-    "TuningOptions",
-    "check_alone",
-    "note_of_tracing",
-    "shown_signature",
+    "Anew", "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "check_alone", "note_of_tracing", "shown_signature",
     "tell_of_endless_keys",
-]
+]  # fmt: skip

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment, reason
+from dist_tune.cache import environment, reason, step_times
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import RngState, peak_bytes
 from dist_tune.sites import Outcome
-from dist_tune.step_times import step_times
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.results import log_table, make_record

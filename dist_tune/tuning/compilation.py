@@ -25,6 +25,8 @@ Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
 
 
+_LOAD_S = 0.05
+"""Longest time of loading between two looks at the compilations."""
 _TAIL_S = 0.1
 """Time after which candidates that half of the threads wait for are left for later."""
 
@@ -125,6 +127,8 @@ def load_all(
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
     shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
     late_here = _compile(context, new, shares, may_be_late)
+    # What others have written by now is read and loaded while they compile the rest.
+    _compile(context, new, {each.label: context.compiler.on_disk(each.label, set(wanted[each.label]) - shares[each.label]) for each in new})
     failed, late = context.reduce("compiled", CompileReport(take_failures(new), late_here), _compiled)
     context.note_machine(failed)
     wanted = {label: set(indices) - late.get(label, set()) for label, indices in wanted.items()}
@@ -162,6 +166,7 @@ def _compile(
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
+            _load_ready(context, sites, shares)
             if not late and may_be_late:
                 tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
                 if tail_since and time.monotonic() > tail_since + _TAIL_S:
@@ -175,6 +180,20 @@ def _compile(
     return late
 
 
+def _load_ready(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
+    """Load what is compiled of these, for a moment: this thread has nothing else to do, and afterwards all ranks would wait for it.
+
+    All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet to make.
+    """
+    until = time.monotonic() + _LOAD_S
+    for site in sites:
+        for index in sorted(context.compiler.ready(site.label) & shares[site.label]):
+            if time.monotonic() > until:
+                return
+            if index not in site.failures:
+                _load_one(context, site, index, is_early=True)
+
+
 def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late: Collection[str]) -> dict[str, list[int]]:
     """Candidates that are not compiled yet; none if they are the better part of a site, or of one that has to be complete."""
     pending = {label: found for label, share in shares.items() if (found := sorted(context.compiler.pending(label) & share))}
@@ -184,15 +203,19 @@ def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late
 
 def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:
     for index in wanted:
-        note_progress()
-        context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
-        context.ranks.beat(f"loading candidate {index} of {site.label}")
         if index in failed:
             # Another rank found that it needs too much; so does this one, without having tried.
-            if (needed := context.compiler.known_need(site.label, index)) is not None:
-                site.resources.setdefault(index, Resources(needed, None, None))
+            if index not in site.resources and (needed := context.compiler.known_need(site.label, index)) is not None:
+                site.resources[index] = Resources(needed, None, None)
         elif index not in site.failures:
-            context.sites.load(site, index)
+            _load_one(context, site, index)
+
+
+def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
+    note_progress()
+    context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
+    context.ranks.beat(f"loading candidate {index} of {site.label}")
+    context.sites.load(site, index, is_early=is_early)
 
 
 def _site_of(launch: Precompile, function: Site) -> Site:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dist_tune.cache import TuningRecord
-from dist_tune.digests import digest
+from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
 from dist_tune.output import amount
@@ -131,16 +130,17 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
 
 def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
     """Report the sites that are new here, and learn what is new anywhere, with the candidates of all that is new."""
-    spelled = set(context.sites.new) if context.ranks.is_first else set()
+    spelled, unread = set(context.sites.new) if context.ranks.is_first else set(), set[str]()
     while True:
-        mine = _manifest_of(context, spelled, is_watched)
+        mine = _manifest_of(context, spelled, unread, is_watched)
         if gathers:
             manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not (context.sites.new or context.replays.trials.wrong))
         else:
             manifest = context.reduce("manifest", mine, MANIFESTS)
         gathers = False
-        if manifest.told_apart:
+        if manifest.told_apart or manifest.unread:
             context.sites.settle(manifest.told_apart)
+            unread.update(manifest.unread)
             spelled = set(context.sites.new) if context.ranks.is_first else set()
             continue
         if manifest.differing and manifest.differing not in _told_settings:
@@ -164,8 +164,8 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         spelled |= set(manifest.unlisted)
 
 
-def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:
-    """This rank's manifest, with the candidates of the sites in ``spelled`` in full."""
+def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is_watched: bool) -> RankManifest:
+    """This rank's manifest, with the candidates of the sites in ``spelled`` in full, and the codes of kernels in ``unread``."""
     met, lookup = context.sites.met, context.lookup
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
     compiled = [site for site in sites.values() if site.is_new and site.is_compiled and site.record is None]
@@ -178,7 +178,9 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         n_threads=context.compiler.n_threads,
         keys=keys,
         hits=dict(context.sites.hits),
-        kinds=context.sites.labels.kinds(is_alone=context.ranks.is_alone),
+        kinds=context.sites.labels.kinds(
+            {label: site.source for label, site in met.items() if site.source}, unread, is_alone=context.ranks.is_alone
+        ),
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={

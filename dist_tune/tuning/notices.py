@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
 from dist_tune.output import amount, tuning_log
 from dist_tune.settings import read_settings
-from dist_tune.tested_versions import newer_than_tested
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dist_tune.tuning.context import TuningContext
 
 
+TESTED = {"torch": ("2.11", "2.13"), "triton": ("3.6", "3.9")}
+"""Package -> oldest and newest version that this release is tested with. Older ones are not installed beside this package."""
 _MAX_SHOWN = 3
 """Lines of one kind about the sites of a tuning on the terminal; those of more sites are in the log."""
 
@@ -89,6 +92,21 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"given. Pass is_dist=True to decide together"
         )
         context.notices.say(context.log, "alone", text)
+
+
+def newer_than_tested(installed: Mapping[str, str]) -> str:
+    """A sentence about the packages whose version is above the tested ones, by its first two numbers; empty if there are none."""
+    newer = [name for name, version in installed.items() if _numbers(version) > _numbers(TESTED[name][1])]
+    if not newer:
+        return ""
+    told = " and ".join(f"{name} {installed[name]} ({' to '.join(TESTED[name])})" for name in newer)
+    return (
+        f"newer than dist_tune {__version__} is tested with: {told}. If a tuning fails, try a tested version; dist-tune doctor tells more"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:

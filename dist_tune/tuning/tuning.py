@@ -18,7 +18,7 @@ from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Calls, Ranks, is_secondary, regroup_of
 from dist_tune.errors import DistTuneError, Failures, StuckConfigError
-from dist_tune.measure import RngState, StepState, device_clock, frozen_heap, peak_bytes
+from dist_tune.measure import RngState, StepState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
 from dist_tune.replays import CoupledTrials, Coupling, FirstRun, Replayer, Variants
 from dist_tune.runtime import Tunable
@@ -56,7 +56,6 @@ class Tuning:
         self._exit.callback(story.close)
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose, story=story))
         story.begin(name, log, asdict(options.plan))
-        self._exit.enter_context(ranks.beating(log.warning))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
         self._exit.callback(compiler.end)
@@ -68,6 +67,7 @@ class Tuning:
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release), rescue=Rescue(ranks, is_wanted=self._has_make))
         self._exit.callback(self._watchdog.stop)
+        self._exit.enter_context(ranks.beating(log.warning, self._watchdog.start_thread))
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = CoupledTrials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         trials.coupling = Coupling(ranks, self._watchdog, partial(self._enter, is_inside=True), is_for_all=options.coupled)
@@ -214,7 +214,7 @@ class Tuning:
             if manifest.to_tune:
                 # Not before: until here a rank may be late for reasons of its own.
                 self._exit.enter_context(context.ranks.short_timeouts())
-                self._exit.enter_context(frozen_heap())  # nor before there is something to time: it costs a hit 1 ms
+                self._exit.enter_context(no_full_collections())
                 self._watchdog.start()
             enter_sites(context, closure, manifest)
         return bool(context.entries)
@@ -258,7 +258,7 @@ class Tuning:
     def _begin(self) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
-            self._watchdog.start()
+            self._watchdog.start(is_late=True)  # a thread that starts costs a hit a third of a millisecond
         self._enter()
         self._context.expenses.begin_search()
 

@@ -1,12 +1,15 @@
-"""The steps of a tuning as its watchdog is told of them. Knows no ranks and no threads."""
+"""The steps of a tuning, and the launches of candidates in them, as its watchdog is told of them. Knows no ranks and no threads."""
 
 from __future__ import annotations
 
 from enum import Enum
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dist_tune.search import Replay
+
+if TYPE_CHECKING:
+    from dist_tune.watch.watchdog import Watchdog
 
 
 class Kind(Enum):
@@ -39,3 +42,22 @@ class Launch(NamedTuple):
     label: str
     candidate: int
     since: float
+
+
+class Launching:
+    """A launch is under way within this block. A class, because a generator would cost three times as much in each launch."""
+
+    __slots__ = ("_before", "_own", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, own: Launch) -> None:
+        self._watchdog = watchdog
+        self._own = own
+
+    def __enter__(self) -> None:
+        self._before, self._watchdog.launch = self._watchdog.launch, self._own
+
+    def __exit__(self, *error: object) -> None:
+        outer, met_at = self._before, self._watchdog.met_at
+        # A function's launch around this one is not late for the time of a meeting in here.
+        self._watchdog.launch = outer._replace(since=met_at) if outer is not None and outer.since < met_at else outer
+        self._watchdog.take_released()

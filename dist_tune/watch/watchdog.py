@@ -10,7 +10,7 @@ import faulthandler
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Event, Thread, get_ident
+from threading import Event, Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 
 from dist_tune.compiler import is_compiling, noted
@@ -21,10 +21,9 @@ from dist_tune.settings import Settings
 from dist_tune.sites import Sites
 from dist_tune.warn_once import warn_once
 from dist_tune.watch.last_words import EXIT_CODE, LastWords
-from dist_tune.watch.launching import Launching
 from dist_tune.watch.release import Release
 from dist_tune.watch.rescue import Rescue
-from dist_tune.watch.steps import Kind, Launch, Step
+from dist_tune.watch.steps import Kind, Launch, Launching, Step
 
 if TYPE_CHECKING:
     from dist_tune.output import Logger
@@ -59,7 +58,7 @@ class Watchdog:
         self.freed: StuckConfigError | None = None
         """The end of this tuning on all ranks, of which this rank was freed."""
         self.first_run_s = 0.0
-        """Seconds of the first run; 0 where there is none."""
+        """Seconds; 0 where there is none."""
         self._ranks = ranks
         self._sites = sites
         self._deadline_s = settings.deadline_s
@@ -70,26 +69,30 @@ class Watchdog:
         """The innermost launch of a candidate that is under way."""
         self.met_at = 0.0
         """End of the latest meeting inside a run, by the monotonic clock."""
-        self._replay_began = 0.0
-        self._shortest_s = 0.0
-        """Of the replays so far."""
+        self._replay_began, self._shortest_s = 0.0, 0.0
+        """Of the latest replay; of the replays so far."""
         self._returned: set[tuple[str, int]] = set()
         """Candidates that have been through a batch of replays on this rank."""
         self._released: list[tuple[str, int, str, float]] = []
         """Candidates under way when the flags were released, what they did, and for how many seconds."""
         self._stuck: list[tuple[str, int]] = []
         """Candidates under way when this rank was freed."""
-        self._freed_at = 0.0
-        self._exit = ExitStack()
-        self._over = Event()
+        self._freed_at, self._watched = 0.0, 0
+        self._exit, self._over, self._lock = ExitStack(), Event(), Lock()
         self._is_armed = False
         self._thread: Thread | None = None
-        self._watched = 0
 
-    def start(self) -> None:
-        """Watch the calling thread from here on."""
-        if self._thread is None and not self._over.is_set():
-            self._watched = get_ident()
+    def start(self, *, is_late: bool = False) -> None:
+        """Watch the calling thread from here on, or ``is_late``: from the first beat on, which calls ``start_thread``, if it is to come."""
+        self._watched = get_ident()
+        if not is_late or self._ranks.has_beaten:
+            self.start_thread()
+
+    def start_thread(self) -> None:
+        """Watch the thread that ``start`` was called in. Called from any thread; nothing before ``start`` or after ``stop``."""
+        with self._lock:
+            if self._thread is not None or self._over.is_set() or not self._watched:
+                return
             self._exit.enter_context(noted(lambda kernel: None))
             self._exit.enter_context(self._words.opened())
             thread = Thread(target=self._watch, name="dist_tune watchdog", daemon=True)
@@ -103,8 +106,9 @@ class Watchdog:
 
     def stop(self) -> None:
         """Watch no more. Neither the thread nor faulthandler's timer is left."""
-        self._over.set()
-        thread, self._thread = self._thread, None
+        with self._lock:
+            self._over.set()
+            thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(1.0)
             if self._is_armed:
@@ -284,9 +288,9 @@ class Watchdog:
         where = f"in {self._step.doing} ({self.phase})"
         if isinstance(subject, Asked):
             return f"the c10d store has not answered for {late_s:.1f} s ({subject.call} {where})"
-        if isinstance(subject, Launch):
-            return f"{self._names(self._under_way(subject))} has not returned for {late_s:.1f} s, {where}"
         names = self._names(self._under_way(subject))
+        if isinstance(subject, Launch):
+            return f"{names} has not returned for {late_s:.1f} s, {where}"
         return f"{self._step.doing} ({self.phase}) has not ended for {late_s:.1f} s{names and f', with {names}'}"
 
     def _names(self, candidates: list[tuple[str, int]]) -> str:

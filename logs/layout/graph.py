@@ -19,7 +19,10 @@ MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for p
 @cache
 def imported(module: str) -> frozenset[tuple[str, str]]:
     """(dotted origin below dist_tune, name) of all imports of a module from this package."""
-    nodes = [node for node in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(node, ast.ImportFrom) and node.module]
+    tree = ast.parse(MODULES[module].read_text())
+    for block in [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]:
+        block.body = []  # names of types alone
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     ours = [node for node in nodes if f"{node.module}.".startswith("dist_tune.")]
     return frozenset(((node.module or "").partition(".")[2], alias.name) for node in ours for alias in node.names)
 

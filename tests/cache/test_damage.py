@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache.folder import Cache
@@ -25,7 +25,6 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["flip", "delete", "insert", "truncate", "append", "swap", "whatever"]), st.data())
 def test_no_damage_is_survived(kind: str, data: st.DataObject):
     """The file is set aside with one warning, and there is no record; never an error, never a wrong record."""

@@ -34,6 +34,7 @@ def moved(text: str) -> str:
     return "# A comment\n\n\n" + text.replace("\ndef ", "\n\n\n# And one more.\n\ndef ")
 
 
+@pytest.mark.once
 @pytest.mark.processes
 def test_place_comments_hash_seed_and_interpreter_do_not_count(tmp_path: Path):
     """Another process, hash seed and folder, lines moved, comments added, TRITON_INTERPRET, a launch: all fingerprints are the same."""

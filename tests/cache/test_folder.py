@@ -124,7 +124,6 @@ def test_a_name_is_no_path(cache: Cache, name: str):
     assert cache.of_name(name) == [record(kernel=name)]
 
 
-@settings(deadline=None)
 @given(Text, Text)
 def test_two_names_do_not_share_a_folder(one: str, other: str):
     """Also where what is left of them without strange characters is the same."""
@@ -161,7 +160,7 @@ def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: Tu
 
 
 @pytest.mark.parametrize("is_import", [False, True])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.permutations([(n, second) for n in (1, 2, 3) for second in (0, 3, 6)]))
 def test_the_order_of_storing_does_not_matter(is_import: bool, order: list[tuple[int, int]]):
     """Records of tunings that overlapped: the best and newest is there in the end, in whatever order they came."""

@@ -89,6 +89,7 @@ def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.Mo
     assert read_settings().deadline_s == 18.5
 
 
+@pytest.mark.once
 @pytest.mark.processes
 def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
     """Of two kernels: a record and a fingerprint of each, and no parts; the environment and the settings once; no package for more."""

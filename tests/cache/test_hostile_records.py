@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache import BrokenRecordError, TuningRecord, read_record, seal, unseal
@@ -73,7 +73,6 @@ FORGED = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(FORGED)
 def test_a_forged_record_is_a_record_or_refused(values: object):
     """By name of what is wrong, on one short line; and what is read can be written again."""
@@ -85,7 +84,6 @@ def test_a_forged_record_is_a_record_or_refused(values: object):
         assert unseal(seal(found)) == found
 
 
-@settings(max_examples=100, deadline=None)
 @given(FORGED)
 def test_a_forged_file_stays_in_the_folder(values: object):
     """Found, listed, merged from an export, set aside: no file is made outside of the cache, and none is an error."""
@@ -106,7 +104,6 @@ def test_a_forged_file_stays_in_the_folder(values: object):
         assert {each.name for each in root.iterdir()} <= {"cache", "other", "export.json"}
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_damaged_export_loses_at_most_what_is_damaged(data: st.DataObject):
     """Its records are good ones or errors of this package."""

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache import JournalFile, QuarantinedConfig, quarantine, read_quarantine
@@ -71,7 +71,6 @@ def test_one_process_and_one_thread_hold_a_file(tmp_path: Path):
         os.waitpid(child, 0)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 200), st.booleans())
 def test_any_damage_costs_lines_and_never_raises(tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int, is_cut: bool):
     """Bytes in the middle, or in place of the end; the next lines are whole."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dist_tune.cache.key_diff import differences, explain, nearest, nearest_shape
@@ -145,7 +145,6 @@ def test_of_equally_near_shapes_the_newest():
     assert nearest_shape(wanted(key="[64]"), []) is None
 
 
-@settings(deadline=None)
 @given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", max_size=60), st.lists(st.text("0123456789.-e'[,]f", max_size=20), max_size=3))
 @example("0", ["00"])  # the same number, and another text
 def test_any_text_is_a_key(key: str, others: list[str]):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache import record_file
@@ -50,7 +50,6 @@ def raw_of(content: bytes) -> bytes:
     return content[content.index(b'"record": ') + len(b'"record": ') : -len(b"\n}\n")]
 
 
-@settings(deadline=None, max_examples=50)
 @given(RECORDS)
 def test_what_is_sealed_comes_out_equal(whole: TuningRecord):
     """Any text, any size of number and any time zone; and the file is JSON as others know it."""
@@ -59,7 +58,6 @@ def test_what_is_sealed_comes_out_equal(whole: TuningRecord):
     assert json.loads(content)["record"]["schema_version"] == SCHEMA_VERSION
 
 
-@settings(deadline=None, max_examples=50)
 @given(RECORDS, st.data())
 def test_any_changed_byte_is_found(whole: TuningRecord, data: st.DataObject):
     """One byte flipped, added or left out, anywhere: in the record, in its checksum, or between."""

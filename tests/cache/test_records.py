@@ -11,8 +11,8 @@ import torch
 import triton
 from pydantic import ValidationError
 
+from dist_tune.cache import digest
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CandidateRecord, Environment, Seconds, TuningRecord, environment
-from dist_tune.digests import digest
 from tests.cached_records import candidate
 
 pytestmark = pytest.mark.once

@@ -107,6 +107,14 @@ def test_an_answer_that_finds_a_full_disk_is_one_line(
     assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
 
 
+def test_a_diff_that_finds_a_full_disk_does_not_say_slower(logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Its exit code is 2, because 1 says that a winner got slower."""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["diff", str(logs), str(logs)]) == 2
+    assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
+
+
 def test_streams_that_the_shell_has_closed_are_nothing_to_fail_of(cache: Cache, monkeypatch: pytest.MonkeyPatch):
     """`dist-tune cache ls >&-`, for its exit code."""
     monkeypatch.setattr("sys.stdout", None)
@@ -173,3 +181,15 @@ def test_silence_of_months_is_not_told_in_seconds(cut: Path):
     shown = run("watch", cut, "--once").stdout
     assert " d ago" in shown
     assert max((len(word) for word in shown.split() if word.isdecimal()), default=0) < 6
+
+
+def test_a_watch_whose_reader_has_gone_ends(cut: Path, monkeypatch: pytest.MonkeyPatch):
+    """As ``| head -1`` goes, while the tuning may run for hours."""
+    seconds = iter([5.0, 5.0])
+    monkeypatch.setattr("time.sleep", lambda _: next(seconds))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main(["watch", str(cut)]) == 0
+    assert len(list(seconds)) == 2

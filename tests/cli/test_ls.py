@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dist_tune.cache.folder import Cache
-from dist_tune.cli.since import since
+from dist_tune.cli.commands import since
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 

@@ -155,7 +155,7 @@ def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pyte
         raise PermissionError(13, "Permission denied", "/home/other")
 
     monkeypatch.setattr(Cache, "entries", refused)
-    assert "Permission denied: '/home/other'" in ask.json("ls", code=1)["error"]
+    assert ask.json("ls", code=1)["error"] == "/home/other: Permission denied"
 
 
 def test_an_interrupt_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):

@@ -3,18 +3,18 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from dist_tune.cli.records.record_page import hardware, phases, shared_fields
-from dist_tune.cli.tables import ago, amount, facts, grid, least_width, milliseconds, plain, size
+from dist_tune.cli.tables import ago, facts, grid, least_width, milliseconds, plain, size
+from dist_tune.output import amount
 from tests.cached_records import candidate, environment, record
 
 pytestmark = pytest.mark.once
 
 
-@settings(deadline=None)
 @given(st.text(), st.integers(4, 50))
 def test_a_plain_text_is_one_printable_line(text: str, limit: int):
     """Whatever is in it, and never longer than allowed."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache.folder import Cache
@@ -39,7 +39,6 @@ def test_what_is_packed_is_unpacked():
     assert list(unpack(seal(record()))) == [record()], "a single record's file is as good"
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(pack(THREE)) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_found(place: int, change: int):
     """One checksum over all: a file that was damaged on its way gives no record at all."""
@@ -49,7 +48,6 @@ def test_any_changed_byte_is_found(place: int, change: int):
         list(unpack(bytes(content)))
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(pack(THREE)) - 1))
 def test_a_file_cut_short_is_found(length: int):
     with pytest.raises(BrokenRecordError):

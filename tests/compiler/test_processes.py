@@ -111,6 +111,7 @@ def tune_equal(rank: int, least_threads: int) -> tuple[list[str], dict[str, byte
     return asked, made()
 
 
+@pytest.mark.once
 def test_equal_kernels_are_made_once_there_too() -> None:
     """Stages after TTGIR are taken over from another process's kernel, and their files are those that this process makes."""
     ((_, here),) = values(on_ranks(1, tune_equal, 1000, mode="fake", is_dist=False, env=PATIENT))
@@ -261,17 +262,16 @@ def with_own_stage(rank: int) -> tuple[bool, int]:
     return is_possible, len(calls)
 
 
-def test_a_compiler_that_somebody_has_patched_stays_in_this_process() -> None:
+@pytest.mark.once
+def test_a_patched_compiler_stays_in_this_process() -> None:
     """Another process would not have the patch."""
-    (outcome,) = on_ranks(1, with_own_stage, mode="fake", is_dist=False, env=PATIENT)
-    is_possible, n_calls = values([outcome])[0]
+    ((is_possible, n_calls),) = values(on_ranks(1, with_own_stage, mode="fake", is_dist=False, env=PATIENT))
     assert is_possible
     assert n_calls == 2 * len(CONFIGS)
 
 
 def leave_out(rank: int) -> bytes:
     """PTX and cubin of a kernel whose LLVM IR another process has made."""
-    pool.MIN_THREADS_FOR_PROCESSES = 1
     own = processes.Job.run
 
     def run(self: processes.Job, stage: str, metadata: Any, options: Any) -> str | bytes:
@@ -284,13 +284,13 @@ def leave_out(rank: int) -> bytes:
         return own(self, stage, metadata, options)
 
     processes.Job.run = run  # type: ignore[method-assign]
-    record = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (64, 128)], torch.zeros(128, dtype=torch.int32))
+    return not_left_out(rank, least_threads=1)
+
+
+def not_left_out(rank: int, least_threads: int = 1000) -> bytes:
+    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+    record = tune(bad_asm_kernel, configs, torch.zeros(128, dtype=torch.int32), least_threads=least_threads)
     assert [each.failure for each in record.candidates] == [None, None]
-    return b"".join(sorted(made().values()))
-
-
-def not_left_out(rank: int) -> bytes:
-    tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (64, 128)], torch.zeros(128, dtype=torch.int32), least_threads=1000)
     return b"".join(sorted(made().values()))
 
 

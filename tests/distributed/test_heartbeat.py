@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.distributed.heartbeat import Heartbeat, Life, cause_of
+from dist_tune.distributed.heartbeat import Heartbeat
+from dist_tune.distributed.lives import Life, cause_of
 
 TWO = [(1, 2), (2, 2), (3, 2)]
 
@@ -115,3 +116,20 @@ def test_a_rank_that_left_its_first_run_with_fewer_collectives_is_told_of_to_tho
         beating._look(store, told.append)
         now[0] += 0.5
     assert [("after 1 collectives of its process where rank 0 is in number 2" in line) for line in told] == [is_told]
+
+
+def test_runs_with_another_number_of_collectives_are_noted():
+    """Beside most of the latest runs, in any order: the first few are named for peers, and a run like most others is not."""
+    n_issued = [0]
+    beating = Heartbeat(0, [0, 1], lambda: n_issued[0])
+    for call, counts, odd in (
+        ("one", [2, 2, 1, 2, 2], [2]),
+        ("two", [0, 3, 0, 0, 3], [1, 4]),
+        ("three", [1, 2, 2, 2, 2, 1], [1, 2, 5]),
+        ("four", [1, 2, 2, 2, 2, 2, 2], [1, 2]),
+    ):
+        beating.begin(call)
+        for number, count in enumerate(counts):
+            with beating.run(number, f"replay {number}"):
+                n_issued[0] += count
+        assert list(beating._odd) == odd, call

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.distributed.meetings import Meetings
@@ -177,7 +177,6 @@ def test_a_part_beyond_the_limit_is_not_parsed(peer: Peer, monkeypatch: pytest.M
     assert "more than 1000" in str(peer.error(lambda: peer.rank_0.reduce("t", 2, total)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(JSON)
 def test_any_json_is_understood_or_refused(value: object):
     """As a part, or as a verdict that has its error."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import further
 from tests.programs import Done, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -120,7 +121,7 @@ example.quick_vanilla = quick_vanilla
     assert "; FAILED" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("vanilla", "n_compiled"), [("cold", [4, 4]), ("compiled", [4])])
+@pytest.mark.parametrize(("vanilla", "n_compiled"), [("cold", [4, 4]), further("compiled", [4])])
 def test_each_tuner_starts_with_nothing_compiled(tmp_path: Path, vanilla: str, n_compiled: list[int]) -> None:
     """Real compilation on the fake driver, into a folder for each tuner or one for both; a table, and a last line with the figures."""
     fake = """

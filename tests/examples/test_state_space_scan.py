@@ -41,6 +41,7 @@ def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path, optio
     assert line.endswith("; ok")
 
 
+@pytest.mark.slow
 def test_seconds_of_a_tuning_are_told_by_phase(tmp_path: Path) -> None:
     """A line for each site, and at the end one with the counts and the seconds."""
     (tmp_path / "program.py").write_text(f"{QUICK}sys.exit(scan.main())\n")

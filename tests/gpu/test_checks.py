@@ -12,10 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune import pruning
+from dist_tune import matches, pruning
 from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
-from dist_tune.measure.output_check import wrong_output
 from dist_tune.measure.poison import NANS
 from tests.checked_runs import judge, run
 
@@ -71,7 +70,8 @@ def test_the_allocator_saves_no_run(dtype: torch.dtype):
     for count, is_right in ((x.numel(), True), (0, False), (x.numel() - 1, False), (x.numel(), True)):
         result = run(x.numel())
         del result
-        assert (wrong_output(lambda count=count: run(count), 2 * x, 0.0, 0.0) == "") == is_right  # type: ignore[misc]
+        checker = Checker(matches(lambda count: 2 * x, rtol=0.0, atol=0.0), run, is_repeatable=True)
+        assert (judge(checker, run, count) == "") == is_right
 
 
 @pytest.mark.parametrize("dtype", NANS, ids=str)

@@ -41,4 +41,4 @@ def test_each_exchange_is_right_between_gpus(tmp_path: Path, name: str, straggle
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 4 * 9
+    assert done.stdout.count(" ok ") == 4 * 11

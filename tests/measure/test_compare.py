@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.measure import compare
@@ -182,7 +182,6 @@ def test_what_cannot_be_compared_is_an_error():
         difference(np.ones(2), np.ones(2) + 1)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_tune.measure.clocks import MAX_LEAD_MS
-from dist_tune.measure.lead import LONGEST_MS, Lead
+from dist_tune.measure.clocks import LONGEST_MS, MAX_LEAD_MS, Lead
 
 
 def after(host_ms: float, n_replays: int, *, waits: bool = False) -> tuple[Lead, list[bool]]:

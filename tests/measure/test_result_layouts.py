@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
 
 from dist_tune.measure.checks import Checker
+from dist_tune.measure.compare import tensors_of
 from tests.checked_runs import A, B, Function, judge, multiply
 
 pytestmark = pytest.mark.once
@@ -44,6 +48,48 @@ def test_results_of_any_layout_are_checked_and_arguments_stay(name: str):
         for _ in range(4):
             assert judge(checker, function, x) == ""
         assert torch.equal(x, before)
+
+
+@dataclass
+class Output:
+    value: torch.Tensor
+    whole: Any = None
+    unset: torch.Tensor = field(init=False)
+
+
+def test_a_missing_write_to_a_field_of_a_dataclass_is_found():
+    """It is a part of the result like an item of a tuple; one that holds itself, or lacks a field, is no obstacle."""
+    out = torch.zeros(8, 4)
+
+    def right(a: torch.Tensor, b: torch.Tensor) -> Output:
+        return Output(torch.mm(a, b, out=out))
+
+    def is_right(result: Output, a: torch.Tensor, b: torch.Tensor) -> bool:
+        result.whole = result
+        return torch.allclose(result.value, a @ b, atol=1e-4)
+
+    for check in (lambda a, b: Output(a @ b), is_right):
+        checker = Checker(check, right)
+        assert judge(checker, right, A, B) == ""
+        assert judge(checker, lambda a, b: Output(out), A, B) != ""
+        assert judge(checker, right, A, B) == ""
+
+
+def test_a_container_is_searched_once():
+    """A list in itself, a tree whose nodes know their parent, and twenty pairs in one another, which have a million ends."""
+    value = torch.ones(1)
+    itself: list[Any] = [value]
+    itself.append(itself)
+    root = Output(value)
+    root.whole = [Output(value, root) for _ in range(40)]
+    pair: Any = value
+    for _ in range(20):
+        pair = (pair, pair)
+    assert list(tensors_of(itself)) == [(0,)]
+    assert len(tensors_of(root)) == 41
+    assert list(tensors_of((pair, value)))[-1] == (1,)
+    assert len(tensors_of(pair)) == 2
+    assert list(tensors_of([[value], {"a": value}])) == [(0, 0), (1, "a")]
 
 
 def test_inference_tensors_and_leaves_can_be_outputs():

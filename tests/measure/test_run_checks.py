@@ -1,4 +1,4 @@
-"""Runs that ranks make together for a tuning script are checked without being repeated at will."""
+"""Runs of a tuning script: repeated at will by a process that is alone, and not where ranks make them together."""
 
 from __future__ import annotations
 
@@ -42,3 +42,40 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
         assert found[i + 2][0].startswith("wrong by")
         assert found[i + 3] == []
         assert found[i + 4] == ["", ""]
+
+
+def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """Of two configs, where one process tunes."""
+    launch = RunLaunch("f", Runs(make, [{"n": 0}, {"n": 1}], None), range(2), (0.1, 0.1), is_alone=True, is_watched=False)
+    checker, found = launch.checker(), []
+    for config in launch.candidates():
+        launch.prepare(config)
+        checker.begin(*launch.arguments, is_repeated=False)
+        found.append(checker.judge(launch.run(config, Undo()), *launch.arguments))
+    return found
+
+
+def test_a_script_is_told_what_cannot_be_checked():
+    """In its own words, and apart from errors of a run that works once."""
+    right = torch.ones(4)
+    assert _check_alone(lambda config: ([right.clone()].pop, right)) == ["a repeated run raised IndexError: pop from empty list"] * 2
+    for wrong in _check_alone(lambda config: (lambda: right, right)):
+        assert wrong.startswith("its check raised TypeError: run and its reference ground_truth return the same memory")
+
+
+def test_a_check_that_runs_out_of_memory_is_repeated_without_the_other_runs():
+    """Copies of a result are the check's, and the runs that are held are the tuner's: neither is a fault of the config."""
+    right, n_runs, made = torch.ones(4), [0, 0], list[int]()
+
+    def make(config: dict[str, Any]) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
+        def run() -> torch.Tensor:
+            n_runs[config["n"]] += 1
+            if n_runs[1] == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return right.clone()
+
+        made.append(config["n"])
+        return run, right
+
+    assert _check_alone(make) == ["", ""]
+    assert (n_runs, made) == ([2, 3], [0, 1])

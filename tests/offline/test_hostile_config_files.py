@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.offline import load_config, save_configs_to_json
@@ -39,7 +39,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@settings(max_examples=200, deadline=None)
 @given(CONTENTS, st.integers(-(2**70), 2**70))
 def test_any_file_gives_a_config_or_a_value_error(content: bytes, size: int):
     """Whose message names the file."""
@@ -58,7 +57,6 @@ def test_any_file_gives_a_config_or_a_value_error(content: bytes, size: int):
     assert len(message) < 2000
 
 
-@settings(max_examples=100, deadline=None)
 @given(CONTENTS)
 def test_any_file_makes_room_for_new_configs(content: bytes):
     """One that is no JSON object is set aside; the new configs are there in any case."""

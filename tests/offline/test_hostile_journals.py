@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.offline import Problem, tune_problems
@@ -80,7 +80,6 @@ def test_a_line_of_wrong_types_is_left_out(tmp_path: Path, entry: object):
     assert warning.isprintable()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(LINES, max_size=6), st.booleans())
 def test_no_line_is_an_error(lines: list[Any], is_first_right: bool):
     """Whatever they hold, the progress is of candidates that there are, with finite times; and the next process may go on."""
@@ -104,7 +103,6 @@ def test_no_line_is_an_error(lines: list[Any], is_first_right: bool):
         assert told(path)[0].latencies_ms[2] == 2.0
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_are_an_error(content: bytes):
     with tempfile.TemporaryDirectory() as folder:

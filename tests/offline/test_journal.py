@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.offline.journal import Journal, Progress
@@ -120,7 +120,6 @@ def test_a_damaged_line_is_left_out(path: Path, damage: Callable[[bytes], bytes]
 
 
 @given(STEPS, st.data())
-@settings(max_examples=60, deadline=None)
 def test_cut_anywhere_it_says_what_its_complete_lines_said(steps: list[tuple[Any, ...]], data: st.DataObject):
     """As if the process had made no other steps; and the next process may go on after it."""
     with tempfile.TemporaryDirectory() as folder:

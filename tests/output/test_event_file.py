@@ -97,13 +97,14 @@ def test_any_text_is_one_line(tmp_path: Path, text: str):
 
 
 def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
-    """A time that is no number, as of a clock that was lost: the other events are written."""
+    """A time that is no number, as of a clock that was lost: the other events are written, also with such words in a text."""
     file = EventFile(tmp_path, 0, "f, call 1", 1)
     file.add(Met, topic="report", seconds=float("nan"))
     file.add(Met, topic="done", seconds=1.0)
+    file.add(Met, topic="NaN or Infinity", seconds=1.0)
     file.begin()
     file.close()
-    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done"]
+    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity"]
 
 
 def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):

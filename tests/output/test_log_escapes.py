@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.output.log import tuning_log
-from dist_tune.printable import printable
+from dist_tune.output.words import printable
 from dist_tune.settings import Settings
 from tests.log_lines import lines_of
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from dist_tune.output.logger import Logger
+from dist_tune.output.logger import Logger, Record
 
 pytestmark = pytest.mark.once
 
 
-def heard(least: str = "DEBUG") -> tuple[Logger, list[tuple[str, logging.LogRecord]]]:
+def heard(least: str = "DEBUG") -> tuple[Logger, list[tuple[str, Record]]]:
     """A logger, and what it writes."""
-    lines: list[tuple[str, logging.LogRecord]] = []
+    lines: list[tuple[str, Record]] = []
     return Logger(lambda line, record: lines.append((line, record)), least), lines
 
 
@@ -28,7 +28,7 @@ def test_a_line_is_time_level_and_message():
     log.info("a {b} <c> %s")
     ((line, record),) = lines
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO    a \{b\} <c> %s", line)
-    assert (record.levelno, record.getMessage()) == (20, "a {b} <c> %s")
+    assert (record.level, record.level_name, record.message) == (20, "INFO", "a {b} <c> %s")
 
 
 @pytest.mark.parametrize(("least", "kept"), [("TRACE", 5), ("DEBUG", 4), ("INFO", 3), ("WARNING", 2), ("ERROR", 1)])
@@ -36,7 +36,7 @@ def test_events_below_the_level_are_left_out(least: str, kept: int):
     log, lines = heard(least)
     for name in ("trace", "debug", "info", "warning", "error"):
         getattr(log, name)(name)
-    assert [record.getMessage() for _, record in lines] == ["trace", "debug", "info", "warning", "error"][5 - kept :]
+    assert [record.message for _, record in lines] == ["trace", "debug", "info", "warning", "error"][5 - kept :]
 
 
 def test_bound_values_are_the_bound_logger_s_alone():
@@ -45,7 +45,7 @@ def test_bound_values_are_the_bound_logger_s_alone():
     one, other = log.bind(a=1), log.bind(a=2)
     for each in (log, one, other, one.bind(b=3)):
         each.info("")
-    assert [vars(record)["bound"] for _, record in lines] == [{}, {"a": 1}, {"a": 2}, {"a": 1, "b": 3}]
+    assert [record.bound for _, record in lines] == [{}, {"a": 1}, {"a": 2}, {"a": 1, "b": 3}]
 
 
 def test_the_program_s_settings_do_not_reach_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
@@ -70,7 +70,7 @@ def test_lines_of_several_threads_are_whole(tmp_path: Path):
     """One thread writes at a time, also through loggers that were bound apart."""
     with open(tmp_path / "log", "w", encoding="utf-8") as file:
 
-        def write(line: str, record: logging.LogRecord) -> None:
+        def write(line: str, record: Record) -> None:
             for part in f"{line}\n".partition(" "):
                 file.write(part)
                 time.sleep(0)  # another thread's turn

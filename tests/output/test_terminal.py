@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.output.terminal import LIVE_EVERY_S, Terminal, console_of, milliseconds
+from dist_tune.output.terminal import LIVE_EVERY_S, Terminal, console_of
+from dist_tune.output.words import milliseconds
 
 pytestmark = pytest.mark.once
 

@@ -159,12 +159,14 @@ def _specialised(rank: int, n_steps: list[int]) -> Any:
     return [each.equal_to for each in step.records[0].candidates], [each.n_replays > 0 for each in step.records[0].candidates]
 
 
+@pytest.mark.once
 def test_candidates_are_equal_if_they_are_on_all_ranks():
     """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on both. One on both: nothing to race."""
     assert values(on_fake(2, _specialised, [1, 4])) == [([None] * 4, [True] * 4)] * 2
     assert values(on_fake(2, _specialised, [1, 1])) == [([None, 0, 0, 0], [False] * 4)] * 2
 
 
+@pytest.mark.once
 def test_two_ranks_compile_each_kernel_once():
     """The four stages of a block stay together, so that one rank makes them all; what the first runs wait for is made besides."""
     got = values(on_fake(2, _stages, {}))
@@ -189,6 +191,7 @@ def _failing(rank: int) -> Any:
     return tried, record.winner, [each.failure for each in record.candidates]
 
 
+@pytest.mark.once
 def test_where_the_first_fails_its_equals_fail_alike():
     """It is launched once, and its equals never."""
     ((tried, winner, failures),) = values(on_fake(1, _failing))

@@ -12,6 +12,7 @@ import triton.language as tl
 from dist_tune import contextual_autotune
 from dist_tune.search import SearchName
 from dist_tune.testing import FakeH200, values
+from tests.cases import further
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -46,7 +47,7 @@ def tune_variants(rank: int, lengths: tuple[int, ...]) -> Any:
     return step.records[0].best.fields["num_stages"]
 
 
-@pytest.mark.parametrize("lengths", [(1, 64), (64, 1)])
+@pytest.mark.parametrize("lengths", [(1, 64), further((64, 1))])
 def test_candidates_that_are_equal_in_one_variant_race(lengths: tuple[int, ...]) -> None:
     """The variant that comes first has one kernel for all stages; in the other one three stages are the fastest."""
     assert values(on_ranks(1, tune_variants, lengths, mode="fake", is_dist=False, env=PATIENT)) == [3]

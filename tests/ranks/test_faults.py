@@ -87,6 +87,7 @@ def _fails_to_compile(rank: int) -> Any:
     return best(kernel), [c.failure for c in step.records[0].candidates], step.records[0].n_replays
 
 
+@pytest.mark.once
 def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
     """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
     got = values(on_ranks(2, _fails_to_compile, mode="fake"))

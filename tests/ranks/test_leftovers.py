@@ -120,6 +120,7 @@ def _two_threads(rank: int) -> Any:
     return [len(kernel.cache) for kernel in kernels], threads_after_a_while(), [a == b for a, b in zip(before, state(), strict=True)]
 
 
+@pytest.mark.once
 def test_two_tunings_in_two_threads():
     """Both compile at once, one after the other goes on, and the last to leave restores all."""
     assert values(on_fake(1, _two_threads, is_dist=False)) == [([1, 1], 1, [True] * 6)]

@@ -90,7 +90,7 @@ def _used(rank: int) -> Any:
     return got
 
 
-@pytest.mark.parametrize("mode", ["interpret", "fake"])
+@pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
 def test_what_libraries_use_works_in_a_tuned_closure(mode: Mode):
     """In the first call's runs and in a later call; results are right, and the winner is the same on all ranks."""
     for got in values(on_ranks(2, _used, mode=mode)):

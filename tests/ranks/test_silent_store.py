@@ -45,7 +45,7 @@ class Wire:
         sink.close()
 
 
-def cut_off(rank: int, at_run: int) -> Any:
+def cut_off(rank: int, at_run: int, after_s: float = 0.0) -> Any:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     wire = Wire(store.port) if store is not None else None
     port: list[Any] = [wire.port if wire is not None else 0]
@@ -61,7 +61,8 @@ def cut_off(rank: int, at_run: int) -> Any:
         time.sleep(1.0 if runs[0] == 1 else 0.02)  # both ranks are in their first run when the wire is cut there
         if wire is not None and runs[0] == at_run:
             wire.is_cut = True
-        return launch(kernel, x)
+        time.sleep(after_s)
+        return x if after_s else launch(kernel, x)
 
     began = time.monotonic()
     found = caught(lambda: step(torch.zeros(64)))
@@ -81,3 +82,11 @@ def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
     assert "ranks [1]" in message
     assert "1800 s" not in message
     assert seconds < 3 * DEADLINE_S + 2  # with the replays before
+
+
+@pytest.mark.slow  # tests/watch has the reason in milliseconds
+def test_a_rank_that_is_cut_off_in_the_midst_of_a_long_first_run_leaves():
+    """With nothing to tune, and the beating thread in a call of the silent store before this rank comes to the meeting."""
+    _, second = on_ranks(2, cut_off, 1, 1.5, timeout_s=30)
+    left_with(second, 86)
+    assert "the c10d store has not answered for" in second.log

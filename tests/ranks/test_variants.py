@@ -61,7 +61,8 @@ def _strides(rank: int, has_two_sites: bool, warps: tuple[int, ...] = (4,), **op
     return result(run, seen)
 
 
-@pytest.mark.parametrize("has_two_sites", [False, True])
+@pytest.mark.once
+@pytest.mark.parametrize("has_two_sites", [further(False), True])
 @pytest.mark.parametrize("n", [further(1), 2])
 def test_a_stride_that_changes_every_time_is_timed_with_all_candidates(n: int, has_two_sites: bool) -> None:
     """64 and 100 in turn, at one site and at two out of step: both are compiled for all candidates, and each gets its time."""
@@ -103,6 +104,7 @@ def _many(rank: int) -> Any:
     return *result(step, seen)[:3], len(seen.lazy) - n_lazy, seen.compiled
 
 
+@pytest.mark.once
 def test_a_large_space_is_compiled_for_the_class_that_comes_and_for_others_once_few_are_left() -> None:
     """20 candidates: epoch 1 is seen to pass before it is compiled for all; multiples of 16 are compiled for the finalists."""
     outcomes = on_fake(2, _many)
@@ -120,6 +122,7 @@ def _large_strides(rank: int) -> Any:
     return _strides(rank, False, (1, 2, 4, 8, 16))
 
 
+@pytest.mark.once
 def test_a_large_space_with_two_frequent_variants_is_compiled_for_both() -> None:
     """20 candidates, strides of 64 and 100 in turn."""
     outcomes = on_fake(2, _large_strides)
@@ -132,6 +135,7 @@ def _options(rank: int, options: dict[str, Any]) -> Any:
     return _strides(rank, False, **options)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "options", [{"n_warmup": 0}, {"search": "exhaustive"}, further({"objective": "kernel", "budget_s": 20.0}), further({"max_replays": 30})]
 )

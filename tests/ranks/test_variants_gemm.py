@@ -14,7 +14,7 @@ from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import on_fake, tuned, watch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 
 def _gemm(rank: int, n_ranks: int) -> Any:

@@ -84,7 +84,9 @@ def test_wrappers_around_a_kernel_neither_stop_nor_hide_the_notice(swallows: boo
     outcomes = on_fake(1, _wrapper, swallows)
     for (in_timed, winners, _, unmeasured), launches, failures in values(outcomes):
         assert (winners, unmeasured) == ([32], [])
-        assert len(in_timed) == outcomes[0].log.count("does not count: it compiled") == (3 if swallows else 0)
+        assert len(in_timed) == outcomes[0].log.count("does not count: it compiled")
+        # One for each candidate but the first, for the class that comes first; more where a timed replay meets epoch 16.
+        assert len(in_timed) in (range(3, 6) if swallows else [0])
         assert (launches, failures) == ([1] * 3, [None] * 4)
 
 
@@ -109,6 +111,7 @@ def _picky(rank: int, at: int) -> Any:
     return *result(run, seen)[:2], [c.failure for c in run.records[0].candidates]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("at", [further(2), 5])
 def test_a_candidate_that_fails_for_a_variant_on_one_rank_is_dropped_on_all(at: int) -> None:
     """On rank 1 the fastest does not compile for the class of a later epoch, which comes before the race or in its midst."""

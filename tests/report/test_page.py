@@ -39,17 +39,20 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return story_of_folder(folder)
 
 
-def test_twenty_sites_of_200_candidates_take_less_than_2_mb(story: Story):
+@pytest.fixture(scope="module")
+def page(story: Story) -> str:
+    return render(story)
+
+
+def test_twenty_sites_of_200_candidates_take_less_than_2_mb(page: str):
     """On four ranks, with all charts and a row for each candidate."""
-    page = render(story)
     assert len(page.encode()) < 2_000_000
     assert page.count("<tr") >= 20 * 200
     assert page.count("<svg") == 3 + 20 * 10
 
 
-def test_the_page_needs_nothing_from_outside(story: Story):
+def test_the_page_needs_nothing_from_outside(page: str):
     """Styles and scripts are inside, and its policy forbids all else."""
-    page = render(story)
     assert not re.search(r"""(?:src|href)=(?!["']?(?:#|data:,))""", page)
     assert not re.search(r"https?://|url\(|@import", page)
     assert "default-src 'none'" in page
@@ -80,8 +83,7 @@ def test_control_characters_do_not_reach_the_page():
         assert not re.search("[\x1b\u202e]", output)
 
 
-def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
-    page = render(story)
+def test_the_page_tells_of_the_winner_and_the_ranks(page: str):
     for words in (
         "1.43x",
         "rank 3 (4 of 4 meetings",

@@ -220,6 +220,7 @@ def _out_of_resources(rank: int) -> Any:
     return record.best.config, [each.failure for each in record.candidates], record.candidates[2].shared_bytes
 
 
+@pytest.mark.once
 def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all():
     """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind."""
     got = values(on_ranks(2, _out_of_resources, mode="fake", env={"DIST_TUNE_DEADLINE_S": "20"}))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune import autotune, contextual_autotune
@@ -112,7 +112,6 @@ def test_sites_end_together():
         assert sum(each.left is not None and "budget of 3 s" in each.left for each in search.results(site)) == 6
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(0.001, 3.0), min_size=1, max_size=25),
     st.floats(0.1, 60.0),

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.config_space import ConfigSpace
@@ -34,7 +34,6 @@ def states(draw: st.DrawFn) -> tuple[list[str], dict[int, float], set[int], set[
     return texts, times, {i for i, kind in enumerate(kinds) if kind == "f"}, {i for i, kind in enumerate(kinds) if kind == "u"}
 
 
-@settings(deadline=None)
 @given(state=states(), n=st.integers(0, 40))
 def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
     state: tuple[list[str], dict[int, float], set[int], set[int]], n: int
@@ -50,7 +49,6 @@ def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
     assert space.wave(n, times, failures, untried) == wave
 
 
-@settings(deadline=None)
 @given(state=states(), n=st.integers(1, 40))
 def test_a_spread_begins_with_the_first_and_repeats_nothing(state: tuple[list[str], dict[int, float], set[int], set[int]], n: int):
     """A longer spread begins like a shorter one."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.errors import CandidateFailure, FailureKind
@@ -80,7 +80,6 @@ def test_a_large_space_is_tried_in_part_and_its_best_found():
     assert all(each.times is None and each.failure is None for each in race.results("s") if each.left == NOT_TRIED)
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=st.data(), n=st.integers(30, 120), n_failing=st.integers(0, 120))
 def test_any_guided_search_ends_and_tries_nothing_twice(data: Any, n: int, n_failing: int):
     """With candidates that do not compile and others that fail at their launch; the winner runs, and the same again gives the same."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.race import Race
@@ -45,7 +45,6 @@ def expected(n: int, failed: set[int], ranks: Mapping[int, Mapping[int, list[flo
     return min(reduced)[1] if reduced else min(alive, default=None)
 
 
-@settings(max_examples=200, deadline=None)
 @given(worlds())
 def test_any_table_ends_with_the_least_agreed_time(world: tuple[Any, ...]):
     """Whatever fails or is not met, the search ends in time, and the winner is the argmin of the MAX of medians."""
@@ -56,7 +55,6 @@ def test_any_table_ends_with_the_least_agreed_time(world: tuple[Any, ...]):
         assert search.best(site) == expected(n, failed, run.samples.get(site, {}))
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_order_of_a_tally_does_not_matter(world: tuple[Any, ...], dice: Any):
     """Two searches that hear the same in dicts of different orders ask for the same and choose the same."""

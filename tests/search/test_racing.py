@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.plan import Plan, Trial
@@ -171,7 +171,6 @@ def races(draw: st.DrawFn, times: Any) -> tuple[Plan, dict[str, int], dict[str, 
     return plan, sites, failures, n_ranks, take
 
 
-@settings(max_examples=60, deadline=None)
 @given(races(fair))
 def test_any_race_ends_within_its_bound(race: tuple[Any, ...]):
     """All that can be timed are, failures are never asked for again, and who wins has failed nowhere."""
@@ -193,7 +192,6 @@ def test_any_race_ends_within_its_bound(race: tuple[Any, ...]):
     assert n_before <= bound
 
 
-@settings(max_examples=40, deadline=None)
 @given(races(st.one_of(fair, st.none())))
 def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
     """Sites that are met now and then, differently on each rank, get overtime, and not for ever."""
@@ -203,7 +201,6 @@ def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
     assert all((search.best(site) is None) == all(s.failure for s in search.results(site)) for site in sites)
 
 
-@settings(max_examples=40, deadline=None)
 @given(races(st.one_of(fair, st.none())), st.randoms(use_true_random=False))
 def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
     """Sites and candidates may come in another order on another rank: same replays, same winners, same reasons."""

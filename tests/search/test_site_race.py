@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.plan import Plan, PriorTimes, SearchName, Trial
@@ -177,7 +177,6 @@ def tables(draw: st.DrawFn) -> tuple[list[float], dict[int, float], float, Plan]
     return times, {i: times[i] for i in known}, drift, draw(plans)
 
 
-@settings(max_examples=80, deadline=None)
 @given(tables())
 def test_known_times_cost_no_quality(table: tuple[list[float], dict[int, float], float, Plan]):
     """Whatever is known, and however slow the device is today: the winner is as fast as the fastest, but for a tie."""
@@ -192,7 +191,6 @@ def test_known_times_cost_no_quality(table: tuple[list[float], dict[int, float],
     assert len(world.replays) <= bound
 
 
-@settings(max_examples=80, deadline=None)
 @given(tables(), st.integers(1, 30))
 def test_a_bound_never_costs_the_winner_that_was_known(table: tuple[list[float], dict[int, float], float, Plan], bound: int):
     """However few replays there may be, the choice is no worse than the one that stood."""
@@ -222,7 +220,6 @@ def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Ta
     return n, PriorTimes(times, draw(st.one_of(st.none(), indices))), failures, draw(plans), take
 
 
-@settings(max_examples=80, deadline=None)
 @given(doubtful(), st.randoms(use_true_random=False))
 def test_whatever_is_known_a_race_ends(world: tuple[int, PriorTimes, dict[int, str], Plan, Take], dice: Any):
     """Within its overtime, equally whatever the order of what it was told, with a winner that has failed nowhere."""

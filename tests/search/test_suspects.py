@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.plan import Plan, PriorTimes
@@ -44,7 +44,6 @@ def test_a_suspect_is_timed_after_all_others_and_in_a_batch_of_its_own(search: A
     assert world.search.best("s") == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.sets(st.integers(0, 8))), min_size=1, max_size=4),
     st.integers(0, 3),

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from dist_tune.compiler import Placement
 from dist_tune.runtime.kernel_identity import Later
-from dist_tune.sites.labels import Labels, differing, telling
+from dist_tune.sites.labels import SOURCE, Labels, differing, telling
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
@@ -130,5 +130,27 @@ def test_identity_of_a_kernel_alone_is_not_read():
     labels, identity = Labels(), Later(read)
     assert [labels.of("k[64]", identity), labels.of("k[64]", identity)] == ["k[64]", "k[64]"]
     assert labels.kinds(is_alone=True) == {}
+    assert labels.kinds({"k[64]": "f"}) == {"k[64]": [{SOURCE: "f"}]}
     with pytest.raises(AssertionError, match="read"):
         labels.kinds()
+    with pytest.raises(AssertionError, match="read"):
+        labels.kinds({"k[64]": "f"}, {"k[64]"})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "unread", "told"),
+    [
+        ([[{SOURCE: "f"}], [{SOURCE: "f"}]], [], {}),
+        ([[{SOURCE: "f"}], []], [], {}),  # on one rank alone
+        ([[{SOURCE: "f"}], [{SOURCE: "g"}]], ["k"], {}),
+        ([[{SOURCE: "f"}], [{"code": "c"}]], ["k"], {}),
+        ([[{SOURCE: "f"}], [{"code": "c", "B": "1"}, {"code": "c", "B": "2"}]], ["k"], {}),
+        ([[{"code": "c"}], [{"code": "c"}]], [], {}),
+        ([[{"code": "c"}], [{"code": "d"}]], [], {"k": ["code"]}),
+    ],
+)
+def test_codes_are_compared_where_fingerprints_differ(kinds: list[Any], unread: list[str], told: dict[str, list[str]]):
+    """A captured rank is in the fingerprint but does not tell kernels apart; that shows in the codes, which come in another meeting."""
+    ranks = {rank: RankManifest(Placement("h", rank, 2), kinds={"k": each} if each else {}) for rank, each in enumerate(kinds)}
+    reduced = reduce_manifests(ranks)
+    assert (reduced.unread, reduced.told_apart) == (unread, told)

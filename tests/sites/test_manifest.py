@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from dist_tune.cache import digest
 from dist_tune.cache.lookup import LookupResult
 from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
-from dist_tune.digests import digest
 from dist_tune.search.plan import PriorTimes
 from dist_tune.search.selection import ReducedTimes
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
@@ -42,7 +42,6 @@ calls = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=3))
 def test_roll_calls_travel_as_json(told: list[RankManifest]):
     """And so does what follows from them, with ranks as ints."""

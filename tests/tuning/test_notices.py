@@ -38,7 +38,7 @@ def test_a_new_shape_is_no_warning():
 
     def write(line: str, record: Any) -> None:
         text = line.partition("site=")[2]
-        told[text.split()[0]] = record.levelname, bool(record.bound.get("progress"))
+        told[text.split()[0]] = record.level_name, bool(record.bound.get("progress"))
 
     site = SimpleNamespace(kernel="gemm", key="[8]", texts=[], n_removed=0)
     context: Any = SimpleNamespace(

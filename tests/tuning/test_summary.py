@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dist_tune.cache import CandidateRecord, Seconds, TuningRecord
+from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
 from dist_tune.output.log import WIDTH, wrapped
-from dist_tune.output.terminal import amount, console_of
-from dist_tune.step_times import step_times
+from dist_tune.output.terminal import console_of
+from dist_tune.output.words import amount
 from dist_tune.tuning.results import table_rows
 from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, show, summary
 from tests.cached_records import candidate, record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from dist_tune.distributed import Asked
+from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.watch.steps import Kind
 from dist_tune.watch.watchdog import Watchdog
 
@@ -82,3 +84,46 @@ def test_the_limit_of_a_replay_is_of_all_of_it_where_ranks_met_in_it(monkeypatch
     watchdog.end_replay()
     watchdog.note("replay 2", Kind.REPLAY)
     assert watchdog._subject()[2] >= 60.0
+
+
+@pytest.mark.parametrize("has_thread", [True, False], ids=["in a silent call", "no more threads"])
+def test_a_meeting_is_watched_where_the_beating_thread_does_not_come_back(has_thread: bool, monkeypatch: pytest.MonkeyPatch):
+    """A first run longer than a beat, in which the store went silent: the beating thread stands in a call, and starts no watch later."""
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def ask(key: str, value: str) -> None:
+        is_asked.set()
+        is_over.wait(60)
+
+    store: Any = SimpleNamespace(clone=lambda: SimpleNamespace(set=ask))
+    beating = Heartbeat(0, (0, 1), lambda: 0)
+    beating._every_s = 1e-3
+    watchdog, started = _watchdog(monkeypatch), list[str]()
+    watchdog._ranks = beating  # type: ignore[assignment]
+    monkeypatch.setattr(watchdog, "start_thread", lambda: started.extend(["watchdog"] * bool(watchdog._watched)))
+    if not has_thread:
+        monkeypatch.setattr(threading.Thread, "start", _no_more_threads)
+    with beating.beating(lambda: store, lambda line: None, watchdog.start_thread):
+        assert is_asked.wait(10 * has_thread) == has_thread
+        watchdog.start(is_late=True)
+        assert started == ["watchdog"]
+        is_over.set()
+
+
+def test_a_meeting_before_the_first_beat_is_watched_from_that_beat_on(monkeypatch: pytest.MonkeyPatch):
+    """A hit starts no thread of its own."""
+    beating = Heartbeat(0, (0, 1), lambda: 0)
+    beating._every_s = 60.0
+    watchdog, started = _watchdog(monkeypatch), list[str]()
+    watchdog._ranks = beating  # type: ignore[assignment]
+    monkeypatch.setattr(watchdog, "start_thread", lambda: started.append("watchdog"))
+    store: Any = SimpleNamespace()
+    with beating.beating(lambda: store, lambda line: None, watchdog.start_thread):
+        watchdog.start(is_late=True)
+        assert not started
+        beating._begin_watches()
+    assert started == ["watchdog"]
+
+
+def _no_more_threads(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -23,7 +23,8 @@ from dist_tune.cache import BROKEN_SUFFIX, JOURNALS, LINES_SUFFIX, LOCK_NAME, LO
 from dist_tune.cli.records import quarantine, transfer
 from dist_tune.cli.records.record_page import dropped, record_list, record_page
 from dist_tune.cli.records.selection import Filter, Listed, choose, ordered
-from dist_tune.cli.tables import Answer, RefusedError, amount, grid, plain, size
+from dist_tune.cli.tables import Answer, RefusedError, grid, plain, size
+from dist_tune.output import amount
 from dist_tune.settings import Settings
 
 _RECORD_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
@@ -142,17 +143,12 @@ def clear(cache: Cache, key: str | None, *, is_quarantine: bool = False, is_sure
         return Answer({"deleted": []}, [Text(f"nothing to delete in {cache.folder}")])
     if not is_sure:
         _confirm(f"Delete {what} in {cache.folder} ({size(_size(doomed))})?")
-    deleted, problems = [], []
-    for each in doomed:
-        try:
-            cache.remove(each)
-            deleted.append(str(each.absolute()))
-        except (OSError, ValueError) as error:
-            problems.append(f"{each} is not deleted: {getattr(error, 'strerror', None) or error}")
+    problems = quarantine.delete(cache, doomed)
+    deleted = [str(each.absolute()) for each in doomed if each not in problems]
     for folder in {each.parent for each in doomed}:
         with suppress(OSError):  # still in use
             folder.rmdir()
-    return Answer({"deleted": deleted}, [Text(f"deleted {what}")] if deleted else [], 1 if problems else 0, problems)
+    return Answer({"deleted": deleted}, [Text(f"deleted {what}")] if deleted else [], 1 if problems else 0, [*problems.values()])
 
 
 def _confirm(question: str) -> None:

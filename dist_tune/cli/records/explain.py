@@ -17,7 +17,8 @@ from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, enviro
 from dist_tune.cli.records.cache import damage_list, damaged, set_aside
 from dist_tune.cli.records.record_page import not_followed
 from dist_tune.cli.records.selection import Listed, by_environment, choose
-from dist_tune.cli.tables import Answer, amount, grid, plain
+from dist_tune.cli.tables import Answer, grid, plain
+from dist_tune.output import amount
 from dist_tune.settings import Settings
 
 _FIELDS = (*HARDWARE, *SOFTWARE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.text import Text
 
 from dist_tune.cache import LINES_SUFFIX, QUARANTINE, Cache, QuarantinedConfig, read_quarantine
-from dist_tune.cli.tables import Answer, RefusedError, ago, amount, grid, plain
+from dist_tune.cli.tables import Answer, RefusedError, ago, grid, plain
+from dist_tune.output import amount
 
 Found = list[tuple[Path, QuarantinedConfig]]
 
@@ -48,11 +50,17 @@ def ls(cache: Cache) -> Answer:
 def clear(cache: Cache, key: str | None) -> Answer:
     """Let configs run again: those of a KEY, or all."""
     found = in_quarantine(cache, key)
-    problems = []
-    for path in sorted({path for path, _ in found}):
-        try:
-            cache.remove(path)
-        except (OSError, ValueError) as error:
-            problems.append(f"{path} is not deleted: {getattr(error, 'strerror', None) or error}")
+    problems = delete(cache, sorted({path for path, _ in found}))
     told = f"{amount(len(found), 'config')} may run again" if found else "no config is in quarantine"
-    return Answer({"cleared": [each.model_dump() for _, each in found]}, [Text(told)], 1 if problems else 0, problems)
+    return Answer({"cleared": [each.model_dump() for _, each in found]}, [Text(told)], 1 if problems else 0, [*problems.values()])
+
+
+def delete(cache: Cache, paths: Iterable[Path]) -> dict[Path, str]:
+    """Delete files of the cache; those that cannot be deleted -> the reason."""
+    problems = {}
+    for each in paths:
+        try:
+            cache.remove(each)
+        except (OSError, ValueError) as error:
+            problems[each] = f"{each} is not deleted: {getattr(error, 'strerror', None) or error}"
+    return problems

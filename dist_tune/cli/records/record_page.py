@@ -12,7 +12,8 @@ from rich.text import Text
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, weighing, why_not
 from dist_tune.cli.records.selection import Listed, by_environment
-from dist_tune.cli.tables import ago, amount, facts, grid, milliseconds, plain, size
+from dist_tune.cli.tables import ago, facts, grid, milliseconds, plain, size
+from dist_tune.output import amount
 
 _MAX_CONFIG = 400
 _MAX_FIELDS = 12

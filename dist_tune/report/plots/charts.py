@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-N_COLOURS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:

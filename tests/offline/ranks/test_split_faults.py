@@ -123,6 +123,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow  # tests/ranks/test_supervised.py has an agent that starts a job again
 def test_a_job_that_torchrun_starts_again_goes_on_where_it_was(tmp_path: Path):
     """The agent ends all ranks when one is killed; after the restart problems that were done are not tuned again."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune import __version__, autotune, tested_versions
-from dist_tune.tested_versions import TESTED, newer_than_tested
+from dist_tune import __version__, autotune
 from dist_tune.tuning import notices
+from dist_tune.tuning.notices import TESTED, newer_than_tested
 from tests.function_options import BLOCKS
 
 pytestmark = pytest.mark.once
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.once
 )
 def test_newer_versions_are_named(installed: dict[str, str], named: list[str], monkeypatch: pytest.MonkeyPatch):
     """With what is tested; numbers behind the second do not count, and 3.10 is above 3.9."""
-    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("2.11", "2.13"), "triton": ("3.6", "3.9")})
+    monkeypatch.setattr(notices, "TESTED", {"torch": ("2.11", "2.13"), "triton": ("3.6", "3.9")})
     text = newer_than_tested(installed)
     assert [name in text for name in named] == [True] * len(named)
     assert bool(text) is bool(named)
@@ -37,7 +37,7 @@ def test_newer_versions_are_named(installed: dict[str, str], named: list[str], m
 
 def test_what_the_tests_install_is_what_is_tested():
     """The pinned torch and triton, and the second triton of the Makefile, end the tested ranges."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     pins = dict(line.split("==") for line in (root / "launch/constraints.txt").read_text().splitlines() if "==" in line)
     (second,) = re.findall(r"triton==(\S+)", (root / "Makefile").read_text())
     assert [pins["torch"].startswith(TESTED["torch"][1]), pins["triton"].startswith(TESTED["triton"][0])] == [True, True]
@@ -47,7 +47,7 @@ def test_what_the_tests_install_is_what_is_tested():
 def test_a_tuning_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """One line for all tunings of a process, on the terminal of the first rank and in the log."""
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path))
-    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("1.0", "1.1"), "triton": ("3.6", "99.0")})
+    monkeypatch.setattr(notices, "TESTED", {"torch": ("1.0", "1.1"), "triton": ("3.6", "99.0")})
     monkeypatch.setattr(notices, "_of_process", notices.Notices())
     for name in ("one", "other"):
         tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0, name=name: f"{name}{x}")

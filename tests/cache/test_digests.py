@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.checked_lines import sealed_line, text_of
+from dist_tune.cache import sealed_line, text_of
 
 pytestmark = pytest.mark.once
 

@@ -1,12 +1,14 @@
 """A run is right if it returns what it should and writes all of it, whatever its memory held before."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from dist_tune.measure.output_check import wrong_output
+from dist_tune import matches
+from dist_tune.measure.checks import Checker
 
 pytestmark = pytest.mark.once
 
@@ -22,8 +24,11 @@ def right(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (exponents % 2 == 0) if dtype == torch.bool else (2.0**exponents).to(dtype)
 
 
-def check(run: Callable[[], Any], ground_truth: Any) -> str:
-    return wrong_output(run, ground_truth, atol=1e-2, rtol=1e-2)
+def check(run: Callable[[], Any], ground_truth: Any, tolerance: float = 1e-2) -> str:
+    """What is said of a run that is repeated at will, as by ``benchmark_config`` and by tuning scripts on one GPU."""
+    checker = Checker(matches(lambda: ground_truth, rtol=tolerance, atol=tolerance), run, is_repeatable=True)
+    checker.begin((), {}, is_repeated=False)
+    return checker.judge(run(), (), {})
 
 
 class Into:
@@ -69,7 +74,16 @@ def test_what_is_not_written_is_found(dtype: torch.dtype, write: Any, n_left: in
     assert check(Into(write, dtype), right(dtype)).startswith(f"{n_left} of 32 elements")
 
 
-@pytest.mark.parametrize("container", [tuple, list, lambda pair: {"out": pair[0], "scale": pair[1]}], ids=["tuple", "list", "dict"])
+@dataclass
+class Pair:
+    out: torch.Tensor
+    scale: torch.Tensor
+
+
+CONTAINERS = {"tuple": tuple, "list": list, "dict": lambda pair: {"out": pair[0], "scale": pair[1]}, "dataclass": lambda pair: Pair(*pair)}
+
+
+@pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
 def test_each_of_several_results_must_be_written(container: Any):
     """The second of two is not, or half of it."""
     for write in (nothing, half_of_it):
@@ -102,9 +116,9 @@ def test_a_wrong_result_is_named():
 def test_errors_within_the_tolerances_are_right():
     """Within atol + rtol * |expected|, and no further."""
     expected = torch.tensor([0.0, 100.0])
-    assert wrong_output(lambda: torch.tensor([0.09, 110.0]), expected, atol=0.1, rtol=0.1) == ""
-    assert "wrong by 0.2 at [0]" in wrong_output(lambda: torch.tensor([0.2, 100.0]), expected, atol=0.1, rtol=0.1)
-    assert "wrong by 12 at [1]" in wrong_output(lambda: torch.tensor([0.0, 112.0]), expected, atol=0.1, rtol=0.1)
+    assert check(lambda: torch.tensor([0.09, 110.0]), expected, 0.1) == ""
+    assert "wrong by 0.2 at [0]" in check(lambda: torch.tensor([0.2, 100.0]), expected, 0.1)
+    assert "wrong by 12 at [1]" in check(lambda: torch.tensor([0.0, 112.0]), expected, 0.1)
 
 
 @pytest.mark.parametrize("name", ["relu_", "abs_", "ceil_"])
@@ -126,9 +140,10 @@ def test_integers_made_of_what_they_were_are_right(bound: str):
 
 
 def test_results_whose_elements_share_memory_are_right():
-    """An expanded one, into which nothing can be put, a transposed one and a part of one."""
+    """An expanded one, a transposed one and a part of one. What an expanded one was made of must be written, too."""
     scale, whole = torch.ones(4, 1), torch.zeros(8, 8)
-    assert check(lambda: scale.expand(4, 8), torch.ones(4, 8)) == ""
+    assert check(lambda: scale.fill_(1.0).expand(4, 8), torch.ones(4, 8)) == ""
+    assert check(lambda: scale.expand(4, 8), torch.ones(4, 8)).startswith("4 of 4 elements are not written")
     assert check(lambda: right().T, right().T) == ""
     assert check(lambda: whole[::2].copy_(right()), right()) == ""
     assert "16 of 32" in check(lambda: half_of_it(whole[::2], right()) or whole[::2], right())  # type: ignore[func-returns-value]
@@ -136,11 +151,14 @@ def test_results_whose_elements_share_memory_are_right():
 
 
 def test_a_run_of_inference_mode_or_with_gradients_is_right():
-    """Neither keeps its result from being checked."""
+    """Neither keeps its result from being checked, nor missing writes to it from being found."""
     weights = torch.nn.Parameter(right())
     with torch.inference_mode():
         made = right()
-    assert check(lambda: made, right()) == ""
+    assert check(torch.inference_mode()(lambda: made.copy_(right())), right()) == ""
+    assert check(torch.inference_mode()(lambda: right()), right()) == ""
+    assert check(torch.inference_mode()(lambda: half_of_it(made, right()) or made), right()).startswith("16 of 32 elements")  # type: ignore[func-returns-value]
+    assert check(lambda: made, right()).startswith("32 of 32 elements are not written")
     assert check(lambda: weights * 1.0, right()) == ""
     assert check(lambda: weights, right()) != ""
     assert torch.equal(weights, right())
@@ -150,7 +168,7 @@ def test_the_ground_truth_itself_is_refused():
     """As it is, as a part of it or in a container: nothing would ever be wrong."""
     expected = right()
     for run in (lambda: expected, lambda: expected.view(-1).view(4, 8), lambda: expected[:]):
-        with pytest.raises(TypeError, match="returns the memory of its ground truth"):
+        with pytest.raises(TypeError, match="return the same memory, so nothing would ever be wrong"):
             check(run, expected)
     with pytest.raises(TypeError, match="copy one of them"):
         check(lambda: (right(), expected), (expected, right()))
@@ -166,18 +184,17 @@ def test_a_random_run_is_repeated_with_the_same_numbers():
     assert torch.equal(torch.rand(1), after)
 
 
-def test_a_result_that_was_made_is_not_made_again():
-    """The first run is the one that is told; wrong, it is the only one."""
+@pytest.mark.parametrize(("offset", "n_repeats"), [(0, 1), (1, 0)])
+def test_a_run_is_repeated_once_if_it_is_right(offset: int, n_repeats: int):
+    """And not at all if it is wrong."""
     n_runs = [0]
 
     def run() -> torch.Tensor:
         n_runs[0] += 1
-        return right()
+        return right() + offset
 
-    assert wrong_output(run, right(), 0.0, 0.0, right() + 1) != ""
-    assert n_runs == [0]
-    assert wrong_output(run, right(), 0.0, 0.0, right()) == ""
-    assert n_runs == [1]
+    assert (check(run, right()) == "") == (offset == 0)
+    assert n_runs == [1 + n_repeats]
 
 
 def test_an_error_of_the_run_is_passed_on():

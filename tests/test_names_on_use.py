@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from dist_tune.lazy_names import found_on_use
+from dist_tune import found_on_use
 
 pytestmark = pytest.mark.once
 

@@ -1,0 +1,40 @@
+"""Words and numbers for people, on one line of a log, a terminal, a report or a message. Pure."""
+
+from __future__ import annotations
+
+_AS_FAST = 0.995
+"""Gain from which it reads "1.00x"."""
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters, line ends and invisible characters as Python writes them: ``\n``, ``\x1b``.
+
+    A newline in a name would begin a line of its own, which could pass for another event, and an escape sequence would reach the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def amount(n: int, noun: str) -> str:
+    """Number and noun: "1 site", "2 sites"."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def gain_words(ratio: float, first: str) -> str:
+    """The winner beside the first config: "1.43x the first config (0.209 ms)"; in percent if slower, because 0.95x reads like a gain."""
+    if ratio >= _AS_FAST:
+        return f"{ratio:.2f}x the first config ({first})"
+    return f"{100 * (1 / ratio - 1):.0f} % slower than the first config by its kernel ({first})"
+
+
+def lead_words(ahead: float) -> str:
+    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
+    if ahead >= 1:
+        return f"{1 + ahead:.1f}x the next"
+    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
+
+
+def milliseconds(ms: float) -> str:
+    """Three digits or more, as people compare them: "0.146", "12.3", "1234"."""
+    return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
