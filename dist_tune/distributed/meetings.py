@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart
+from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart, is_one_call
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.homes import NO_HOME
 from dist_tune.distributed.lives import cause_of, lives_of
@@ -224,8 +224,8 @@ class Meetings:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
     def _is_awaited(self) -> bool:
-        """True if a rank has come to the meeting under way for the same closure; it may have gone on to another one."""
-        return any(read_part(text, rank).closure == self._closure for rank, text in self._parts.shown(self._epoch))
+        """True if a rank has come to the meeting under way for this call; one that has called again may wait there for the next."""
+        return any(is_one_call([read_part(text, rank).place, self._place]) for rank, text in self._parts.shown(self._epoch))
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune import contextual_autotune
+from dist_tune import PeerFailedError, contextual_autotune
 from dist_tune.testing import Outcome, values
 from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
@@ -72,6 +72,37 @@ def test_a_rank_that_is_late_in_its_first_run_is_waited_for(wait: str, seconds: 
     assert first == second
     assert names_of_late(outcomes) == {(0, 1)}
     assert "its first run of tests.ranks.test_late_ranks._alone.<locals>.step, call 1" in outcomes[0].log
+
+
+def _retried(rank: int) -> Any:
+    kernel = autotuned()
+    runs = []
+
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 1:
+            raise ValueError("once")
+        if rank == 0 and len(runs) == 1:
+            time.sleep(1.0)  # rank 1 waits in its second call by then
+        return launch(kernel, x)
+
+    for n_failed in range(3):
+        try:
+            step(torch.ones(64))
+            break
+        except (ValueError, PeerFailedError) as error:
+            told = str(error)
+    return n_failed, told, len(step.records)
+
+
+def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
+    """Also when the one that raised has called again, and waits there: the late one does not pass the call untuned."""
+    first, second = values(on_ranks(2, _retried))
+    assert second == (1, "once", 1)
+    assert (first[0], first[2]) == (1, 1)
+    assert "rank 1" in first[1]
+    assert "ValueError: once" in first[1]
 
 
 def _stuck(rank: int) -> Any:
