@@ -90,6 +90,10 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _running[:] = [item]
+    if getattr(item, "execution_count", 1) > 1:  # pytest-rerunfailures keeps a module's fixtures, in which ranks have run
+        info = item._fixtureinfo  # type: ignore[attr-defined]
+        for definition in (each[-1] for each in info.name2fixturedefs.values() if each[-1].scope == "module"):
+            definition.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
