@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from dist_tune.offline import ConfigFile, Failed, Outcome, Problem, load_config, tune_files, tune_kernel, tune_problems
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.ranks.world import same_error
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from dist_tune.offline import Failed, Outcome, Problem, tune_and_save_configs, tune_kernel, tune_problems
-from dist_tune.testing import on_ranks, values
+from dist_tune.testing import values
 from tests.offline.ranks.test_split import problem
 from tests.ranks.world import DEADLINE_S, ROOT, same_error
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 
