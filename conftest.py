@@ -53,6 +53,11 @@ def pytest_configure() -> None:
         del os.environ[name]
     # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
     os.environ["RES_OPTIONS"] = "attempts:0"
+    # numpy reads it in the server that ranks are forked from. With more threads than cores, those of several ranks spin for each other.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    from dist_tune.testing import ranks  # it imports triton, which reads the environment
+
+    ranks.PRELOADED += ("tests.interpreter",)
     # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
     os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
 

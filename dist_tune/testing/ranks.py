@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from dist_tune.output import unwrapped
 from dist_tune.testing.fake_gpu import ExactTime, install_fake_driver
 
-PRELOADED = (
+PRELOADED: tuple[str, ...] = (
     "dist_tune.contextual",
     "dist_tune.function",
     "dist_tune.offline",
