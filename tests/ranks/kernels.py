@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -10,12 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.interpreter import interpreter_builder
 
 from dist_tune import contextual_autotune
-
-# A check of each sum and product of integers takes the interpreter longer than all else in these kernels, whose numbers are small.
-interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
 
 
 @triton.jit
