@@ -32,6 +32,7 @@ from dist_tune.cache.journal_file import (
     QuarantinedConfig,
     quarantine,
     read_quarantine,
+    sweep_journals,
 )
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
@@ -52,6 +53,6 @@ __all__ = [
     "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
     "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
     "fates", "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
-    "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "text_of",
+    "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals", "text_of",
     "unseal", "weighing", "why_not", "write_whole",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Append-only files of checked lines under the cache folder: journals of tunings under way, and configs in quarantine.
+"""Append-only files of checked lines: journals of tunings under way, and configs in quarantine.
 
-One line per event: its CRC-32, and JSON. Knows lines and files; nothing of what follows from them. Lines are not synced: the system's
-page cache survives a process that is killed, and a machine that loses its power measures again. A failure of the disk costs a warning
-and the journal, never the tuning.
+One line per event: its CRC-32, and JSON. Knows lines and files; nothing of what follows from them. Lines are synced where that is asked
+for: the system's page cache survives a process that is killed, and a machine that loses its power measures again. A failure of the disk
+costs a warning and the journal, never the tuning.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dist_tune.cache.digests import sealed_line, text_of
 from dist_tune.json_bytes import json_bytes
+from dist_tune.output import first_mistake
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener
 from dist_tune.warn_once import warn_once
 
@@ -97,13 +98,19 @@ class QuarantinedConfig(BaseModel):
     """Seconds since 1970."""
 
 
-class JournalFile:
-    """A file of lines, held by this process until it is closed or the process ends. Children that it forks do not hold it."""
+class JournalFile(Generic[_Model]):
+    """A file of lines, held by this process until it is closed or the process ends. Children that it forks do not hold it.
 
-    def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
-        self.lines: list[JournalLine] = []
+    ``model``: of a line; lines that do not fit it, or that ``validate`` raises a ``ValueError`` for, are passed over with a warning.
+    """
+
+    def __init__(
+        self, path: Path, model: type[_Model], rights: Rights = PRIVATE, *, validate: Callable[[_Model], object] | None = None
+    ) -> None:
+        self.lines: list[_Model] = []
         """What the file held when it was opened."""
         self.path = path
+        self._model, self._validate = model, validate
         self._rights = rights
         self._descriptor: int | None = None
         self._n_bytes = 0
@@ -127,9 +134,10 @@ class JournalFile:
         if self._descriptor is not None:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
+                self._n_bytes = 0
 
-    def append(self, line: dict[str, Any]) -> None:
-        """Add a line; a ``JournalLine`` as JSON has it."""
+    def append(self, line: dict[str, Any], *, is_synced: bool = False) -> None:
+        """Add a line; one of the model as JSON has it. ``is_synced``: also for a machine that loses its power."""
         if self._descriptor is None:
             return
         content = sealed_line(json_bytes(line))
@@ -139,6 +147,8 @@ class JournalFile:
             if os.write(self._descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._n_bytes += len(content)
+            if is_synced:
+                os.fsync(self._descriptor)
         except OSError as error:
             self._fail(error)
 
@@ -158,7 +168,6 @@ class JournalFile:
     def _open(self) -> None:
         folder = self.path.parent
         make_folder(folder, self._rights)
-        _sweep(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = opener(self._rights, follows_links=False)(str(self.path), flags)
         try:
@@ -166,10 +175,9 @@ class JournalFile:
             # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             content = b"" if status.st_size > MAX_BYTES else os.pread(descriptor, MAX_BYTES, 0)
-            found = list(_lines(content))
-            self.lines = [each for each in found if each is not None]
-            if len(self.lines) < len(found) or status.st_size > MAX_BYTES:
-                warn_once(f"journal {self.path}: damaged lines are passed over, and what they told of is measured again")
+            if wrong := [f"the file is larger than {MAX_BYTES} bytes"] if status.st_size > MAX_BYTES else self._read(content):
+                what = f"journal {self.path}: damaged lines are passed over ({wrong[0]}"
+                warn_once(f"{what}{', and others' * (len(wrong) > 1)}), and what they told of is measured again")
             if not self.lines:
                 os.ftruncate(descriptor, 0)
                 content = b""
@@ -179,6 +187,21 @@ class JournalFile:
             os.close(descriptor)
             raise
         self._descriptor, self._n_bytes = descriptor, len(content)
+
+    def _read(self, content: bytes) -> list[str]:
+        """Fill ``lines``; what is wrong with the others. A last line that the end of its process has cut off is not one of them."""
+        wrong = []
+        *lines, cut_off = content.split(b"\n")
+        for number, line in enumerate([*lines, *([cut_off] if text_of(cut_off) else [])], 1):
+            try:
+                if line:
+                    each = _line(line, self._model)
+                    if self._validate is not None:
+                        self._validate(each)
+                    self.lines.append(each)
+            except ValueError as error:
+                wrong.append(f"line {number}: {first_mistake(error)}")
+        return wrong
 
     def _fail(self, error: OSError) -> None:
         self.close()
@@ -194,7 +217,7 @@ def read_quarantine(path: Path) -> list[QuarantinedConfig]:
             content = file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return []
-    return [*{each.config: each for each in _valid(content, QuarantinedConfig)}.values()]
+    return [*{each.config: each for each in _sound(content, QuarantinedConfig)}.values()]
 
 
 def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) -> None:
@@ -210,22 +233,24 @@ def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) 
         warn_once(f"the quarantine of {config.kernel} {config.config} is not kept: {path} cannot be written: {error.strerror}")
 
 
-def _lines(content: bytes) -> Iterator[JournalLine | None]:
-    """The lines of a file, None for each damaged one."""
+def _line(content: bytes, model: type[_Model]) -> _Model:
+    """Raises ``ValueError`` for what is none."""
+    if (text := text_of(content)) is None:
+        raise ValueError("its checksum is another one")
+    try:
+        return model.model_validate_json(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _sound(content: bytes, model: type[_Model]) -> Iterator[_Model]:
     for line in content.split(b"\n"):
-        if line:
-            yield next(iter(_valid(line, JournalLine)), None)
+        with suppress(ValueError):
+            yield _line(line, model)
 
 
-def _valid(content: bytes, model: type[_Model]) -> Iterator[_Model]:
-    for line in content.split(b"\n"):
-        with suppress(ValidationError, RecursionError):
-            if (text := text_of(line)) is not None:
-                yield model.model_validate_json(text)
-
-
-def _sweep(folder: Path) -> None:
-    """Delete journals that no process has gone on with for two weeks."""
+def sweep_journals(folder: Path) -> None:
+    """Delete journals of a folder that no process has gone on with for two weeks."""
     with suppress(OSError):
         for each in folder.glob(f"*{LINES_SUFFIX}"):
             if each.lstat().st_mtime < time.time() - _STALE_S:

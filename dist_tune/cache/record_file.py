@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dist_tune.cache.records import SCHEMA_VERSION, TuningRecord
+from dist_tune.output import first_mistake
 from dist_tune.safe_files import RefusedFileError, read_regular
 
 MAX_BYTES = 16 * 2**20
@@ -28,7 +29,6 @@ _SCHEMA = re.compile(rb'\{\s*"schema_version":\s*(\d{1,9})\s*[,}]')
 _SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
 _REQUIRED = {"schema_version", "tuned_at"}
 """Fields with a default in the model, which a file must have all the same."""
-_MAX_REASON = 200
 
 
 class BrokenRecordError(ValueError):
@@ -54,7 +54,7 @@ def seal(record: TuningRecord) -> bytes:
         lines = [f" {_json(name)}: {_rows(value) if name == 'candidates' else _json(value)}" for name, value in values.items()]
         raw = ("{\n" + ",\n".join(lines) + "\n}").encode()
     except ValueError as error:  # NaN, a string that is no text, an integer of thousands of digits
-        raise BrokenRecordError(_one_line(error)) from error
+        raise BrokenRecordError(first_mistake(error)) from error
     content = b'{\n"sha256": "%s",\n"record": %s\n}\n' % (hashlib.sha256(raw).hexdigest().encode(), raw)
     unseal(content)
     return content
@@ -117,23 +117,15 @@ def _parsed(raw: bytes) -> TuningRecord:
     try:
         record = TuningRecord.model_validate_json(raw, strict=True)
     except ValidationError as error:
-        raise BrokenRecordError(_first_of(error)) from None  # the error holds the whole file
+        raise BrokenRecordError(first_mistake(error)) from None  # the error holds the whole file
     if missing := _REQUIRED - record.model_fields_set:
         raise BrokenRecordError(f"lacks {' and '.join(sorted(missing))}")
     if _may_repeat_keys(raw, record):
         try:
             json.loads(raw, object_pairs_hook=_unique)
         except ValueError as error:
-            raise BrokenRecordError(_one_line(error)) from error
+            raise BrokenRecordError(first_mistake(error)) from error
     return record
-
-
-def _first_of(error: ValidationError) -> str:
-    if (count := error.error_count()) > 1000:  # even naming them takes a second for every 100,000
-        return f"{count} values do not fit a record"
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return _one_line(f"{where}: {first['msg']}" if where else first["msg"])
 
 
 def _may_repeat_keys(raw: bytes, record: TuningRecord) -> bool:
@@ -149,9 +141,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return unique
-
-
-def _one_line(reason: object) -> str:
-    """Printable and short, because a forged file may put anything into it."""
-    text = "".join(char if char.isprintable() else "?" for char in str(reason))
-    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."

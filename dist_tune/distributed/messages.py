@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dist_tune.distributed.calls import Place
 from dist_tune.errors import DistTuneError, PeerFailedError
-from dist_tune.output import printable
+from dist_tune.output import first_mistake, printable
 
 MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""
@@ -121,8 +121,7 @@ def read_message(kind: TypeAdapter[_Message], content: bytes, rank: int, what: s
             raise _unreadable(rank, what, f"it takes {len(content)} bytes, more than {MAX_BYTES}")
         return kind.validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise _unreadable(rank, what, ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+        raise _unreadable(rank, what, first_mistake(error)) from None
 
 
 def read_text(content: bytes, what: str) -> str:

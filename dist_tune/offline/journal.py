@@ -1,35 +1,32 @@
 """Journal of a tuning in progress: times, failures and the configs under way, from which an interrupted tuning goes on.
 
-Append-only, one line with its checksum per event. Knows files and indices of candidates; nothing of kernels, ranks or search. A line is
-written before candidates run (``begin``) and after (``end``), so that the next process knows which candidates were running when this one
-died. These are suspects: they run last and in small rounds; a second death with a suspect alone puts it into quarantine.
+Knows the lines of a journal and indices of candidates; nothing of files, kernels, ranks or search. A line is written before candidates
+run (``begin``) and after (``end``), so that the next process knows which candidates were running when this one died. These are suspects:
+they run last and in small rounds; a second death with a suspect alone puts it into quarantine.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from filelock import FileLock, Timeout
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.cache import sealed_line
-from dist_tune.offline.journal_lines import JournalLine, raw_lines, sound_lines
-from dist_tune.safe_files import PRIVATE, make_folder, opener
-from dist_tune.warn_once import warn_once
+from dist_tune.cache import JournalFile, text_of
+from dist_tune.safe_files import read_regular
 
 MAX_STRIKES = 2
 """Deaths of the process with a candidate under way that put it into quarantine; in the last one it must have been alone."""
 _INCUMBENT = "champion"
 """Key in the file, whose format stays."""
+_Index = Annotated[int, Field(ge=0)]
+_Positive = Annotated[float, Field(ge=0)]
 
 
 @dataclass
@@ -87,6 +84,27 @@ class Progress:
 _PROGRESS = TypeAdapter(Progress)
 
 
+class ProblemLine(BaseModel):
+    """One line, as it comes back from a disk, where it may be damaged or of another program."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    t: Literal["open", "begin", "end", "stop", "done"]
+    identity: str = ""
+    values: dict[str, str] = {}
+    """Of the first line: what the identity is of, by name."""
+    candidates: list[_Index] = []
+    ms: dict[_Index, _Positive] = {}
+    failed: dict[_Index, str] = {}
+    champion: _Index | None = None
+    budget_s: _Positive | None = None
+
+    @property
+    def indices(self) -> set[int]:
+        """All candidates that it names."""
+        return {*self.candidates, *self.ms, *self.failed, *([] if self.champion is None else [self.champion])}
+
+
 class Journal:
     """Journal of one problem; in memory alone where it cannot be written or another process has it.
 
@@ -99,17 +117,21 @@ class Journal:
         self.is_new = True
         """There was none of this identity."""
         self._n_candidates = n_candidates
-        self.is_kept = path is not None
+        self._file = JournalFile(path, ProblemLine, validate=self._check) if path is not None else None
+        if self._file is None:
+            return
+        if self._file.lines and (self._file.lines[0].t, self._file.lines[0].identity) == ("open", identity):
+            self.is_new = False
+            self.progress = _replayed(self._file.lines)
+        else:
+            self._file.begin_anew()
+        # Strikes candidates that the last process left under way, however this process ends.
+        self._append({"t": "open", "identity": identity, "values": dict(values or {})})
+
+    @property
+    def is_kept(self) -> bool:
         """The next process will find it."""
-        self._path = path
-        self._lock: FileLock | None = None
-        try:
-            if path is not None:
-                self._open(path, {"t": "open", "identity": identity, "values": dict(values or {})})
-        except (Timeout, NotImplementedError):
-            self.is_kept = False
-        except OSError as error:
-            self._fail(error)
+        return self._file is not None and self._file.is_open
 
     def begin(self, candidates: Iterable[int]) -> None:
         """Note that these run from now on."""
@@ -129,51 +151,34 @@ class Journal:
 
     def close(self, *, delete: bool = False) -> None:
         """Release it for other processes, or ``delete`` it where no process is to go on from it."""
-        if self._lock is not None and self._path is not None:
-            if delete:
-                forget(self._path)
-            with suppress(OSError):
-                self._lock.release()
+        if self._file is not None:
+            self._file.close(delete=delete)
 
-    def _open(self, path: Path, head: dict[str, Any]) -> None:
-        make_folder(path.parent)
-        lock = FileLock(f"{path}.lock", mode=PRIVATE.file)
-        lock.acquire(timeout=0)
-        self._lock = lock
-        lines = raw_lines(path)
-        entries = sound_lines(path, lines, self._n_candidates)
-        if entries and (entries[0].t, entries[0].identity) == ("open", head["identity"]):
-            self.is_new = False
-            self.progress = _replayed(entries)
-        else:
-            lines = []
-            path.unlink(missing_ok=True)
-        # Strikes candidates that the last process left under way, however this process ends. A torn line is ended first.
-        self._append(head, before=b"\n" if lines and lines[-1] else b"")
+    def _check(self, line: ProblemLine) -> None:
+        unknown = [i for i in line.indices if self._n_candidates is not None and i >= self._n_candidates]
+        if unknown:
+            raise ValueError(f"candidate {min(unknown)} of {self._n_candidates}")
 
-    def _fail(self, error: OSError) -> None:
-        self.is_kept = False
-        warn_once(f"the tuning goes on without its journal: {self._path} cannot be used ({error.strerror or error})", topic=f"{self._path}")
-
-    def _append(self, entry: dict[str, Any], *, is_synced: bool = True, before: bytes = b"") -> None:
-        if self._path is None or not self.is_kept:
-            return
-        text = json.dumps(entry).encode()
-        try:
-            with open(self._path, "ab", opener=opener(follows_links=False)) as file:
-                file.write(before + sealed_line(text))
-                file.flush()
-                if is_synced:  # the page cache outlives the process, but not the machine
-                    os.fsync(file.fileno())
-        except OSError as error:
-            self._fail(error)
+    def _append(self, entry: dict[str, Any], *, is_synced: bool = True) -> None:
+        if self._file is not None:
+            self._file.append(entry, is_synced=is_synced)
 
 
 def forget(path: Path) -> None:
-    """Delete a journal and its lock."""
-    for each in (path, Path(f"{path}.lock")):
-        with suppress(OSError):
-            each.unlink(missing_ok=True)
+    """Delete a journal."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def other_values(path: Path, pattern: str) -> dict[str, str] | None:
+    """The values of the newest journal in the folder of ``path`` that is of another identity; None if there is none."""
+    with suppress(OSError):
+        others = [each for each in path.parent.glob(pattern) if each != path]
+        for other in sorted(others, key=lambda each: each.lstat().st_mtime, reverse=True):
+            with suppress(OSError, ValueError):
+                first, _, _ = read_regular(other, follows_links=False).partition(b"\n")
+                return ProblemLine.model_validate_json(text_of(first) or b"").values
+    return None
 
 
 @contextmanager
@@ -196,7 +201,7 @@ def raising_on_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _replayed(entries: list[JournalLine]) -> Progress:
+def _replayed(entries: Sequence[ProblemLine]) -> Progress:
     progress = Progress()
     under_way: list[int] = []
 

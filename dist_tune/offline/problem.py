@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dist_tune.cache import digest, environment, fingerprint, plain_values
 from dist_tune.configs import describe
-from dist_tune.offline.journal_lines import other_values
+from dist_tune.offline.journal import other_values
 from dist_tune.offline.runs import MakeRun
 from dist_tune.offline.search_space import launchable
 from dist_tune.search import STRATEGIES, SearchStrategy

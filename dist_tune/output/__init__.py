@@ -10,7 +10,7 @@ from dist_tune.output.logger import Logger
 from dist_tune.output.short_names import closure_name, site_name, site_names
 from dist_tune.output.story import CompiledCandidate, Story
 from dist_tune.output.terminal import Terminal
-from dist_tune.output.words import amount, gain_words, lead_words, milliseconds, printable
+from dist_tune.output.words import amount, first_mistake, gain_words, lead_words, milliseconds, printable
 
 __all__ = [
     "EVENT",
@@ -25,6 +25,7 @@ __all__ = [
     "amount",
     "closure_name",
     "events",
+    "first_mistake",
     "gain_words",
     "lead_words",
     "milliseconds",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic_core import ValidationError
+
+_MAX_MISTAKE, _MAX_MISTAKES = 200, 1000
+"""Characters of one that a message tells; naming more takes a second for every 100,000."""
 _AS_FAST = 0.995
 """Gain from which it reads "1.00x"."""
 
@@ -14,6 +18,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def first_mistake(error: ValueError) -> str:
+    """The first mistake that pydantic has found, where it is and what; of another error its text. One line."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        if (n_errors := error.error_count()) > _MAX_MISTAKES:
+            return f"{n_errors} values do not fit"
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        text = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+    text = printable(text)
+    return text if len(text) <= _MAX_MISTAKE else f"{text[:_MAX_MISTAKE]}..."
 
 
 def amount(n: int, noun: str) -> str:

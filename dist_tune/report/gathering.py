@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dist_tune.cache import TuningRecord, step_times
+from dist_tune.output import first_mistake
 from dist_tune.report.reading import UnreadableEventsError, event_files
 from dist_tune.report.story import MAX_SPANS, SiteStory, Story, TuningStory
 from dist_tune.report.watching import Watcher
@@ -41,7 +42,7 @@ def add_records(story: Story) -> None:
         try:
             site.record = TuningRecord.model_validate(site.won.record)
         except ValidationError as error:
-            site.unreadable = str(error.errors(include_url=False, include_input=False)[0]["msg"])[:120]
+            site.unreadable = first_mistake(error)
             note = f"site {site.number}: its record cannot be read ({site.unreadable})"
             if note not in story.notes:
                 story.notes.append(note)

@@ -20,10 +20,12 @@ from dist_tune.cache import (
     QUARANTINE,
     CacheLookup,
     JournalFile,
+    JournalLine,
     QuarantinedConfig,
     digest,
     quarantine,
     read_quarantine,
+    sweep_journals,
 )
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckConfigError, StuckDeviceError
 from dist_tune.search import ReducedTimes, Replay, Samples, Trial
@@ -42,7 +44,7 @@ class TuningJournal:
     def __init__(self, closure: str, rank: int, n_ranks: int, lookup: CacheLookup, barred: Failures) -> None:
         self._identity, self._rank = [closure, str(rank), str(n_ranks), str(os.getuid())], rank
         self._lookup = lookup
-        self._file: JournalFile | None = None
+        self._file: JournalFile[JournalLine] | None = None
         self._past = Past()
         self._is_launching = False
         self._barred: Failures = dict(barred)
@@ -66,7 +68,8 @@ class TuningJournal:
         folder, key = place
         if self._file is None:
             journal = folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}"
-            self._file = JournalFile(journal, self._lookup.rights)
+            sweep_journals(journal.parent)
+            self._file = JournalFile(journal, JournalLine, self._lookup.rights)
             if _owners.setdefault(journal, owner) is not owner:
                 self._file.begin_anew()
                 _owners[journal] = owner

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import JournalFile, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache import JournalFile, JournalLine, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache import journal_file as module
 
 pytestmark = pytest.mark.once
@@ -25,14 +25,14 @@ def _told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_tune.warn_once._told", set())
 
 
-def written(path: Path, n: int = 3) -> JournalFile:
-    file = JournalFile(path)
+def written(path: Path, n: int = 3) -> JournalFile[JournalLine]:
+    file = JournalFile(path, JournalLine)
     for k in range(n):
         file.append({"t": "begun", "n": [k], "on": {"site": k}})
     return file
 
 
-def stop(file: JournalFile, n: int) -> None:
+def stop(file: JournalFile[JournalLine], n: int) -> None:
     for _ in range(n):
         file.append({"t": "stop"})
 
@@ -44,7 +44,7 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     again = written(path, 1)
     assert [line.on["site"] for line in again.lines] == [0, 1, 2]
     again.close()
-    file = JournalFile(path)
+    file = JournalFile(path, JournalLine)
     assert len(file.lines) == 4
     file.close(delete=True)
     assert not path.exists()
@@ -55,8 +55,9 @@ def test_one_process_and_one_thread_hold_a_file(tmp_path: Path):
     """The others go on without one; a child that was forked meanwhile does not hold it."""
     path = tmp_path / "one.jsonl"
     file = written(path)
-    assert not JournalFile(path).is_open
-    code = f"from pathlib import Path\nfrom dist_tune.cache import JournalFile\nprint(JournalFile(Path({str(path)!r})).is_open)"
+    assert not JournalFile(path, JournalLine).is_open
+    code = "from pathlib import Path\nfrom dist_tune.cache import JournalFile, JournalLine\n"
+    code += f"print(JournalFile(Path({str(path)!r}), JournalLine).is_open)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == "False"
     assert "another process is tuning the same" in other.stderr
@@ -80,10 +81,10 @@ def test_any_damage_costs_lines_and_never_raises(tmp_path_factory: pytest.TempPa
     path.write_bytes(content[:at] + noise + (b"" if is_cut else content[at:]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        file = JournalFile(path)
+        file = JournalFile(path, JournalLine)
     file.append({"t": "stop"})
     file.close()
-    again = JournalFile(path)
+    again = JournalFile(path, JournalLine)
     assert again.lines[-1].t == "stop"
     assert all(line.t in ("begun", "stop") for line in again.lines)
     again.close()
@@ -116,7 +117,7 @@ def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, what: str):
         target.write_text("mine")
         path.symlink_to(target) if what == "link" else os.mkfifo(path) if what == "fifo" else path.mkdir()
     with pytest.warns(UserWarning, match="goes on without its journal"):
-        assert not JournalFile(path).is_open
+        assert not JournalFile(path, JournalLine).is_open
     assert (folder if what == "file" else tmp_path / "target").read_text() == "mine"
     with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
         quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
@@ -129,7 +130,7 @@ def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "one.jsonl"
     path.write_bytes(b"x" * 500)
     with pytest.warns(UserWarning, match="damaged lines"):
-        file = JournalFile(path)
+        file = JournalFile(path, JournalLine)
     with pytest.warns(UserWarning, match="larger than 400 bytes"):
         stop(file, 20)
     assert path.stat().st_size <= 400

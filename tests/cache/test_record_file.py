@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a newer schema": (lambda values: values.update(schema_version=99, more=[]), "written with schema 99, and"),
     "a strange schema": (lambda values: values.update(schema_version="3"), "schema_version: "),
     "a schema below all": (lambda values: values.update(schema_version=-1), "schema -1, and this dist_tune reads schema"),
-    "terminal codes": (lambda values: values.update({"\x1b[31m\n": 1}), r"\?\[31m\?: Extra"),
+    "terminal codes": (lambda values: values.update({"\x1b[31m\n": 1}), r"\\x1b\[31m\\n: Extra"),
     "a long name": (lambda values: values.update({"x" * 10_000: 1}), "x{200}...$"),
 }
 

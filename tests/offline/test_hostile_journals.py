@@ -21,6 +21,13 @@ from dist_tune.offline.journal import Journal, Progress
 
 pytestmark = pytest.mark.once
 
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test may be warned anew."""
+    monkeypatch.setattr("dist_tune.warn_once._told", set())
+
+
 INDICES = st.integers(-2, 1001) | st.sampled_from(["1", "x", 1.5, None, True, 10**30])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -140,7 +147,7 @@ def test_a_journal_too_large_is_begun_anew(tmp_path: Path):
 
 
 def test_a_journal_is_its_owners_alone(tmp_path: Path):
-    """The folder, the file and its lock, whatever the umask."""
+    """The folder and the file, under any umask."""
     before = os.umask(0)
     try:
         told(tmp_path / "journal" / "problem.jsonl")
