@@ -5,7 +5,7 @@ SHELL := bash
 .NOTPARALLEL:
 # Programs that tests start find dist_tune compiled to bytecode, also where the environment says to write none.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help tune test test-fast test-faults test-installed test-newer lint docs check clean
+.PHONY: help tune test test-fast test-faults test-pauses test-installed test-newer lint docs check clean
 
 python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
@@ -42,6 +42,10 @@ test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all p
 	$(pytest) -m "slow and not gpu"
 	$(pytest) -m "hypothesis and not gpu and not slow" --hypothesis-profile=thorough
 	$(python) -m tests.faults.matrix --write docs/reliability.md
+
+# Without the tests that stop a rank themselves, for a time that a pause's end would cut short.
+test-pauses: .venv/test.stamp  ## the tests of ranks while each rank is paused at random: what they agree on must not depend on who is late
+	PAUSES=0.02 $(pytest) tests/ranks tests/faults tests/offline -k "not stop"
 
 test-installed: .venv/test.stamp  ## the tests with the installed triton, one after the other
 	$(pytest)
