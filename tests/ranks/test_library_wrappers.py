@@ -135,3 +135,39 @@ def test_heuristics_above_the_tuner(mode: Mode):
     for (_, n_keys, n_variants), each in zip(values(outcomes), outcomes, strict=True):
         assert (n_keys, n_variants) == (1, 2)
         assert "variant=2 is compiled: EVEN was True, is not given\n" in each.log
+
+
+@triton.jit
+def _double(value):
+    return 2.0 * value
+
+
+@triton.jit
+def _negative(value):
+    return -value
+
+
+@triton.autotune(configs=configs(16, 32), key=["n", "ACTIVATION"])
+@triton.jit
+def _activated_kernel(x_ptr, y_ptr, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, ACTIVATION(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+
+def _activations(rank: int) -> Any:
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor) -> list[float]:
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        for source, target, activation in ((x, y, _double), (y, z, _negative)):
+            _activated_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK"]),)](source, target, N, activation)
+        return [y[0].item(), z[0].item()]
+
+    return [step(torch.ones(N)) for _ in range(2)], len(step.records), len(_activated_kernel.cache)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
+def test_a_function_in_the_key(mode: Mode):
+    """One site for each: both have their configs after the first call."""
+    for called, *counts in values(on_ranks(2, _activations, mode=mode)):
+        assert counts == [2, 2]
+        assert mode == "fake" or called == [[2.0, -2.0]] * 2
