@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import triton
@@ -24,7 +25,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def stable_repr(value: object) -> str:
-    """``repr`` without memory addresses: equal values read the same on every rank."""
+    """``repr`` without memory addresses: equal values read the same on every rank. A kernel that is interpreted reads as others do."""
+    function = getattr(value, "fn", None)
+    if isinstance(function, FunctionType) and type(value).__repr__ is object.__repr__:
+        return f"{type(value).__name__}({function.__module__}:{function.__qualname__})"
     return _ADDRESS.sub("", repr(value))
 
 

@@ -12,6 +12,7 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpretedFunction
 
 from dist_tune.cache import digest
 from dist_tune.configs import ConfigView, as_configs, config_fields, describe, distinct, functions_in, stable_repr, unique
@@ -56,6 +57,13 @@ def test_addresses_are_no_part_of_a_value(capsys: pytest.CaptureFixture[str]):
     assert "<lambda>" in text
     assert "0x" not in describe(triton.Config({"POLICY": object()}))
     assert stable_repr("at 0") == "'at 0'"
+
+
+def test_kernels_that_are_interpreted_read_as_others_do():
+    """By the function's name: as a part of a key, one activation is told from another."""
+    kernel = InterpretedFunction(hook)
+    assert stable_repr(kernel) == "InterpretedFunction(tests.test_configs:hook)"
+    assert stable_repr((kernel,)) == "(<triton.runtime.interpreter.InterpretedFunction object>,)"
 
 
 def test_unique_keeps_the_first_of_equals():

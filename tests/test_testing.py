@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime.cache import triton_key
 
-from dist_tune.testing import FakeH200, Mode, on_ranks, values
+from dist_tune.testing import ExactTime, FakeH200, Mode, on_ranks, values
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +37,20 @@ def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode):
     """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known."""
     (got,) = values(on_ranks(1, _summed, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
     assert got == ((10.0, [], "InterpretedFunction") if mode == "interpret" else (0.0, ["_sum_kernel"], "JITFunction"))
+
+
+def _timed(rank: int) -> Any:
+    y = torch.zeros(64)
+    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=16)
+    before = ExactTime.seconds
+    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=16)
+    return type(before), round((ExactTime.seconds - before) * 1e3, 6)
+
+
+@pytest.mark.once
+def test_an_interpreted_grid_of_the_launchs_arguments_takes_its_time():
+    """The interpreter gives the grid its own tensors in place of numbers, and what a library makes of ``meta["M"]`` is one of them."""
+    assert values(on_ranks(1, _timed, is_dist=False, clock="exact")) == [(float, 4 * ExactTime.program_ms)]
 
 
 def _digests(rank: int) -> Any:

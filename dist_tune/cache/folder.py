@@ -74,6 +74,12 @@ class Cache:
         """Path of the record of this key: "<name>/<code, key and hardware>-<software>-<candidates>.json" in the folder."""
         return self.folder.joinpath(*_place_of(key, SCHEMA_VERSION))
 
+    def names_beside(self, path: Path) -> set[str]:
+        """Names of the records of a record's kernel, without their ending; none where they cannot be listed."""
+        with suppress(OSError):
+            return {name.removesuffix(".json") for name in os.listdir(path.parent) if _FILE.fullmatch(name)}
+        return set()
+
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
         """The record of this key, or None.
 

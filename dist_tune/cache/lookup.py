@@ -161,11 +161,13 @@ class CacheLookup:
         found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
         return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
 
-    def record_id(self, record: TuningRecord) -> str:
-        """The id by which messages name a record; empty for one that is not kept."""
-        if self._cache is None or not self._is_kept(record):
-            return ""
-        return self._cache.path_of(record.cache_key).stem[:ID_CHARS]
+    def record_ids(self, records: Mapping[str, TuningRecord]) -> dict[str, str]:
+        """Site -> the id by which messages name its record, the shortest that no other record has; without those that are not kept."""
+        if self._cache is None:
+            return {}
+        paths = {label: self._cache.path_of(record.cache_key) for label, record in records.items() if self._is_kept(record)}
+        stems = {path.stem for path in paths.values()}
+        return {label: _unique(path.stem, {*stems, *self._cache.names_beside(path)}) for label, path in paths.items()}
 
     @staticmethod
     def _is_kept(record: TuningRecord) -> bool:
@@ -176,6 +178,12 @@ class CacheLookup:
         """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
         path = self._cache.store(record) if self._cache is not None and self._is_kept(record) else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
+
+
+def _unique(stem: str, stems: set[str]) -> str:
+    """The shortest beginning of a file's name that no other of these has."""
+    begins = (stem[:n] for n in range(ID_CHARS, len(stem)))
+    return next((begin for begin in begins if not any(each.startswith(begin) for each in stems - {stem})), stem)
 
 
 def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:

@@ -125,6 +125,7 @@ class Trials:
         """
         check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
+        site.is_replayed |= bool(self._schedule)
         for outer, candidate in self._around:
             self.samples.nest(outer, candidate, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay

@@ -187,8 +187,9 @@ class Variants:
         self._has_news = True
         before = site.variants[0].arguments
         changed = [name for name, each in arguments.items() if name not in before or before[name].compiled != each.compiled]
-        told = "; ".join(f"{name} was {before[name].text if name in before else 'another'}, is {arguments[name].text}" for name in changed)
-        self._log.info(f"site={site.label} variant={len(site.variants)} is compiled: {told}")
+        told = [f"{name} was {before[name].text if name in before else 'another'}, is {arguments[name].text}" for name in changed]
+        told += [f"{name} was {each.text}, is not given" for name, each in before.items() if name not in arguments]
+        self._log.info(f"site={site.label} variant={len(site.variants)} is compiled: {'; '.join(told)}")
         ints = [name for name in changed if arguments[name].kind == "int"]
         for other in foreseen(launch, ints) if len(changed) <= _MAX_FORESEEN else ():
             likely = specialisation(other)

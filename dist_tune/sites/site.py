@@ -106,6 +106,8 @@ class Site:
     """Candidates that are compiled ahead, from the quickest to compile on: the first run needs one of them, and waits for it."""
     stand_in: int | None = None
     """A candidate that has run here, for launches whose own candidate fails."""
+    is_replayed: bool = False
+    """True once a replay has launched it."""
     is_coupled: bool = False
     """True if all ranks launch the same candidate, or none does."""
     run_by_all: set[int] = field(default_factory=set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +53,8 @@ class ExactTime:
 
         def set_grid_in_time(self: Any, *grid: int) -> None:  # called once a launch
             set_grid(self, *grid)
-            cls.pass_ms(cls.program_ms * math.prod(grid))
+            # A grid made of the launch's own arguments has Triton's tensors in it.
+            cls.pass_ms(cls.program_ms * math.prod(map(operator.index, grid)))
 
         def sleep_in_time(seconds: Any) -> None:
             sleep(seconds)

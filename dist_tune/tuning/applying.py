@@ -13,6 +13,7 @@ from dist_tune.measure import RngState, peak_bytes
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
+from dist_tune.tuning.notices import tell_of_unmet
 from dist_tune.tuning.results import log_table, make_record
 from dist_tune.tuning.summary import Settled, blocks, show, summary
 
@@ -67,10 +68,10 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     settled = []
     records = {label: make_record(context, label, where) for label in winners}
     context.records.extend(records.values())
-    numbers = context.story.numbers
+    numbers, ids = context.story.numbers, context.lookup.record_ids(records)
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         log_table(context.log, record, label)
-        record_id = context.lookup.record_id(record) if label not in context.machine else ""
+        record_id = ids.get(label, "") if label not in context.machine else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
         if label in context.machine:
@@ -80,6 +81,7 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
             )
             continue
         write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+    tell_of_unmet(context, records)
     context.sites.journal.close(delete=True)
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"

@@ -12,12 +12,14 @@ from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
 from dist_tune.output import amount, tuning_log
+from dist_tune.runtime import interception
 from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from dist_tune.cache import TuningRecord
     from dist_tune.distributed import Ranks
     from dist_tune.output import Logger
     from dist_tune.settings import Settings
@@ -80,9 +82,11 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
         text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. Decorate what runs it"
         context.notices.say(context.log, "deferred", text)
     elif is_watched and not sites.met and not sites.hits and not context.entries:
+        unheard = ", ".join(interception.unheard_tuners())
+        hint = f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. " if unheard else ""
         text = (
             f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
-            f"autotune. Decorate the function that launches them"
+            f"autotune. {hint}Decorate the function that launches them"
         )
         context.notices.say(context.log, "nothing", text)
     n_ranks = len(member_ranks(None))
@@ -92,6 +96,20 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"given. Pass is_dist=True to decide together"
         )
         context.notices.say(context.log, "alone", text)
+
+
+def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
+    """At the end of a tuning: sites of the first run that no replay has launched, so that their configs were not compared."""
+    unmet = {}
+    for label, record in records.items():
+        site = context.sites.met.get(label)
+        if site is not None and not site.is_replayed and record.best.latency_ms is None and context.replays.n_replays > 0:
+            unmet[f"unmet {label}"] = (
+                f"site={label} is not tuned: the first run launched it and {amount(context.replays.n_replays, 'replay')} did not. The "
+                f"step needs it once only, or a wrapper keeps the compiled kernel of the first launch, as flag_gems' LibEntry does: launch "
+                f"it once before the first call of {context.name}, so that triton.autotune chooses"
+            )
+    context.notices.say_each(context.log, unmet, f"sites more were launched in the first run alone: {context.story.path}")
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:

@@ -246,3 +246,17 @@ def test_a_folder_that_is_no_folder_costs_warnings_alone(tmp_path: Path):
     assert (one, "There is no record" in ticket.miss) == (None, True)
     with pytest.warns(UserWarning, match="is not kept"):
         mine.keep(found())
+
+
+def test_ids_are_as_long_as_they_must_be(tmp_path: Path):
+    """Records of one kernel and key with other candidates, or of another Triton, begin alike: no id is the beginning of two files."""
+    mine = lookup(kept(tmp_path, found(environment=HERE.model_copy(update={"triton": "3.0.0"}))))
+    alone = found(key="[1]")
+    others = {"a": found(), "b": found(candidates=[candidate(0), candidate(1)], winner=0), "c": alone, "d": found(source="")}
+    ids = mine.record_ids(others)
+    stems = [path.stem for path in (*tmp_path.glob("*/*.json"), *(Cache(tmp_path).path_of(each.cache_key) for each in others.values()))]
+    assert set(ids) == {"a", "b", "c"}
+    assert len(ids["c"]) == 6
+    for each in ids.values():
+        assert len([stem for stem in stems if stem.startswith(each)]) == 1
+    assert mine.record_ids({"d": others["d"]}) == {}

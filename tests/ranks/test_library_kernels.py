@@ -1,4 +1,4 @@
-"""Kernels as libraries make them: subclasses of the autotuner, caches and hooks of their own, wrappers."""
+"""Kernels as libraries make them: subclasses of the autotuner, caches and hooks of their own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 import torch
 import triton
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import KernelInterface
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import values
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
+from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, configs, launch
 from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
 
@@ -209,36 +208,3 @@ def _hooked(rank: int, kind: str) -> Any:
 def test_hooks_that_a_library_puts_in_place_of_tritons(kind: str):
     """Hooks that copy and restore leave later launches what the kernel wrote; a hook that is assigned to a kernel is called."""
     assert values(on_ranks(2, _hooked, kind)) == [([2.0, 3.0], 2.0)] * 2
-
-
-class _Wrapper(KernelInterface):  # type: ignore[misc]  # Triton is not typed
-    """As libraries put around a kernel: delegates what it does not have."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel.run(*args, **kwargs)
-
-
-def _wrapped(rank: int) -> Any:
-    kernel = _Wrapper(autotuned(blocks=(16, 32, 64)))
-    heuristics = triton.heuristics({"BLOCK": lambda args: args["n"]})(add_kernel)
-    inner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (4, 8)], key=["n"])(heuristics)
-
-    @contextual_autotune(**QUICK)
-    def step(x: torch.Tensor) -> tuple[float, bool]:
-        y = launch(kernel, x)
-        z = torch.empty_like(y)
-        inner[(1,)](y, z, N)
-        return z[0].item(), kernel.best_config in kernel.configs and inner.best_config.num_warps in (4, 8)
-
-    return [step(torch.zeros(N)) for _ in range(2)], len(best(kernel))
-
-
-def test_wrapped_kernels_and_heuristics_inside():
-    """``best_config`` is found through a wrapper, and where heuristics lie between the tuner and the function."""
-    assert values(on_ranks(2, _wrapped)) == [([(2.0, True)] * 2, 1)] * 2

@@ -1,0 +1,173 @@
+"""Kernels as libraries wrap them: tuners with a run of their own, caches above the tuner, heuristics between it and the function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
+
+from dist_tune import contextual_autotune
+from dist_tune.testing import Mode, values
+from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
+from tests.ranks.worlds import on_ranks
+
+N = 64
+QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}
+
+
+class _Alone(Autotuner):  # type: ignore[misc]  # Triton is not typed
+    """As libraries make it that keep configs in files of their own: a copy of Triton's run, with another key."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        if (key := str(self.nargs["n"])) not in self.cache:
+            self.cache[key] = self.prune_configs(kwargs)[0]
+        self.best_config = self.cache[key]
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+def _unheard(rank: int) -> Any:
+    kernel = _Alone(add_kernel, add_kernel.arg_names, configs(16, 32), ["n"], None, None)
+    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x)[0].item())
+    return [step(torch.zeros(N)) for _ in range(2)], best(kernel)
+
+
+@pytest.mark.once
+def test_a_tuner_with_a_run_of_its_own_is_named():
+    """Its kernels are launched as without dist_tune; the log says why nothing is tuned, and does not say that nothing was launched."""
+    outcomes = on_ranks(2, _unheard)
+    assert values(outcomes) == [([1.0, 1.0], [16])] * 2
+    for each in outcomes:
+        assert "Left alone are kernels of tests.ranks.test_library_wrappers._Alone, which tune in a run of their own" in each.log
+
+
+class _Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
+    """As flag_gems' LibEntry: asks the tuner once for each kind of arguments, and launches the same kernel from then on."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.kept = kernel, dict[Any, Any]()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if args[2] in self.kept:
+            return self.kernel.fn.run(*args, **kwargs, **self.kept[args[2]].all_kwargs())
+        result = self.kernel.run(*args, **kwargs)
+        self.kept[args[2]] = self.kernel.best_config
+        return result
+
+
+def _kept(rank: int) -> Any:
+    kernel, other = _Keeps(autotuned(accumulate_kernel, blocks=(16, 32, 64))), autotuned(blocks=(16, 32, 64))
+    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, launch(other, x), torch.zeros(N))[0].item())
+    called = [step(torch.zeros(N)) for _ in range(3)]
+    return called, kernel.kept[N] is kernel.kernel.cache[N, "torch.float32", "torch.float32"], best(other)
+
+
+@pytest.mark.once
+def test_a_wrapper_that_keeps_its_first_launch_is_told_of():
+    """What no replay launches is not tuned, which is said; the other kernels of the step are, and the wrapper's config is in use."""
+    outcomes = on_ranks(2, _kept)
+    assert values(outcomes) == [([1.0] * 3, True, [64])] * 2
+    for each in outcomes:
+        (line,) = [line for line in each.log.splitlines() if " is not tuned: the first run launched it and " in line]
+        assert "WARNING" in line
+        assert "accumulate_kernel" in line or "site 2 " in line
+
+
+class _Wrapper(KernelInterface):  # type: ignore[misc]  # Triton is not typed
+    """As libraries put around a kernel: delegates what it does not have."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel.run(*args, **kwargs)
+
+
+def _wrapped(rank: int) -> Any:
+    kernel = _Wrapper(autotuned(blocks=(16, 32, 64)))
+    heuristics = triton.heuristics({"BLOCK": lambda args: args["n"]})(add_kernel)
+    inner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (4, 8)], key=["n"])(heuristics)
+
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor) -> tuple[float, bool]:
+        y = launch(kernel, x)
+        z = torch.empty_like(y)
+        inner[(1,)](y, z, N)
+        return z[0].item(), kernel.best_config in kernel.configs and inner.best_config.num_warps in (4, 8)
+
+    return [step(torch.zeros(N)) for _ in range(2)], len(best(kernel))
+
+
+def test_wrapped_kernels_and_heuristics_inside():
+    """``best_config`` is found through a wrapper, and where heuristics lie between the tuner and the function."""
+    assert values(on_ranks(2, _wrapped)) == [([(2.0, True)] * 2, 1)] * 2
+
+
+@triton.jit
+def _even_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = (at < n) | EVEN
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
+
+
+def _heuristics_above(rank: int) -> Any:
+    kernel = autotuned(_even_kernel, blocks=(16, 32))
+    above = triton.heuristics({"EVEN": lambda args: args["n"] % 32 == 0})(kernel)
+    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, launch(above, x))[0].item())
+    return [step(torch.zeros(N)) for _ in range(2)], len(best(kernel)), step.records[0].n_variants
+
+
+@pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
+def test_heuristics_above_the_tuner(mode: Mode):
+    """One site with and without the constant that they give; the log tells of the variant that is compiled without it."""
+    outcomes = on_ranks(2, _heuristics_above, mode=mode)
+    if mode == "interpret":
+        assert values(outcomes) == [([2.0, 2.0], 1, 1)] * 2
+        return
+    for (_, n_keys, n_variants), each in zip(values(outcomes), outcomes, strict=True):
+        assert (n_keys, n_variants) == (1, 2)
+        assert "variant=2 is compiled: EVEN was True, is not given\n" in each.log
+
+
+@triton.jit
+def _double(value):
+    return 2.0 * value
+
+
+@triton.jit
+def _negative(value):
+    return -value
+
+
+@triton.autotune(configs=configs(16, 32), key=["n", "ACTIVATION"])
+@triton.jit
+def _activated_kernel(x_ptr, y_ptr, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, ACTIVATION(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+
+def _activations(rank: int) -> Any:
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor) -> list[float]:
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        for source, target, activation in ((x, y, _double), (y, z, _negative)):
+            _activated_kernel[lambda meta: (triton.cdiv(N, meta["BLOCK"]),)](source, target, N, activation)
+        return [y[0].item(), z[0].item()]
+
+    return [step(torch.ones(N)) for _ in range(2)], len(step.records), len(_activated_kernel.cache)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
+def test_a_function_in_the_key(mode: Mode):
+    """One site for each: both have their configs after the first call."""
+    for called, *counts in values(on_ranks(2, _activations, mode=mode)):
+        assert counts == [2, 2]
+        assert mode == "fake" or called == [[2.0, -2.0]] * 2
