@@ -117,3 +117,21 @@ def test_silence_of_a_peer_counts_between_looks(monkeypatch: pytest.MonkeyPatch)
 def test_a_silent_store_counts_from_the_first_call_without_answer(beating: float | None, now: float, since: float):
     """The beating thread's, once this rank's own call has waited for a quarter of a deadline: one connection alone may be lost."""
     assert silent_since(5.0, beating, now, DEADLINE_S) == since
+
+
+@pytest.mark.parametrize(("begins", "told"), [(0.3, "replay 3"), (9.9, "its first run")])
+def test_a_process_that_did_not_run_says_in_what(begins: float, told: str, monkeypatch: pytest.MonkeyPatch):
+    """In what began between two beats, before it was stopped, and not in what began after it went on."""
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    mine = Heartbeat(0, range(2), lambda: 0)
+    mine.begin("step, call 1")
+
+    def wait(seconds: float) -> bool:
+        now[0] = begins
+        mine.at("replay 3")
+        now[0] = 10.0
+        return False
+
+    mine._pause(SimpleNamespace(wait=wait), lines.append)  # type: ignore[arg-type]
+    assert lines == [f"rank 0 did not run for 9.5 s in {told}: stopped, swapped out, or Python's lock held"]
