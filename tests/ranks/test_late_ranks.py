@@ -55,9 +55,14 @@ def _stopped_for_long(rank: int) -> Any:
 
 
 def test_a_rank_that_stays_stopped_after_a_collective_has_failed_is_not_waited_for():
-    """Twice the deadline at most (2 s here), although its process can be seen to be stopped: no wait saves the tuning any more."""
-    (ranks, seconds, told), (late_ranks, *_) = values(on_ranks(2, _stopped_for_long, env={"DIST_TUNE_DEADLINE_S": "2"}))
-    assert (ranks, late_ranks) == ((1,), (1,))
+    """Twice the deadline at most (2 s here), although its process can be seen to be stopped: no wait saves the tuning any more.
+
+    The one that was stopped is past 1.75 deadlines when it goes on: its timer ends it, or it is told the same.
+    """
+    first, late = on_ranks(2, _stopped_for_long, env={"DIST_TUNE_DEADLINE_S": "2"})
+    assert late.error == "Died" or values([late])[0][0] == (1,), late
+    ((ranks, seconds, told),) = values([first])
+    assert ranks == (1,)
     assert seconds < 6.0, told
     assert "rank 1 last seen at" in told
     assert "its process is stopped" in told
