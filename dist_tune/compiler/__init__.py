@@ -8,6 +8,7 @@ from dist_tune.compiler.cache_folder import spare
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
 from dist_tune.compiler.host import host_of_cache, n_compile_threads
 from dist_tune.compiler.lazy import NotLoaded, Refusal, is_compiling, noted, refused
+from dist_tune.compiler.leftovers import sweep
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import (
     KEY_CHARS,
@@ -27,5 +28,5 @@ from dist_tune.compiler.work import PTXAS
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
     "await_digest", "begin_digest", "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share",
-    "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys",
+    "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys", "sweep",
 ]  # fmt: skip

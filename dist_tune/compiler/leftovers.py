@@ -29,15 +29,18 @@ def suffix() -> str:
     return ""
 
 
-def sweep() -> None:
-    """Delete what killed processes of this user have left. A file with what a compiler wrote before it crashed stays for a day."""
+def sweep(*, is_own: bool = False) -> None:
+    """Delete what killed processes of this user have left. A file with what a compiler wrote before it crashed stays for a day.
+
+    ``is_own``: and what this process has made, because it ends now without the ends of its contexts.
+    """
     mine = suffix()
     with suppress(OSError):
         folder = tempfile.gettempdir()
         # Names first: a pattern of pathlib's takes a full folder milliseconds.
         for path in [Path(folder, name) for name in os.listdir(folder) if name.startswith("dist_tune-")]:
             found = _NAME.fullmatch(path.name)
-            if found is None or f"-ns{found[2]}" != mine or Path(f"/proc/{found[1]}").exists():
+            if found is None or f"-ns{found[2]}" != mine or not (is_own if int(found[1]) == os.getpid() else _has_ended(found[1])):
                 continue
             with suppress(OSError):  # another process sweeps, too
                 status = path.lstat()
@@ -47,3 +50,11 @@ def sweep() -> None:
                     shutil.rmtree(path, ignore_errors=True)
                 elif status.st_size == 0 or time.time() - status.st_mtime > _DAY_S:
                     path.unlink()
+
+
+def _has_ended(pid: str) -> bool:
+    """Also one whose parent has yet to take note of it, as a launcher has when a rank sweeps for the peer that was just killed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in "ZX"
+    except OSError:
+        return not Path(f"/proc/{pid}").exists()

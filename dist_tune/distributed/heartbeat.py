@@ -174,7 +174,9 @@ class Heartbeat:
         """Wait for the next beat; True if there is none. Tells of a time in which this process did not run."""
         before, doing = time.monotonic(), self._doing
         is_last = ended.wait(self._every_s)
-        if (lost_s := time.monotonic() - before - self._every_s) > _LATE_S:
+        now = time.monotonic()
+        if (lost_s := now - before - self._every_s) > _LATE_S:
+            doing = self._doing if self._since <= now - lost_s else doing  # begun while this thread waited for its next beat
             tell(f"rank {self._rank} did not run for {lost_s:.1f} s in {doing}: stopped, swapped out, or Python's lock held")
             self._seen.clear()  # no peer was looked at meanwhile
         return is_last

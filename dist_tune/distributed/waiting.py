@@ -50,7 +50,8 @@ class Wait:
         """Wait while missing ranks make progress; without progress for ``patience_s``, fix "timed out".
 
         A rank that lives in what may last, as a compilation, or whose process is stopped, is waited for up to ``longest_s``.
-        ``quiet_s``: rank -> seconds without a beat; if all missing ranks have been quiet for ``deadline_s``, the wait is over.
+        ``quiet_s``: rank -> seconds without a beat; if all missing ranks have been quiet for ``deadline_s``, the wait is over, for stopped
+        ones too: this is the meeting after a collective that has failed, and no wait saves the tuning.
         """
         seen: dict[int, str] = {}
         since = began = time.monotonic()
@@ -63,7 +64,7 @@ class Wait:
             signs = {rank: f"{beat} {states[rank][1]}" for rank, beat in beats.items()}
             if any(state == GONE for state, _ in states.values()):
                 self.time_out(beats, round(now - began, 1))
-            elif quiet_s is not None and all(quiet_s(rank) >= deadline_s and states[rank][0] != STOPPED for rank in beats):
+            elif quiet_s is not None and all(quiet_s(rank) >= deadline_s for rank in beats):
                 self.time_out(beats, deadline_s)
             elif signs != seen:  # progress, or the first look
                 seen, since = signs, now

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from dist_tune.cache import JournalLine
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
@@ -31,6 +32,25 @@ class Past:
     """(Site, candidate) -> deaths of the process while it was under way."""
     suspects: set[tuple[str, int]] = field(default_factory=set)
     """Those that were not timed since their last death."""
+
+    def enter(self, label: str, key: str) -> None:
+        """Note a site. Deaths under another name of it count: a kernel's name grows when a second one of that name is met."""
+        if self.keys.get(label, key) != key:
+            self.forget(label)
+        self.keys[label] = key
+        self.share(pair for pair in {*self.strikes, *self.suspects} if pair[0] in self.names(label))
+
+    def share(self, pairs: Iterable[tuple[str, int]]) -> None:
+        """Tell all names of the sites of these candidates of their deaths."""
+        for label, i in pairs:
+            for name in self.names(label):
+                self.strikes[name, i] = max(self.strikes[name, i], self.strikes[label, i])
+                if (label, i) in self.suspects:
+                    self.suspects.add((name, i))
+
+    def names(self, label: str) -> set[str]:
+        """All names under which attempts have met this site."""
+        return {label, *(name for name, key in self.keys.items() if key == self.keys.get(label))}
 
     def forget(self, label: str) -> None:
         """Forget a site whose key is another one now, so that its candidates may be others; and finals of sites beside it."""
@@ -99,21 +119,21 @@ def past_of(lines: Sequence[JournalLine]) -> Past:
         elif line.t == "struck":
             attempt = [each for each in attempt if each.n[0] not in line.n]
         elif line.t == "site":
-            if past.keys.get(line.label, line.key) != line.key:
-                past.forget(line.label)
-            past.keys[line.label] = line.key
+            past.enter(line.label, line.key)
         elif line.t == "dropped" and line.kind in _KEPT_KINDS:
             past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)
         elif line.t == "quarantined":
-            del past.strikes[line.label, line.n[0]]
+            for name in past.names(line.label):
+                del past.strikes[name, line.n[0]]
         elif line.t in ("open", "stop"):
             for each in attempt:
                 for label in each.timed:
                     past.samples[label, each.on[label], each.is_final].append(each)
-                    past.suspects.discard((label, each.on[label]))
+                    past.suspects -= {(name, each.on[label]) for name in past.names(label)}
             if line.t == "open":
                 _strike(past, {pair for each in under_way.values() for pair in each.items()})
                 past.strikes |= Counter({pair: MAX_STRIKES for n in under_way.keys() & alone for pair in under_way[n].items()})
+                past.share([pair for each in under_way.values() for pair in each.items()])
             under_way, alone, attempt = {}, set(), []
     return past
 
@@ -128,5 +148,5 @@ def _strike(past: Past, under_way: set[tuple[str, int]]) -> None:
     strikes.update(under_way if len(under_way) == 1 else [pair for pair in under_way if not strikes[pair] or len(repeated) == 1])
     past.suspects |= under_way
     for label, i in under_way:
-        for is_final in (False, True):
-            past.samples.pop((label, i, is_final), None)
+        for name, is_final in product(past.names(label), (False, True)):
+            past.samples.pop((name, i, is_final), None)

@@ -11,9 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from dist_tune.compiler import sweep
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckConfigError
 from dist_tune.settings import Settings
@@ -79,6 +81,7 @@ class LastWords:
         )
         self.end(StuckConfigError(told, self._ranks.rank, what))
         self.within(_flush)
+        self.within(partial(sweep, is_own=True))
         os._exit(EXIT_CODE)
 
     def end(self, error: StuckConfigError) -> None:

@@ -47,6 +47,21 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
         assert empty.exists()
         assert (folder / "a.ttir").exists()
         process.send_signal(how)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked yet
+        sweep()
+        assert not empty.exists()
         process.wait()
-    sweep()
     assert set(tmp_path.iterdir()) == {crash, *others}
+
+
+def test_a_process_that_ends_itself_deletes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its folders and its empty files, if it says so; what a compiler wrote stays, and so does what it needs while it goes on."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    empty, crash, folder = (tmp_path / f"{prefix(what)}{i}{suffix()}" for i, what in enumerate(("stderr", "stderr", "ttir")))
+    empty.touch()
+    crash.write_text("UNREACHABLE executed")
+    folder.mkdir()
+    sweep()
+    assert set(tmp_path.iterdir()) == {empty, crash, folder}
+    sweep(is_own=True)
+    assert set(tmp_path.iterdir()) == {crash}

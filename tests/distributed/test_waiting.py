@@ -17,8 +17,13 @@ from dist_tune.distributed.parts import Parts
 DEADLINE_S = 4.0
 
 
-def _waited(monkeypatch: pytest.MonkeyPatch, quiet: dict[int, float | None], state: str = UNKNOWN) -> tuple[float, dict[int, str]]:
-    """Seconds until rank 0 gives ranks 1 and 2 up, and what it says of them. ``quiet``: seconds without a beat; None: it beats."""
+def _waited(
+    monkeypatch: pytest.MonkeyPatch, quiet: dict[int, float | None], state: str = UNKNOWN, *, has_failed: bool = True
+) -> tuple[float, dict[int, str]]:
+    """Seconds until rank 0 gives ranks 1 and 2 up, and what it says of them. ``quiet``: seconds without a beat; None: it beats.
+
+    ``has_failed``: a collective of rank 0 has.
+    """
     now, ended = [0.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
     monkeypatch.setattr(waiting, "time", clock)
@@ -34,7 +39,8 @@ def _waited(monkeypatch: pytest.MonkeyPatch, quiet: dict[int, float | None], sta
 
     wait = waiting.Wait(parts, 0, lambda: None, lambda verdict: None, time_out)
     parts.bring(0, "", is_direct=True)
-    wait.for_parts(DEADLINE_S, 2 * DEADLINE_S, 60.0, lambda rank: 0.0 if (s := quiet[rank]) is None else s + now[0])
+    quiet_s = (lambda rank: 0.0 if (s := quiet[rank]) is None else s + now[0]) if has_failed else None
+    wait.for_parts(DEADLINE_S, 2 * DEADLINE_S, 60.0, quiet_s)
     ((seconds, missing),) = ended
     return seconds, missing
 
@@ -45,16 +51,23 @@ def _waited(monkeypatch: pytest.MonkeyPatch, quiet: dict[int, float | None], sta
         ({1: 0.0, 2: 0.0}, UNKNOWN, DEADLINE_S),
         ({1: DEADLINE_S, 2: DEADLINE_S}, UNKNOWN, DEADLINE_S / 4),
         ({1: 0.0, 2: None}, UNKNOWN, 2 * DEADLINE_S),
-        ({1: 0.0, 2: 0.0}, STOPPED, 60.0),
+        ({1: DEADLINE_S, 2: DEADLINE_S}, STOPPED, DEADLINE_S / 4),
     ],
     ids=["since now", "since the collective", "one beats", "stopped"],
 )
 def test_ranks_that_do_not_beat_are_not_waited_for(
     quiet: dict[int, float | None], state: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """A deadline without a beat of any missing rank ends the wait; one that beats has the whole patience, one that is stopped more."""
+    """A deadline without a beat of any missing rank ends the wait after a failed collective; one that beats has the whole patience."""
     waited_s, missing = _waited(monkeypatch, quiet, state)
     assert seconds <= waited_s < 1.3 * seconds + DEADLINE_S / 4
+    assert set(missing) == {1, 2}
+
+
+def test_ranks_that_are_stopped_between_replays_are_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """Where no collective has failed: for the timeout of the process group, while their processes are stopped."""
+    waited_s, missing = _waited(monkeypatch, {1: None, 2: None}, STOPPED, has_failed=False)
+    assert 60.0 <= waited_s < 80.0
     assert set(missing) == {1, 2}
 
 
@@ -104,3 +117,21 @@ def test_silence_of_a_peer_counts_between_looks(monkeypatch: pytest.MonkeyPatch)
 def test_a_silent_store_counts_from_the_first_call_without_answer(beating: float | None, now: float, since: float):
     """The beating thread's, once this rank's own call has waited for a quarter of a deadline: one connection alone may be lost."""
     assert silent_since(5.0, beating, now, DEADLINE_S) == since
+
+
+@pytest.mark.parametrize(("begins", "told"), [(0.3, "replay 3"), (9.9, "its first run")])
+def test_a_process_that_did_not_run_says_in_what(begins: float, told: str, monkeypatch: pytest.MonkeyPatch):
+    """In what began between two beats, before it was stopped, and not in what began after it went on."""
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    mine = Heartbeat(0, range(2), lambda: 0)
+    mine.begin("step, call 1")
+
+    def wait(seconds: float) -> bool:
+        now[0] = begins
+        mine.at("replay 3")
+        now[0] = 10.0
+        return False
+
+    mine._pause(SimpleNamespace(wait=wait), lines.append)  # type: ignore[arg-type]
+    assert lines == [f"rank 0 did not run for 9.5 s in {told}: stopped, swapped out, or Python's lock held"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune import PeerFailedError, contextual_autotune
+from dist_tune import AbsentRanksError, PeerFailedError, contextual_autotune
 from dist_tune.testing import Outcome, values
 from dist_tune.watch.watchdog import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
@@ -43,6 +43,29 @@ def test_a_rank_that_is_stopped_for_less_than_the_deadline_costs_waiting(phase: 
     assert first[1:] == (6.0, [])
     assert names_of_late(outcomes) == {(1 - who, who)}, outcomes[1 - who].log
     assert f"rank {who} did not run for" in outcomes[who].log
+
+
+def _stopped_for_long(rank: int) -> Any:
+    step, _ = two_kernels(once_in("race", (lambda: stop_for(8.0)) if rank == 1 else lambda: None))
+    began = time.monotonic()
+    try:
+        step(torch.ones(64))
+    except AbsentRanksError as error:
+        return error.ranks, time.monotonic() - began, str(error)
+
+
+def test_a_rank_that_stays_stopped_after_a_collective_has_failed_is_not_waited_for():
+    """Twice the deadline at most (2 s here), although its process can be seen to be stopped: no wait saves the tuning any more.
+
+    The one that was stopped is past 1.75 deadlines when it goes on: its timer ends it, or it is told the same.
+    """
+    first, late = on_ranks(2, _stopped_for_long, env={"DIST_TUNE_DEADLINE_S": "2"})
+    assert late.error == "Died" or values([late])[0][0] == (1,), late
+    ((ranks, seconds, told),) = values([first])
+    assert ranks == (1,)
+    assert seconds < 6.0, told
+    assert "rank 1 last seen at" in told
+    assert "its process is stopped" in told
 
 
 def _alone(rank: int, wait: str, seconds: float) -> Any:

@@ -76,18 +76,25 @@ def test_a_config_that_holds_the_interpreter_lock_is_left():
 
 def test_a_config_that_hangs_in_the_first_run_is_named():
     """In discovery: peers wait for a rank in its first run, however long that takes, but not for a config."""
-    outcomes: list[Any] = on_ranks(2, first_run_hangs, timeout_s=25)
+    outcomes: list[Any] = on_ranks(2, first_run_hangs, 1, timeout_s=25)
     left_with(outcomes[1], 86)
     assert outcomes[0].error == "StuckConfigError", f"{outcomes[0].error}: {outcomes[0].message}"
     assert "discovery" in outcomes[0].message
     assert outcomes[0].seconds < 2 * DEADLINE_S + 3  # on a busy machine
 
 
-def first_run_hangs(rank: int) -> Any:
+def test_a_process_that_leaves_its_first_run_leaves_no_temporary_files(tmp_path: Path):
+    """Where no peer is left that would delete them."""
+    (outcome,) = on_ranks(1, first_run_hangs, 0, timeout_s=25, is_dist=False, env={"TMPDIR": str(tmp_path)})
+    left_with(outcome, 86)
+    assert list(tmp_path.glob("dist_tune-*")) == []
+
+
+def first_run_hangs(rank: int, who: int) -> Any:
     import torch
 
-    kernel = stuck_kernel("sleep", 0, 1 if rank == 1 else 0)
-    return tuned(kernel, lambda x: launch(kernel, x))(torch.zeros(64)).sum().item()
+    kernel = stuck_kernel("sleep", 0, 1 if rank == who else 0)
+    return tuned(kernel, lambda x: launch(kernel, x), is_dist=dist.is_initialized())(torch.zeros(64)).sum().item()
 
 
 def test_what_takes_long_for_good_reason_is_not_ended():

@@ -39,6 +39,22 @@ def test_what_was_under_way_at_a_death_is_a_suspect_and_after_two_out():
     assert past_of(lines(*once, OPEN, begun(1, s=1))).strikes["s", 1] == 2
 
 
+def test_deaths_under_two_names_of_one_site_are_two():
+    """A kernel that is the first of its name has a longer label once another one is met: its first death was under the shorter one."""
+    short, long, other = ({"t": "site", "label": label, "key": key} for label, key in (("s", "a"), ("s{0}", "a"), ("s{1}", "b")))
+    first = [OPEN, short, begun(1, s=0)]
+    assert past_of(lines(*first, OPEN, short, long, other)).suspects == {("s", 0), ("s{0}", 0)}
+    dies = begun(2, **{"s{0}": 0, "s{1}": 3})
+    past = past_of(lines(*first, OPEN, short, long, other, dies))
+    assert past.strikes == {("s", 0): 2, ("s{0}", 0): 2, ("s{1}", 3): 1}
+    times = measured(2, **{"s{0}": 0})
+    past = past_of(lines(*first, OPEN, short, long, other, times, OPEN, short, long, other))
+    assert past.suspects == set()
+    assert past_of(lines(OPEN, short, long, times, *first)).samples == {}
+    cleared = past_of(lines(*first, OPEN, short, long, dies, OPEN, {"t": "quarantined", "label": "s", "n": [0]}, short, long))
+    assert {pair for pair, n in cleared.strikes.items() if n} == {("s{1}", 3)}
+
+
 def test_a_suspect_that_was_timed_alone_counts_again():
     """Its death is remembered."""
     past = past_of(lines(OPEN, begun(1, s=1), OPEN, begun(1, s=1), measured(1, s=1), begun(2, s=2)))
@@ -56,7 +72,12 @@ def test_of_several_under_way_one_at_most_gets_a_second_strike():
 
 def test_what_was_measured_of_other_candidates_is_forgotten():
     """A site that comes back with another key has other candidates: neither samples, nor strikes, nor finals beside it count any more."""
-    first = [OPEN, *({"t": "site", "label": label, "key": "a"} for label in "st"), measured(1, s=0, t=1), measured(2, s=1, t=0)]
+    first = [
+        OPEN,
+        *({"t": "site", "label": label, "key": key} for label, key in ("sa", "tc")),
+        measured(1, s=0, t=1),
+        measured(2, s=1, t=0),
+    ]
     finals = {**measured(3, s=1, t=1), "is_final": True}
     failed = {"t": "dropped", "label": "t", "n": [2], "kind": "launch", "reason": "once"}
     both = past_of(lines(*first, finals, failed, begun(4, t=3)))
