@@ -114,8 +114,7 @@ def contextual_autotune(
 class _Tuner(Generic[P, R]):
     """The state of one decorated closure between calls. The ``Listener`` of calls that are expected to meet no miss."""
 
-    is_watching = False
-    is_keeping = False
+    is_watching = is_keeping = False
 
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
@@ -219,8 +218,7 @@ class _Tuner(Generic[P, R]):
     ) -> R:
         """Go on from the first run of the closure, which returned what is ``held``. ``state``: of before that, if it was watched."""
         tuning = cast("Tuning", listener)
-        if not is_watched:
-            state = self.state_of(args, kwargs, known=self.in_place)
+        state = state if is_watched else self.state_of(args, kwargs, tuning, known=self.in_place)
         try:
             value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
         except StuckConfigError as error:
@@ -244,12 +242,15 @@ class _Tuner(Generic[P, R]):
         self.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
 
-    def state_of(self, args: Any, kwargs: Any, known: frozenset[str] | None = None) -> StepState | None:
-        """The state that a call can change; None where ``reset`` puts it back."""
+    def state_of(self, args: Any, kwargs: Any, tuning: Tuning | None = None, known: frozenset[str] | None = None) -> StepState | None:
+        """The state that a call can change; None where ``reset`` puts it back. The other ranks hear of an error, as of a copy."""
         if self.options.reset is not None:
             return None
-        roots = named_roots(self.function, args, kwargs)
-        return StepState(roots, restores=self.options.restore == "args", known=known)
+        try:
+            return StepState(named_roots(self.function, args, kwargs), restores=self.options.restore == "args", known=known)
+        except BaseException as error:
+            (tuning or self.open()).leave(error)
+            raise
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""

@@ -40,24 +40,35 @@ class Calls:
     n_calls: int = 0
     """Calls that are over, or that may end in a meeting; the latter are ``under_way`` until they are over."""
     under_way: list[int] = field(default_factory=list)
+    known_as: dict[int, int] = field(default_factory=dict)
+    """Number of a call under way -> a higher one, by which the ranks that have met in it count on."""
 
     @contextmanager
     def one(self) -> Iterator[int]:
         """A call that may end in a meeting, with its number. Calls of one name may lie within each other."""
-        self.n_calls += 1
-        number = self.n_calls
-        self.under_way.append(number)
+        number = self.n_calls + 1
+        self.under_way.append(number)  # first: a peer that asks between these lines would take the call for one that is over
+        self.n_calls = number
         try:
             yield number
         finally:
             self.under_way.remove(number)
+            if number in self.known_as:
+                self.under_way.remove(self.known_as.pop(number))
+
+    def count_as(self, number: int, higher: int) -> None:
+        """Count on from a higher number after a call under way, because it has that one on another rank."""
+        if number in self.under_way and higher > number and number not in self.known_as:
+            self.known_as[number] = higher
+            self.under_way.append(higher)
+            self.n_calls = max(self.n_calls, higher)
 
 
 def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[int]:
-    """Ranks that have passed this call and will not come to a meeting about it. ``inside``: ranks in a first run of the closure.
+    """Ranks that have passed this call and will not come to a meeting about it. ``inside``: ranks with a call of the closure under way.
 
-    A rank that has issued more collectives has gone on. Where the call holds collectives, a rank that is inside a first run may be in
-    this call under another number: it may have made more calls before.
+    A rank that has issued more collectives has gone on. Where the call holds collectives, a rank that is inside one may be in this call
+    under another number: it may have made more calls before.
     """
     found = []
     for rank, calls in passed.items():

@@ -10,56 +10,34 @@ call: the verdict is "apart" when a rank has passed the call that another waits 
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import ISSUED, Calls, Place, ahead, all_passed, calls_of, is_apart, is_one_call
+from dist_tune.distributed.calls import Calls, Place, ahead, calls_of, is_one_call
+from dist_tune.distributed.endings import Endings, has_gone_on, is_end_of
+from dist_tune.distributed.epochs import Epochs
 from dist_tune.distributed.heartbeat import Heartbeat
-from dist_tune.distributed.homes import NO_HOME
-from dist_tune.distributed.lives import cause_of, lives_of
-from dist_tune.distributed.messages import count_up, read_part, read_verdict
-from dist_tune.distributed.outside import WatchedStore
-from dist_tune.distributed.parts import Parts
-from dist_tune.distributed.presence import Presence
+from dist_tune.distributed.messages import read_part
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, end_by, error_of, is_secondary, mismatch_of, text_of
-from dist_tune.distributed.waiting import Wait, beat_of
+from dist_tune.distributed.waiting import beat_of
 from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
 
 _CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
-_Reduce = Callable[[dict[int, str]], str]
-"""Rank -> part as text, of all ranks, to the result as text."""
 
 
-class Meetings:
+class Meetings(Epochs):
     """The meetings of some ranks, as one of them sees them."""
 
     def __init__(self, store: dist.Store, rank: int, members: tuple[int, ...], deadline_s: float, life: Heartbeat | None = None) -> None:
-        self.rank = rank
-        self.members = members
-        self.deadline_s = deadline_s
-        self.gather_s = deadline_s
-        """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
-        self._closure, self._place = "", Place("", 0)
-        self._first_run, self._issued_before = "", 0
-        self._patience_s: float | None = None
-        self._epoch = self._agreed = 0
-        self._last_check, self._is_over, self._root = 0.0, False, store
-        self._store: Any = store
-        self._presence: Presence | None = None
-        self._parts: Parts
-        self.life = life or Heartbeat(rank, members, lambda: self.n_issued)
-
-    @property
-    def n_issued(self) -> int:
-        """Collectives that this rank has issued on the group so far; 0 where it is not known."""
-        return 0
+        super().__init__(store, rank, members, deadline_s, life)
+        self._issued_before = 0
+        self._endings = Endings()
+        self._doubted: Verdict | None = None  # the end of this call by a rank that seems to have called again
+        self._last_check, self._is_over = 0.0, False
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -80,32 +58,32 @@ class Meetings:
         self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
         self.life.begin(self._first_run)
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False) -> None:
+    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False, is_broken: bool = False) -> None:
         """Come to the meetings of a call of ``closure``, past those that were ended before; ``is_inside``: from within its first run.
+
+        ``is_broken``: a collective of that run has failed.
 
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
-        self._closure, self._place = f"{closure}{options}", Place(closure, number, self.n_issued, self.n_issued > self._issued_before)
-        self._is_over = False
-        verdict = None
+        number = calls_of(self.members, closure).known_as.get(number, number)
+        has_run = self._first_run.startswith(f"{closure}, ")
+        self._closure, self._place = f"{closure}{options}", Place(closure, number)
+        self._note_collectives()
+        self._is_over, self._doubted = False, None
+        verdict = self._endings.take(self._place)
         with suppress(dist.DistNetworkError):  # as in calls()
             self._begin_life()
             # What comes after may be about calls that this rank has yet to make.
             while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
-                ended = self._read_verdict()
                 # The end of a call without a meeting does not concern this rank.
-                if ended["state"] != "apart" and ended["call"] == self._place.text:
-                    verdict = ended
+                verdict = self._end_in(self._read_verdict())
             if verdict is not None and not self._is_awaited():
-                self._first_run = ""
-                raise self._error(verdict)
+                if not has_run or is_broken or not has_gone_on(verdict, self._place):
+                    self._first_run = ""
+                    raise self._error(verdict)
+                self._doubted = verdict
         self._first_run = self._first_run if is_inside else ""
-
-    def close(self) -> None:
-        """Answer no peers any more, because the group is gone."""
-        if self._presence is not None:
-            self._presence.stop()
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
@@ -121,8 +99,7 @@ class Meetings:
             RankMismatchError: ranks are in different closures, or at different steps of one.
         """
         with self._hosted(topic):
-            verdict = self._attend(topic, fn.dump(part), fn.of_texts)
-            return fn.load(self._result_of(verdict))
+            return fn.load(self._result_of(self._attend_one(topic, fn.dump(part), fn.of_texts)))
 
     def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
         """As ``reduce``, in a call that other ranks may come to late, or may have passed.
@@ -136,15 +113,21 @@ class Meetings:
         """
         with self._hosted(topic):
             while True:
+                self._note_collectives()  # a run may have come in between
                 verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_gathering=True, is_optional=is_optional)
                 if verdict["state"] == "apart":
                     passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
                     if behind := ahead(self._place, passed):
+                        if self._doubted is not None:
+                            raise self._error(self._doubted)
                         others = [rank for rank in behind if rank != self.rank]  # itself, if its patience is at its end
                         why = f"ranks {others} have passed it, or go on without it" if others else "other ranks have not come to it"
                         raise AloneError(f"rank {self.rank} is alone in {self._place.text}: {why}", others)
-                elif verdict["state"] == "agreed" or verdict["call"] == self._place.text:
+                elif verdict["state"] == "agreed":
+                    self._count_as(verdict.get("number", self._place.number))
                     return fn.load(self._result_of(verdict))
+                elif self._end_in(verdict) is not None:
+                    raise self._error(verdict)
 
     def beat(self, doing: str, *, is_new: bool = False) -> None:
         """Between replays, at most four times a second: post a sign of progress, and leave if the tuning was ended.
@@ -186,7 +169,7 @@ class Meetings:
                 error.add_note(str(gone))  # no peer can be reached any more
             return
         with self._hosted("abort"):
-            verdict = self._attend(f"{FAILED}{text_of(error)}", "", lambda parts: "")
+            verdict = self._attend_one(f"{FAILED}{text_of(error)}", "", lambda parts: "")
         try:
             self._result_of(verdict)
         except DistTuneError as cause:
@@ -203,23 +186,12 @@ class Meetings:
 
     # -- one epoch -----------------------------------------------------------------------------------------------
 
-    def _begin_life(self) -> None:
-        if self._presence is None:
-            # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
-            life = count_up(self._root, f"lives/{self.rank}")
-            self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
-            self._parts = Parts(self._store, self.rank, self.members)
-            self._presence = Presence(self._store, self.rank, self.members, self._state)
-
-    def _state(self) -> tuple[dict[str, list[int]], str]:
-        """For peers that ask: calls that this rank has passed, and the one that it is in."""
-        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
-
     def _post_abort(self, error: BaseException) -> None:
         mine = end_by(self.rank, error)
         self._decide(mine)
-        while (verdict := self._read_verdict())["state"] not in ("aborted", "timed out"):
-            self._decide(mine)  # the interrupt came between a verdict and the reading of it: peers are on their way to the next meeting
+        while (verdict := self._end_in(self._read_verdict())) is None:
+            # The interrupt came between a verdict and the reading of it, or a peer has ended another call: peers come to the next meeting.
+            self._decide(mine)
         if verdict.get("message") != mine["message"]:
             error.add_note(f"rank {self.rank}: the tuning had been ended before this: {self._error(verdict)}")
 
@@ -227,64 +199,21 @@ class Meetings:
         """True if a rank has come to the meeting under way for this call; one that has called again may wait there for the next."""
         return any(is_one_call([read_part(text, rank).place, self._place]) for rank, text in self._parts.shown(self._epoch))
 
-    def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
-        """Bring a part, take the verdict away. The last to come writes it."""
-        self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
-        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None, self._parts.home.joined()]
-        if self._parts.bring(self._epoch, json.dumps(mine), is_direct=is_gathering):
-            self._agree(reduce)
-        else:
-            wait = Wait(self._parts, self._epoch, partial(self._agree, reduce), self._decide, partial(self._time_out, topic))
-            if is_gathering and self._presence is not None:
-                patience_s = self.deadline_s if is_optional else self.gather_s
-                wait.for_calls(self._presence, self._place, self.deadline_s, patience_s, is_optional=is_optional)
-            else:
-                quiet_s = self.life.quiet_s if topic.startswith(FAILED) else None  # then, a rank that does not even beat will not come
-                wait.for_parts(self.deadline_s, self._patience_s or self.deadline_s, self.gather_s, quiet_s)
-        if "result" in (verdict := self._read_verdict()):
-            # All ranks have read earlier verdicts, since all have come to this one.
-            self._parts.forget(range(self._agreed, self._epoch - 1))
-            self._agreed = self._epoch - 1
-        return verdict
+    def _note_collectives(self) -> None:
+        self._place = self._place._replace(issued=self.n_issued, has_talked=self.n_issued > self._issued_before)
 
-    def _agree(self, reduce: _Reduce) -> None:
-        texts = self._parts.texts(self._epoch)
-        closures, topics, parts, places, passed, homes = zip(*map(read_part, texts, self.members), strict=True)
-        steps = list(zip(closures, topics, strict=True))
-        known = {rank: each or {} for rank, each in zip(self.members, passed, strict=True)}
-        if None not in passed and is_apart(dict(zip(self.members, places, strict=True)), known):
-            self._decide({"state": "apart", "passed": known})
-        elif len(set(steps)) > 1 or topics[0].startswith(FAILED):
-            cause = cause_of(lives_of(self._store, self.members))
-            self._decide({"state": "agreed", "steps": steps, "cause": cause})  # on nothing: each rank says why, in _result_of
-        else:
-            result = reduce(dict(zip(self.members, parts, strict=True)))
-            self._decide({"state": "agreed", "result": result, **({} if NO_HOME in homes else {"homes": homes})})
+    def _count_as(self, number: int) -> None:
+        calls_of(self.members, self._place.closure).count_as(self._place.number, number)
+        self._place = self._place._replace(number=number)
 
-    @contextmanager
-    def _hosted(self, topic: str) -> Iterator[None]:
-        try:
-            yield
-        except dist.DistNetworkError as error:
-            raise StoreGoneError(
-                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self._closure}: its host (rank 0, or "
-                f"torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
-            ) from error
-
-    def _decide(self, verdict: Verdict) -> None:
-        """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._place.text}))
-
-    def _read_verdict(self) -> Verdict:
-        self._epoch += 1
-        verdict = read_verdict(self._parts.verdict(self._epoch - 1), self.rank)
-        self._parts.settle(verdict.get("homes", ()))
-        return verdict
-
-    def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
-        missing, others = self.life.places(self._store, beats)
-        where = {"topic": topic, "closure": self._closure, "by": self.rank}
-        self._decide({"state": "timed out", "missing": missing, "others": others, "within_s": within_s, **where})
+    def _end_in(self, verdict: Verdict) -> Verdict | None:
+        """The verdict, if it is the end of this rank's call; that of another one is kept until this rank comes to it."""
+        if verdict["state"] not in ("aborted", "timed out"):
+            return None
+        if is_end_of(verdict, self._place):
+            return verdict
+        self._endings.keep(verdict)
+        return None
 
     def _result_of(self, verdict: Verdict) -> str:
         if verdict["state"] != "agreed":

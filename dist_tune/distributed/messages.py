@@ -43,6 +43,8 @@ class _Stored(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     call: str
+    place: Place | None = None
+    """Of the rank that has fixed the verdict; a thread beside the tuning knows the call alone."""
 
 
 class _Agreed(_Stored):
@@ -51,6 +53,8 @@ class _Agreed(_Stored):
     steps: list[tuple[str, str]] | None = None
     homes: list[int] | None = None
     """Of all parts, by member, where every rank has reached its home."""
+    number: int | None = None
+    """Of the call, where it has several on these ranks: all count on from the highest."""
 
     @model_validator(mode="after")
     def _has_an_outcome(self) -> Self:
@@ -105,6 +109,8 @@ def read_verdict(content: bytes, reader: int) -> dict[str, Any]:
     verdict = read_message(_VERDICT, content, -1, f"the verdict of a meeting, as rank {reader} reads it,").model_dump(exclude_unset=True)
     if verdict.get("steps"):
         verdict["steps"] = [[printable(closure), printable(topic)] for closure, topic in verdict["steps"]]
+    if verdict.get("place") is not None:
+        verdict["place"] = Place(*verdict["place"])
     if "missing" in verdict:
         verdict["missing"] = {rank: printable(last) for rank, last in verdict["missing"].items()}
     return verdict

@@ -68,6 +68,13 @@ class Presence:
         self._store.set(f"question/{number}", "")
         return number
 
+    def wake(self, answer: Answer) -> None:
+        """Put the question again that the rank of this answer waits for: it may have been deleted before that rank came to wait.
+
+        Only once a later one was asked, or that rank would answer without end.
+        """
+        self._store.set(f"question/{answer.number + 1}", "")
+
     def n_asked(self) -> int:
         """Questions so far, of all ranks."""
         return count_up(self._store, "questions", 0)

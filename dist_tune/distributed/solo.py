@@ -42,7 +42,7 @@ class Solo:
     def begin_first_run(self, closure: str, number: int) -> None:
         """Without peers there is nothing to say."""
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False) -> None:
+    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False, is_broken: bool = False) -> None:
         """Without peers there is nothing to say."""
 
     def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:

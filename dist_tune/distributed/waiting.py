@@ -96,11 +96,13 @@ class Wait:
             is_answered = len(fresh) == len(answers)
             if not missing:
                 self.agree()
-            elif ahead(place, passed, [rank for rank, each in fresh.items() if each.first_run.startswith(f"{place.closure}, ")]):
+            elif ahead(place, passed, [rank for rank, each in passed.items() if len(each.get(place.closure, ())) > 1]):
                 self.decide({"state": "apart", "passed": passed})
             if any(answer.first_run == call for answer in fresh.values()):
                 since = now
             silent = {rank: state_of_rank(self.parts.store, rank) for rank in answers if rank not in fresh} if now - asked_at >= 1.0 else {}
+            for rank in silent if asked > 0 else ():
+                presence.wake(answers[rank])
             # One that is stopped, or too busy to answer, in this very call comes to it.
             is_coming = all(answers[rank].first_run == call and state not in (GONE, UNKNOWN) for rank, state in silent.items())
             is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s and not is_coming

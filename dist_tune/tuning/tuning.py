@@ -172,7 +172,7 @@ class Tuning:
         self._context.sites.journal.end_with(error)
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
-                self._begin()
+                self._begin(is_broken=is_secondary(error))
             except DistTuneError as cause:
                 if is_secondary(error):
                     raise cause from error
@@ -255,15 +255,15 @@ class Tuning:
                     raise watchdog.freed from error
                 raise
 
-    def _begin(self) -> None:
+    def _begin(self, *, is_broken: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
             self._watchdog.start(is_late=True)  # a thread that starts costs a hit a third of a millisecond
-        self._enter()
+        self._enter(is_broken=is_broken)
         self._context.expenses.begin_search()
 
-    def _enter(self, *, is_inside: bool = False) -> None:
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_inside=is_inside)
+    def _enter(self, *, is_inside: bool = False, is_broken: bool = False) -> None:
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_inside=is_inside, is_broken=is_broken)
 
     def _end(self, error: BaseException) -> None:
         context = self._context

@@ -72,6 +72,35 @@ def test_ranks_in_one_call_are_not_apart():
     assert is_apart({0: Place("f", 5), 1: Place("f", 5), 2: Place("f", 6)}, passed)
 
 
+def test_a_call_that_begins_is_at_no_time_taken_for_one_that_is_over():
+    """A thread that answers peers may read the numbers between any two lines."""
+    seen = []
+
+    class Watched(Calls):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "n_calls" and hasattr(self, "under_way"):
+                seen.append(ahead(Place("f", self.n_calls), {1: {"f": standing(self)}}))
+
+    with Watched().one():
+        pass
+    assert seen == [[]]
+
+
+def test_a_call_that_has_a_higher_number_on_other_ranks_is_counted_as_that_one():
+    """It is under way by both numbers, and the next call comes after the higher one."""
+    calls = Calls(n_calls=2)
+    with calls.one() as number:
+        calls.count_as(number, 7)
+        calls.count_as(number, 7)
+        assert [ahead(Place("f", each), {1: {"f": standing(calls)}}) for each in (number, 7, 8)] == [[], [], []]
+    assert standing(calls) == [7]
+    with calls.one() as number:
+        assert number == 8
+        calls.count_as(number, 5)
+    assert standing(calls) == [8]
+
+
 def test_calls_are_counted_by_ranks_and_closure():
     """One object for each, for the life of the process: a closure may be decorated anew."""
     ours, theirs = calls_of((0, 7), "test.f"), calls_of((0, 8), "test.f")
