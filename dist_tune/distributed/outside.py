@@ -1,4 +1,4 @@
-"""The store as another thread sees it while a rank hangs: since when a call has no answer, and words to the peers from outside.
+"""The store as another thread sees it while a rank hangs: a client of its own, since when a call has no answer, words to the peers.
 
 Knows a store and the keys of an epoch; nothing of meetings.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from dist_tune.distributed.verdicts import Verdict
+from dist_tune.errors import MachineError, is_machine_failure
+from dist_tune.settings import read_settings
 
 _BOTH_SILENT = 0.25
 """Deadlines without an answer after which a call is taken to meet the silence that another thread's has met before."""
@@ -49,6 +52,33 @@ class WatchedStore:
 
         setattr(self, name, call)  # found before __getattr__ from here on
         return call
+
+
+def own_client(store: dist.Store) -> dist.Store:
+    """Another client of the job's store: on a shared one, a set() waits until another thread's wait() is over.
+
+    For one thread at a time: it lowers the store's timeout meanwhile.
+
+    Raises:
+        MachineError: this process has no descriptor left for it.
+        torch.distributed.DistNetworkError: the store's host does not answer within the deadline.
+    """
+    before: timedelta = store.timeout  # type: ignore[attr-defined]  # missing in torch's stubs
+    deadline_s = read_settings().deadline_s
+    # With its own timeout, a store tries for half an hour to connect where no descriptors are left.
+    store.set_timeout(timedelta(seconds=deadline_s))
+    try:
+        client: dist.Store = store.clone()  # type: ignore[attr-defined]  # as above
+    except dist.DistNetworkError as error:
+        if not is_machine_failure(error):
+            raise
+        raise MachineError(
+            f"this process cannot reach the c10d store: {str(error).splitlines()[0]} Raise its limit (ulimit -n), or close files"
+        ) from error
+    finally:
+        store.set_timeout(before)
+    client.set_timeout(before)
+    return client
 
 
 def silent_since(own: float, beating: float | None, now: float, deadline_s: float) -> float:

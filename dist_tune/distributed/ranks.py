@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.homes import neighbours
 from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.outside import Asked, last_signs, post_end
+from dist_tune.distributed.outside import Asked, last_signs, own_client, post_end
 from dist_tune.distributed.solo import Solo
 from dist_tune.distributed.verdicts import end_by
 from dist_tune.errors import DistTuneError, StuckConfigError
@@ -36,8 +36,7 @@ class Group(Meetings):
 
     def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
         members = tuple(dist.get_process_group_ranks(group))
-        # A client of our own: on a shared one, a set() waits until another thread's wait() is over.
-        store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+        store = own_client(c10d._get_default_store())
         space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
         super().__init__(space, dist.get_rank(), members, deadline_s, Heartbeat(dist.get_rank(), members, n_collectives))
         self._group = group
@@ -226,7 +225,7 @@ def shared_store(space: str) -> dist.Store:
         raise DistTuneError(
             "there is no c10d store: call init_process_group() first, and start the script with torchrun or launch/launch.sh"
         )
-    return dist.PrefixStore(space, c10d._get_default_store().clone())  # type: ignore[attr-defined]  # as above
+    return dist.PrefixStore(space, own_client(c10d._get_default_store()))
 
 
 def device_identity() -> str:
