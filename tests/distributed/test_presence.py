@@ -25,6 +25,7 @@ class _Paused:
 
     def __init__(self, own: Any) -> None:
         self._own, self.goes_on = own, threading.Event()
+        self._waiting = own.clone()  # a set() on the other one would wait as well
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -34,7 +35,7 @@ class _Paused:
 
     def wait(self, *args: Any) -> None:
         self.goes_on.wait()
-        self._own.wait(*args)
+        self._waiting.wait(*args)
 
 
 def _until(condition: Any) -> None:
