@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dist_tune.cache import JournalFile, JournalLine, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache import journal_file as module
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal .*damaged lines", "ignore:tuning goes on without")]
 
 
 @pytest.fixture(autouse=True)

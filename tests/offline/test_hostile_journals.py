@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dist_tune.offline import Problem, tune_problems
 from dist_tune.offline.journal import Journal, Progress
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal .*damaged lines", "ignore:tuning goes on without")]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dist_tune.offline.journal import Journal, Progress
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal .*damaged lines", "ignore:tuning goes on without")]
 
 INDICES = st.integers(0, 5)
 CANDIDATES = st.lists(INDICES, min_size=1, max_size=4, unique=True)
