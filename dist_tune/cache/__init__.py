@@ -30,6 +30,7 @@ from dist_tune.cache.journal_file import (
     JournalFile,
     JournalLine,
     QuarantinedConfig,
+    is_held,
     quarantine,
     read_quarantine,
     sweep_journals,
@@ -52,7 +53,7 @@ __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
     "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
     "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
-    "fates", "fingerprint", "gain", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine",
-    "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals", "text_of",
-    "unseal", "weighing", "why_not", "write_whole",
+    "fates", "fingerprint", "gain", "is_held", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code",
+    "read_quarantine", "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
+    "text_of", "unseal", "weighing", "why_not", "write_whole",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=Tr
 _Index = Annotated[int, Field(ge=0)]
 _Milliseconds = Annotated[float, Field(gt=0)]
 _Model = TypeVar("_Model", bound=BaseModel)
-_open: set[Path] = set()
+_open: set[str] = set()
 _guard = threading.Lock()
 
 
@@ -115,11 +115,11 @@ class JournalFile(Generic[_Model]):
         self._descriptor: int | None = None
         self._n_bytes = 0
         with _guard:
-            if path in _open:  # another thread tunes the same; the lock below keeps out other processes only
+            if _real(path) in _open:  # another thread tunes the same; the lock below keeps out other processes only
                 return
             try:
                 self._open()
-                _open.add(path)
+                _open.add(_real(path))
             except OSError as error:
                 self._fail(error)
 
@@ -163,7 +163,7 @@ class JournalFile(Generic[_Model]):
             os.close(self._descriptor)
         self._descriptor = None
         with _guard:
-            _open.discard(self.path)
+            _open.discard(_real(self.path))
 
     def _open(self) -> None:
         folder = self.path.parent
@@ -181,8 +181,12 @@ class JournalFile(Generic[_Model]):
             if not self.lines:
                 os.ftruncate(descriptor, 0)
                 content = b""
-            if content and not content.endswith(b"\n"):  # the process died in the middle of it
-                os.write(descriptor, b"\n")
+            if cut_off := content.rpartition(b"\n")[2]:  # the process died in the middle of it
+                if text_of(cut_off) is None:
+                    content = content.removesuffix(cut_off)
+                    os.ftruncate(descriptor, len(content))
+                else:
+                    os.write(descriptor, b"\n")
         except BaseException:  # an interrupt, too, must not leave the file open and locked
             os.close(descriptor)
             raise
@@ -208,6 +212,12 @@ class JournalFile(Generic[_Model]):
         is_held = error.errno in (errno.EACCES, errno.EAGAIN) and self.path.exists() and os.access(self.path, os.W_OK)
         reason = "another process is tuning the same" if is_held else f"it cannot be written: {error.strerror or error}"
         warn_once(f"tuning goes on without its journal {self.path}: {reason}", f"journal {reason}")
+
+
+def is_held(path: Path) -> bool:
+    """True of a journal that this process holds: its lock would be released by reading it, at the end of that."""
+    with _guard:
+        return _real(path) in _open
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:
@@ -247,6 +257,11 @@ def _sound(content: bytes, model: type[_Model]) -> Iterator[_Model]:
     for line in content.split(b"\n"):
         with suppress(ValueError):
             yield _line(line, model)
+
+
+def _real(path: Path) -> str:
+    """One name of a file in a folder that has several; a link in its own place is refused when it is opened."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
 
 
 def sweep_journals(folder: Path) -> None:

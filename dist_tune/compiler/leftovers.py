@@ -55,6 +55,6 @@ def sweep(*, is_own: bool = False) -> None:
 def _has_ended(pid: str) -> bool:
     """Also one whose parent has yet to take note of it, as a launcher has when a rank sweeps for the peer that was just killed."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"ZX"  # a program's name may hold any bytes
     except OSError:
         return not Path(f"/proc/{pid}").exists()

@@ -61,7 +61,7 @@ class Calls:
         if number in self.under_way and higher > number and number not in self.known_as:
             self.known_as[number] = higher
             self.under_way.append(higher)
-            self.n_calls = max(self.n_calls, higher)
+            self.n_calls += higher - number  # calls that lie within it count on as well
 
 
 def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[int]:

@@ -41,5 +41,12 @@ class Endings:
                 del self._by_call[next(iter(self._by_call))]
 
     def take(self, place: Place) -> Verdict | None:
-        """The end of this call, if it was read before."""
-        return self._by_call.pop(place.text, None)
+        """The end of this call, if it was read before; one that collectives tell comes before one of the same number."""
+        found = [call for call, verdict in self._by_call.items() if is_end_of(verdict, place)]
+        if not found:
+            return None
+        verdict = self._by_call.pop(min(found, key=lambda call: call == place.text))
+        of = verdict.get("place")
+        # All ranks have issued collectives since, and this one before its call: the rank that has ended it counts calls otherwise.
+        is_past = of is not None and 0 < of.issued < place.issued and not place.has_talked
+        return None if is_past else verdict

@@ -40,7 +40,7 @@ def _fields(pid: int) -> list[str]:
     """Of /proc/PID/stat, from the state on; empty if there is no such process."""
     try:
         # The second field is a program's name in parentheses, which may hold any character.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].decode().split()
     except OSError:
         return []
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.cache import JournalFile, text_of
+from dist_tune.cache import JournalFile, is_held, text_of
 from dist_tune.safe_files import read_regular
 
 MAX_STRIKES = 2
@@ -173,7 +173,7 @@ def forget(path: Path) -> None:
 def other_values(path: Path, pattern: str) -> dict[str, str] | None:
     """The values of the newest journal in the folder of ``path`` that is of another identity; None if there is none."""
     with suppress(OSError):
-        others = [each for each in path.parent.glob(pattern) if each != path]
+        others = [each for each in path.parent.glob(pattern) if each != path and not is_held(each)]
         for other in sorted(others, key=lambda each: each.lstat().st_mtime, reverse=True):
             with suppress(OSError, ValueError):
                 first, _, _ = read_regular(other, follows_links=False).partition(b"\n")

@@ -105,7 +105,7 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
         site = context.sites.met.get(label)
         if site is not None and not site.is_replayed and record.best.latency_ms is None and context.replays.n_replays > 0:
             unmet[f"unmet {label}"] = (
-                f"site={label} is not tuned: the first run launched it and {amount(context.replays.n_replays, 'replay')} did not. The "
+                f"site={label} is not tuned: the first run launched it and no replay did. The "
                 f"step needs it once only, or a wrapper keeps the compiled kernel of the first launch, as flag_gems' LibEntry does: launch "
                 f"it once before the first call of {context.name}, so that triton.autotune chooses"
             )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import JournalFile, JournalLine, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache import JournalFile, JournalLine, QuarantinedConfig, is_held, quarantine, read_quarantine
 from dist_tune.cache import journal_file as module
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal .*damaged lines", "ignore:tuning goes on without")]
@@ -134,3 +134,27 @@ def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match="larger than 400 bytes"):
         stop(file, 20)
     assert path.stat().st_size <= 400
+
+
+def test_a_line_that_was_cut_off_is_gone_at_the_next_opening(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    """It is told of never: what comes after it is whole."""
+    path = tmp_path / "one.jsonl"
+    written(path).close()
+    path.write_bytes(path.read_bytes()[:-5])
+    for n in (2, 3, 4):
+        file = JournalFile(path, JournalLine)
+        assert len(file.lines) == n
+        stop(file, 1)
+        file.close()
+    assert not recwarn.list
+
+
+def test_a_file_has_one_name_in_a_folder_that_has_several(tmp_path: Path):
+    """A second opening under another one would release the lock of the first."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    file = written(tmp_path / "folder" / "one.jsonl")
+    assert not JournalFile(tmp_path / "link" / "one.jsonl", JournalLine).is_open
+    assert is_held(tmp_path / "link" / "one.jsonl")
+    file.close()
+    assert not is_held(tmp_path / "link" / "one.jsonl")

@@ -88,3 +88,14 @@ def test_ends_of_calls_that_are_never_made_are_forgotten():
     assert endings.take(Place("f", 1)) is None
     assert endings.take(Place("f", 100)) == end_of("f", 100)
     assert endings.take(Place("f", 100)) is None
+
+
+def test_an_end_kept_under_another_number_is_found_by_its_collectives():
+    """Ranks that have met in fewer calls count otherwise: the end of their third is that of the second here, and not of the third."""
+    endings = Endings()
+    endings.keep(end_of("f", 3, 10, talks=True))
+    assert endings.take(Place("f", 2, 10, has_talked=True)) is not None
+    endings.keep(end_of("f", 3, 10, talks=True))
+    assert endings.take(Place("f", 3, 12)) is None
+    endings.keep(end_of("f", 3, 10))
+    assert endings.take(Place("f", 3, 10)) is not None
