@@ -1,4 +1,4 @@
-"""Triton's interpreter at twice its speed, for the fork server of tests, which hands it down to ranks and programs.
+"""Triton's interpreter with less to do, for the fork server of tests, which hands it down to ranks and programs.
 
 It lists all of triton.language at every launch and at every call of a device function, and computes each sum of integers twice, to look for
 overflows. The lists stay the same, and GPUs do not look for overflows either.
