@@ -153,3 +153,14 @@ def test_a_rank_that_has_issued_more_collectives_has_gone_on():
     passed: Passed = {0: {"f": [4], ISSUED: [6]}, 1: {"f": [8, 8], ISSUED: [5]}, 2: {"f": [2], ISSUED: [5]}}
     assert ahead(place, passed, inside=[1]) == [0]
     assert ahead(place, passed) == [0, 1]
+
+
+def test_calls_within_a_call_that_others_count_higher_are_counted_on():
+    """Outer call 1 with call 2 inside it, and elsewhere outer call 4 with call 5: the next one is the sixth on both."""
+    calls = Calls()
+    with calls.one() as outer:
+        with calls.one():
+            pass
+        calls.count_as(outer, 4)
+    with calls.one() as following:
+        assert following == 6
