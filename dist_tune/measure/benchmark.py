@@ -87,17 +87,21 @@ def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: 
     if num_iters < 1 or n_warmup < 0:
         raise ValueError(f"need num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}")
     clock = device_clock()
-    host_ms, result = 1.0, None
+    host_ms, run_ms, result = 1.0, 0.0, None
     for k in range(n_warmup):
         if k == n_warmup - 1:
             wait_for_device()  # a full launch queue would be taken for the host's own time
         began = time.perf_counter()
         result = run()
         host_ms = (time.perf_counter() - began) * 1e3
+        if k == n_warmup - 1:
+            wait_for_device()
+            run_ms = (time.perf_counter() - began) * 1e3
     spans = []
     for _ in range(num_iters):
         result = None  # its memory is for the next one
-        clock.prepare(min(1.5 * host_ms, MAX_LEAD_MS), is_cold=is_cold)
+        # Until the host has queued the run; and the device rests for as long as it works, or it would throttle at its power limit.
+        clock.prepare(min(max(1.5 * host_ms, run_ms), MAX_LEAD_MS), is_cold=is_cold)
         span = clock.span()
         span.begin()
         result = run()

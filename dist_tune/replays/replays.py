@@ -14,7 +14,7 @@ from typing import Any
 from dist_tune.compiler import noted
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckDeviceError
-from dist_tune.measure import MAX_LEAD_MS, Clock, Lead, RngState, Span, wait_for_device
+from dist_tune.measure import Clock, Lead, RngState, Span, wait_for_device
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
@@ -23,6 +23,8 @@ from dist_tune.sites import Sites, note_progress
 from dist_tune.watch import Kind, Watchdog
 
 _POLL_S = 1e-4
+_N_AHEAD = 4
+"""Replays at most that the host queues before the device is through with an earlier one: how long a rest is follows from their times."""
 _MAX_JUMPS = 4
 """Replays of a tuning that are run again because their time is negative, or longer than the batch: more is no clock."""
 
@@ -37,9 +39,6 @@ class Conditions:
     """True: the L2 cache is flushed before each."""
     times_launches: bool
     """True: launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
-    has_rests: bool
-    """True: the device rests before each, for half the time of the shortest: at the power limit, a power-hungry candidate throttles the
-    next one."""
     is_timed: bool = True
     """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
@@ -49,14 +48,14 @@ class Conditions:
     """True: in each replay one candidate is new, and the process ends for no other."""
 
 
-WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, has_rests=False, is_timed=False)
-ISOLATION = Conditions("isolation", is_cold=False, times_launches=False, has_rests=False, is_timed=False, is_alone=True)
-RACE = Conditions("race", is_cold=True, times_launches=True, has_rests=False)
+WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
+ISOLATION = Conditions("isolation", is_cold=False, times_launches=False, is_timed=False, is_alone=True)
+RACE = Conditions("race", is_cold=True, times_launches=True)
 
 
 def finals_of(plan: Plan) -> Conditions:
     """Conditions of the finals of a plan."""
-    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", has_rests=True, is_race=False)
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", is_race=False)
 
 
 class Replayer:
@@ -217,6 +216,7 @@ class Replayer:
         if not conditions.is_timed:
             story.terminal.step(n_before, n_before + len(batch))
         for k, schedule in enumerate(batch):
+            self._await_device(wholes[:-_N_AHEAD], n_done, n_before, len(batch))
             doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
             self._ranks.beat(doing, is_new=is_new)
             self.restart(compares=k == 0 or not conditions.is_timed)
@@ -229,7 +229,8 @@ class Replayer:
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
-                self._clock.prepare(self._lead_ms(len(wholes) - n_done, conditions), is_cold=conditions.is_cold)
+                lead_ms = self._lead.ms(self._shortest_ms, max(0, len(wholes) - n_done - 1))
+                self._clock.prepare(lead_ms, is_cold=conditions.is_cold)
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
@@ -238,7 +239,7 @@ class Replayer:
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
-        self._await_device(wholes, n_done, n_before)
+        self._await_device(wholes, n_done, n_before, len(batch))
         if self.watchdog.end_batch(batch):
             for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
                 self.trials.samples.disturb(number)
@@ -270,14 +271,8 @@ class Replayer:
         self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
         return ms
 
-    def _lead_ms(self, n_queued: int, conditions: Conditions) -> float:
-        """Milliseconds that the device spins before the next replay: until the host has queued it, or to rest."""
-        # Replays that it has not come to yet keep it busy as well; their leads are not counted, so that the host gets farther ahead.
-        lead_ms = self._lead.ms(self._shortest_ms * max(0, n_queued - 1))
-        return max(lead_ms, min(0.5 * self._shortest_ms, MAX_LEAD_MS)) if conditions.has_rests else lead_ms
-
-    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int) -> None:
-        """Wait until the device has done all replays, and leave if another rank ends the tuning meanwhile."""
+    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int) -> None:
+        """Wait until the device has done these replays of a batch of ``n_all``, and leave if another rank ends the tuning meanwhile."""
         since, n_noted = time.monotonic(), -1
         while n_done < len(replays):
             number, schedule, span = replays[n_done]
@@ -287,12 +282,12 @@ class Replayer:
             if n_noted != n_done:
                 n_noted = n_done
                 self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
-            self._ranks.beat(f"waiting for the device, {n_done} of {len(replays)} replays done")
+            self._ranks.beat(f"waiting for the device, {n_done} of {n_all} replays done")
             self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:
                 self.watchdog.free_device(span.is_done)
                 raise StuckDeviceError(
-                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {len(replays)} within "
+                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {n_all} within "
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)

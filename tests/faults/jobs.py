@@ -54,7 +54,7 @@ class Job:
             return load_all(*args, **kwargs)
 
         def batch(replayer: Replayer, closure: Any, replays: Any, conditions: Conditions) -> None:
-            job.phase = "finals" if conditions.has_rests else "race"
+            job.phase = "race" if conditions.is_race else "finals"
             run_batch(replayer, closure, replays, conditions)
 
         def last(replayer: Replayer, closure: Any, before: Any) -> Any:

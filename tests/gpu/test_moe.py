@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
     [("ag_moe", (333, 1003, 1001, 5, 3), 6), ("moe_reduce_rs", (333, 1003, 501, 5, 3), 3), ("moe_reduce_rs", (4096, 2048, 768, 32, 2), 3)],
 )
 def test_each_fixed_config_is_right_between_gpus(tmp_path: Path, name: str, shape: tuple[int, ...], n_ways: int):
-    """On all GPUs: twenty steps without a host sync, skewed experts, sizes that no block divides; one rank after the other starts 2 ms late.
+    """On all GPUs: twenty steps without a host sync, skewed experts, sizes that no block divides; each rank in turn starts 2 ms late.
 
     ``shape`` has the sizes of one rank's share.
     """

@@ -45,7 +45,16 @@ def test_a_lead_has_an_end():
 
 def test_what_is_queued_keeps_the_device_busy_as_well():
     lead, _ = after(4.0, 3)
-    assert [lead.ms(queued_ms) for queued_ms in (2.0, 6.0, 50.0)] == pytest.approx([4.0, 0.0, 0.0])
+    assert [lead.ms(1.0, n_queued) for n_queued in (2, 3, 50)] == pytest.approx([4.0, 3.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("shortest_ms", "n_queued", "lead_ms"),
+    [(0.3, 0, 0.45), (0.3, 1, 0.3), (2.5, 0, 2.5), (2.5, 100, 2.5), (80.0, 0, MAX_LEAD_MS), (80.0, 100, MAX_LEAD_MS)],
+)
+def test_the_device_works_half_of_the_time_at_most(shortest_ms: float, n_queued: int, lead_ms: float):
+    """However much is queued: at its power limit a candidate would pay for those before it."""
+    assert after(0.3, 8)[0].ms(shortest_ms, n_queued) == pytest.approx(lead_ms)
 
 
 def test_a_full_launch_queue_is_no_slow_host():
