@@ -178,7 +178,7 @@ def is_possible() -> bool:
         getattr(compilation, name, None)
         for name in ("override", "dump_ir", "use_ir_loc", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
     )
-    ours = {Path(each).parent for each in (__file__, sys.modules[CUDABackend.__module__].__file__ or "")}
+    known = [Path(sys.modules[each].__file__ or "").parent for each in ("dist_tune", CUDABackend.__module__)]
     stages = [getattr(CUDABackend, f"make_{stage}") for stage in STAGES]
     return (
         is_cuda
@@ -187,13 +187,13 @@ def is_possible() -> bool:
         and bool(sys.executable)
         and knobs.runtime.add_stages_inspection_hook is None
         and getattr(CUDABackend, "instrumentation", None) is None
-        and all(_folder_of(each) in ours for each in [*stages, CUDABackend.add_stages])
+        and all(_is_in(known, each) for each in [*stages, CUDABackend.add_stages])
     )
 
 
-def _folder_of(function: Any) -> Path | None:
+def _is_in(folders: list[Path], function: Any) -> bool:
     code = getattr(function, "__code__", None)  # None of a callable object that a user has put there
-    return None if code is None else Path(code.co_filename).parent
+    return code is not None and any(Path(code.co_filename).is_relative_to(each) for each in folders)
 
 
 def _is_in_environment(settings: Any) -> bool:
