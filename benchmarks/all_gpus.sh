@@ -3,12 +3,17 @@
 #
 #   benchmarks/all_gpus.sh FOLDER [PART...]
 #
-# PARTS, all if none is named: tests, tests-steps (those of distributed steps), steps (each distributed step of kernels/ checked and timed), ag-gemm (216 configs beside an exhaustive search),
-# vanilla (the same beside triton.autotune, minutes), split (a tuning script on all GPUs, on one, and with one rank killed), attention (a layer of a
-# public library, fla-core). FOLDER gets a file for each command, rank 0's logs, and summary.txt: exit status, seconds and command.
-# Without a GPU all run small, under Triton's interpreter, to try this script: what needs a GPU says so.
+# PARTS, all if none is named: tests; tests-steps (those of distributed steps); steps (each distributed step of kernels/, checked and timed);
+# ag-gemm (216 configs beside an exhaustive search); vanilla (the same beside triton.autotune, minutes); split (a tuning script on all GPUs, on
+# one, and with one rank killed); attention (a layer of a public library, fla-core). FOLDER gets a file for each command, rank 0's logs, and
+# summary.txt: exit status, seconds and command. Without a GPU all run small, under Triton's interpreter, to try this script: what needs a GPU
+# says so.
 set -uo pipefail
-[[ $# -ge 1 && $1 != -* ]] || { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 2; }
+if [[ $# -lt 1 || $1 == -* ]]; then
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    [[ ${1:-} == -h || ${1:-} == --help ]]
+    exit $((2 * $?))
+fi
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit
 shift
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) && cd "$root" || exit
