@@ -1,7 +1,7 @@
 """The command ``dist-tune``: records in the cache, reasons for misses, and checks of this machine.
 
 ``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and nothing else; warnings and errors go to
-stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood.
+stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood, 3 done without a log file that is damaged.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -147,14 +148,15 @@ def test_exit_codes_reach_a_parser_that_is_not_standalone(tmp_path: Path):
 
 
 def test_events_of_another_version_are_one_line(logs: Path):
-    (logs / "rank-1.jsonl").write_text('{"v":7}\n')
+    for rank in range(4):
+        (logs / f"rank-{rank}.jsonl").write_text('{"v":7}\n')
     for words in (("report", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
         assert "written with events version 7, and this dist_tune reads version 1" in refusal(*words)
 
 
 def test_a_log_of_a_gigabyte_is_one_line(logs: Path):
-    with open(logs / "rank-1.jsonl", "ab") as file:
-        file.truncate(2**30)
+    for rank in range(4):
+        os.truncate(logs / f"rank-{rank}.jsonl", 2**30)
     assert "at most 256 MiB are read" in refusal("report", logs)
 
 
