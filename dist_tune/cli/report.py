@@ -32,12 +32,12 @@ _PLAIN_EVERY_S = 5.0
 _POLL_S = 0.5
 # readable=False: a path that may not be read is one line of this command's, and no error of usage.
 _Folder = Annotated[
-    Path | None, typer.Argument(metavar="[DIR]", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
+    Path | None, typer.Argument(metavar="DIR", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
 ]
 
 
 def report(
-    sources: Annotated[list[str] | None, typer.Argument(metavar="[DIR | RECORD ...]", help=_SOURCES)] = None,
+    sources: Annotated[list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
     png: Annotated[
@@ -45,9 +45,10 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """One page about tunings: winners, all candidates, parameters, the time line of the ranks.
+    """A page about tunings.
 
-    Exit code 3 if the events of a rank are damaged: the page is made of the rest.
+    It has winners, all candidates, parameters, the time line of the ranks. Exit code 3 if the events of a rank are damaged: the page is
+    made of the rest.
     """
 
     def ask() -> Answer:
@@ -82,10 +83,10 @@ def watch(
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
 ) -> int:
-    """Follow a running tuning from another terminal, until all in the folder have finished.
+    """Follow a running tuning from another terminal.
 
-    Where there are no events yet it waits for the first one. Ctrl-C ends it at any time. Exit code 3 if the events of a rank are
-    damaged: the others are followed.
+    It ends when all tunings in the folder have finished. Where there are no events yet it waits for the first one. Ctrl-C ends it at any
+    time. Exit code 3 if the events of a rank are damaged: the others are followed.
     """
 
     def ask() -> Answer:
@@ -114,10 +115,10 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
     as_json: AsJson = False,
 ) -> int:
-    """What changed between records; exit code 1 where a winner got slower by more than its noise.
+    """What changed between records.
 
-    Exit code 2: records cannot be read, or have no kernel and key in common. Exit code 3: nothing is slower, and a damaged event file
-    was left out. Noise: the spread_ms of both winners added (the median
+    Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or have no kernel and key in common.
+    Exit code 3: nothing is slower, and a damaged event file was left out. Noise: the spread_ms of both winners added (the median
     distance of a launch from the median), and at least 1 % of the time.
     """
 
