@@ -114,11 +114,11 @@ def variables_read() -> list[str]:
 
 def unread_variables(names: Iterable[str]) -> list[str]:
     """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
-    known = variables_read()
+    known = {each.removeprefix("DIST_TUNE_"): each for each in variables_read()}
     told = []
-    for name in sorted(each for each in names if each.startswith("DIST_TUNE_") and each not in known):
-        near = get_close_matches(name, known, n=1)
-        told.append(f"{name} is not read: " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"))
+    for name in sorted(each for each in names if each.startswith("DIST_TUNE_") and each not in known.values()):
+        near = get_close_matches(name.removeprefix("DIST_TUNE_"), known, n=1)
+        told.append(f"{name} is not read: " + (f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"))
     return told
 
 

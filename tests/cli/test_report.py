@@ -108,6 +108,16 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, command: str):
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_folder_in_which_nothing_was_tuned_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str):
+    """As a first try in the wrong directory finds it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
+    assert refusal(command) == (
+        "dist-tune: .autotune_logs: no such file or folder: run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
+    )
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
 def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path, command: str):
     """A folder that is missing, and a path that is a folder."""
     assert "cannot be written: No such file or directory" in refusal(command, logs, "-o", tmp_path / "no/page.html")

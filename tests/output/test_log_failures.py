@@ -51,7 +51,7 @@ def test_a_disk_that_becomes_full_costs_one_warning(tmp_path: Path, monkeypatch:
                 for i in range(5):
                     logger.bind(progress=True).info(f"line {i}")
     assert [str(each.message) for each in warned] == [
-        f"dist_tune keeps no log: {full.name} cannot be written ([Errno 28] No space left on device)"
+        f"dist_tune keeps no log: {full.name} cannot be written ([Errno 28] No space left on device). DIST_TUNE_LOG_DIR names another folder"
     ]
     assert capsys.readouterr().err == "".join(f"dist_tune: line {i}\n" for i in range(5)) * 2
     assert full.getvalue().count("line 0") == 2

@@ -33,9 +33,14 @@ def story_of_logs(folder: Path) -> Story:
     """The story of a log folder, with a ``LeftOutWarning`` for each damaged file.
 
     Raises:
+        RefusedError: there is no such folder.
         UnreadableEventsError, OSError: as ``story_of_folder``.
     """
-    story = story_of_folder(folder)
+    try:
+        story = story_of_folder(folder)
+    except FileNotFoundError:
+        advice = "run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
+        raise RefusedError(f"{folder}: no such file or folder: {advice}") from None
     for each in story.damage:
         warnings.warn(each, LeftOutWarning, stacklevel=2)
     return story
