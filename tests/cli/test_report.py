@@ -112,9 +112,8 @@ def test_a_folder_in_which_nothing_was_tuned_is_told_with_the_way_out(tmp_path: 
     """As a first try in the wrong directory finds it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
-    assert refusal(command) == (
-        "dist-tune: .autotune_logs: no such file or folder: run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
-    )
+    advice = "run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
+    assert refusal(command) == f"dist-tune: .autotune_logs: no such file or folder: {advice}"
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
