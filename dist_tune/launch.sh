@@ -49,6 +49,7 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
     shift
 done
 (($#)) || die "no script: $name [--supervise] [torchrun options] script.py [script arguments]"
+[[ $1 != *.py || -f $1 ]] || die "$1: no such file"
 if [[ $supervises == yes ]]; then
     passed=(--max-restarts=3 "${passed[@]}")
     if [[ $1 == --no?python ]]; then shift; else set -- "$python" -u "$@"; fi

@@ -6,7 +6,9 @@ Those at the start of a tuning count and not those at import, so that a test or 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,13 +94,37 @@ class Settings(BaseSettings):
 
 def read_settings() -> Settings:
     """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning, once, and counts as unset."""
+    variables = _variables()
+    for unread in _unread_of(variables):
+        warn_once(f"dist_tune: {unread}")
     try:
-        return _settings_of(_variables())
+        return _settings_of(variables)
     except SettingsError as error:
         warn_once(f"dist_tune: {error}. The default is used")
         defaults = Settings.model_construct()
         fields = {str(name): field for field, each in Settings.model_fields.items() for name in _names(each.validation_alias)}
         return Settings(**{name: getattr(defaults, fields[name]) for name in error.names})
+
+
+def variables_read() -> list[str]:
+    """All variables of ours that something reads."""
+    names = {str(name) for field in Settings.model_fields.values() for name in _names(field.validation_alias)}
+    return sorted({name for name in names if name.startswith("DIST_TUNE_")} | {"DIST_TUNE_CONFIG_DIR"})  # that one by a script of kernels/
+
+
+def unread_variables(names: Iterable[str]) -> list[str]:
+    """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
+    known = {each.removeprefix("DIST_TUNE_"): each for each in variables_read()}
+    told = []
+    for name in sorted(each for each in names if each.startswith("DIST_TUNE_") and each not in known.values()):
+        near = get_close_matches(name.removeprefix("DIST_TUNE_"), known, n=1)
+        told.append(f"{name} is not read: " + (f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"))
+    return told
+
+
+@lru_cache(maxsize=16)
+def _unread_of(variables: tuple[tuple[bytes, bytes], ...]) -> list[str]:
+    return unread_variables(os.fsdecode(name) for name, _ in variables)
 
 
 def _variables() -> tuple[tuple[bytes, bytes], ...]:

@@ -9,6 +9,8 @@ import sys
 import warnings
 from contextlib import suppress
 
+_PASSED_OVER = {"dist_tune", "concurrent", "contextlib", "functools", "threading"}
+"""Packages whose lines tell nothing to a reader of a warning."""
 _told: set[str] = set()
 
 
@@ -18,9 +20,17 @@ def warn_once(text: str, topic: str = "") -> None:
         return
     _told.add(topic or text)
     try:
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=callers_level())
     except Warning:  # the program turns warnings into errors
         to_terminal(f"{text}\n")
+
+
+def callers_level() -> int:
+    """The ``stacklevel`` of a warning that the caller of this function gives: a line of the program says more than one of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    return level if frame is not None else 2
 
 
 def to_terminal(text: str) -> None:

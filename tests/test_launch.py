@@ -53,6 +53,7 @@ def checkout(tmp_path: Path) -> Path:
         "launch/launch.sh": (ROOT / "launch/launch.sh").read_text(),
         ".venv/bin/python": STUB,
         "bin/scontrol": SCONTROL,
+        "job.py": "",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,13 +65,19 @@ def checkout(tmp_path: Path) -> Path:
 def call(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     base = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "N_GPUS": "0"}
     command = [str(checkout / "launch/launch.sh"), *arguments]
-    return subprocess.run(command, env=base | environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, cwd=checkout, env=base | environment, capture_output=True, text=True, timeout=30)
 
 
 def start(checkout: Path, *arguments: str, **environment: str) -> Started:
     done = call(checkout, *arguments, **environment)
     assert done.returncode == 0, done.stderr
     return Started(*json.loads(done.stdout))
+
+
+def test_a_script_that_is_not_there_is_one_line(checkout: Path):
+    """And no traceback of torchrun for each rank; what follows -m or --no-python is no path."""
+    done = call(checkout, "--nproc-per-node=2", "jop.py")
+    assert (done.returncode, done.stderr) == (2, "launch.sh: jop.py: no such file\n")
 
 
 def test_without_gpus_two_ranks_interpret(checkout: Path):
@@ -215,6 +222,7 @@ def installed(tmp_path: Path) -> Path:
 
 def test_it_starts_from_an_installed_package(tmp_path: Path):
     """As ``python -m dist_tune.launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
+    (tmp_path / "job.py").touch()
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 3)\n")
     (tmp_path / "torch" / "distributed").mkdir()

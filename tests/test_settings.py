@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dist_tune.settings import Settings, SettingsError, read_settings
+from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
 
 pytestmark = pytest.mark.once
 
@@ -63,6 +63,19 @@ def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
     assert (before.deadline_s, Settings().deadline_s) == (30.0, 7.0)
     with pytest.raises(ValidationError, match="frozen"):
         before.deadline_s = 1.0
+
+
+def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch):
+    """Once, with the name that was meant; a variable that a script of kernels/ reads is no mistake."""
+    monkeypatch.setattr("dist_tune.warn_once._told", set())
+    monkeypatch.setenv("DIST_TUNE_CONFIG_DIR", "/x")
+    monkeypatch.setenv("DIST_TUNE_CACHE_DRI", "/x")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        read_settings()
+        read_settings()
+    assert [str(each.message) for each in told] == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
+    assert unread_variables(["DIST_TUNE_QUX"])[0].endswith("QUX is not read: known are " + ", ".join(variables_read()))
 
 
 @pytest.mark.parametrize(

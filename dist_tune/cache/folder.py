@@ -24,6 +24,7 @@ from dist_tune.cache.files import LOCK_NAME, locked, sweep, write_whole
 from dist_tune.cache.record_file import BrokenRecordError, UnreadableRecordError, read_record, seal
 from dist_tune.cache.records import HARDWARE, SCHEMA_VERSION, SOFTWARE, CacheKey, TuningRecord
 from dist_tune.safe_files import PRIVATE, SHARED, make_folder, warn_of_folder
+from dist_tune.warn_once import callers_level
 
 BROKEN_SUFFIX = ".broken"
 LOCKS = "locks"
@@ -134,7 +135,7 @@ class Cache:
             warnings.warn(
                 f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: "
                 f"{path} cannot be written: {error}. DIST_TUNE_CACHE_DIR names another folder.",
-                stacklevel=2,
+                stacklevel=callers_level(),
             )
             return None
         return path
@@ -216,12 +217,13 @@ class Cache:
         except OSError as refusal:
             self._warn(path, f"{error}. It cannot be set aside ({refusal.strerror}); what it was for is tuned again")
             return
-        warnings.warn(f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again", stacklevel=2)
+        told = f"cache file {path} is not used: {error}. It is now {aside.name}, and what it was for is tuned again"
+        warnings.warn(told, stacklevel=callers_level())
 
     def _warn(self, path: Path, reason: str) -> None:
         if path not in self.unused:
             self.unused[path] = reason
-            warnings.warn(f"cache file {path} is not used: {reason}", stacklevel=2)
+            warnings.warn(f"cache file {path} is not used: {reason}", stacklevel=callers_level())
 
     def _listed(self, folder: Path) -> Iterator[Entry]:
         for path in [folder / name for name in self._names(folder) if _FILE.fullmatch(name)]:

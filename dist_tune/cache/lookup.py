@@ -174,10 +174,14 @@ class CacheLookup:
         had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
         return bool(record.source) and (record.best.latency_ms is not None or not had_choice)
 
-    def keep(self, record: TuningRecord) -> None:
-        """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good."""
+    def keep(self, record: TuningRecord) -> bool:
+        """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good.
+
+        False if it is not stored.
+        """
         path = self._cache.store(record) if self._cache is not None and self._is_kept(record) else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
+        return path is not None
 
 
 def _unique(stem: str, stems: set[str]) -> str:

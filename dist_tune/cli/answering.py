@@ -15,10 +15,12 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from dist_tune.cli.stdout import discard, write_out
-from dist_tune.cli.tables import Answer, RefusedError, least_width, plain
+from dist_tune.cli.tables import Answer, LeftOutWarning, RefusedError, least_width, plain
 from dist_tune.output import printable
 from dist_tune.settings import SettingsError
 
+LEFT_OUT = 3
+"""Exit code of a command that has done what was asked, without something that is damaged."""
 _UNLIMITED = 10_000
 """Width of a pipe or a file in characters: one record, one line."""
 _FILL = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
@@ -27,10 +29,17 @@ _FILL = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
 def give(ask: Callable[[], Answer], *, as_json: bool, failed: int = 1) -> int:
     """Run a command and write its answer; returns the exit code, ``failed`` where it cannot do what was asked."""
+    told: dict[str, type[Warning]] = {}
+
+    def show(message: Warning | str, category: type[Warning], *_args: object, **_kwargs: object) -> None:
+        if str(message) not in told:  # both sides of a comparison may be one folder
+            complain(str(message))
+        told[str(message)] = category
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         # The text alone: the line of the library that it comes from is of no use at a terminal.
-        warnings.showwarning = lambda message, *_args, **_kwargs: complain(str(message))
+        warnings.showwarning = show
         try:
             answer = ask()
         except (RefusedError, OSError) as error:
@@ -48,7 +57,7 @@ def give(ask: Callable[[], Answer], *, as_json: bool, failed: int = 1) -> int:
         discard()
         complain(f"stdout: {error.strerror or error}")
         return failed
-    return answer.exit_code
+    return answer.exit_code or LEFT_OUT * any(issubclass(each, LeftOutWarning) for each in told.values())
 
 
 def failure(exit_code: int, reason: str) -> Answer:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _A_KEY = "a record's id or any beginning that no other id has, the name of its file, or a kernel's name for all its records"
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY[0].upper()}{_A_KEY[1:]}.")]
-AnyKey = Annotated[str | None, typer.Argument(metavar="[KEY]", show_default=False, help=f"{_A_KEY}; all records if left out.".capitalize())]
+AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY}; all records if left out.".capitalize())]
 Order = Literal["kernel", "age", "ms", "seconds"]
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(rf"(\d{{1,9}}) ?({'|'.join(_UNITS)})")
@@ -127,7 +127,7 @@ def export(
 
 def merge(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", readable=False, help="An exported file, a record's file, or a folder of such files.")
+        list[Path], typer.Argument(metavar="FILE", readable=False, help="An exported file, a record's file, or a folder of such files.")
     ],
     as_json: AsJson = False,
 ) -> int:

@@ -1,7 +1,7 @@
 """The command ``dist-tune``: records in the cache, reasons for misses, and checks of this machine.
 
 ``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and nothing else; warnings and errors go to
-stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood.
+stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood, 3 done without a log file that is damaged.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _not_understood(error, as_json="--json" in words)
     except typer.Abort:
         return 130
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton", "numpy"):
+            raise
+        return _not_installed(error.name, as_json="--json" in words)
     except OSError as error:  # of stdout; an error of a file is a part of the answer
         stdout.discard()
         sys.stderr.write(f"dist-tune: stdout: {error.strerror or error}\n")
@@ -77,6 +81,13 @@ def _not_understood(error: Exception, *, as_json: bool) -> int:
         return give(lambda: failure(2, error.format_message()), as_json=True)  # type: ignore[attr-defined]
     error.show()  # type: ignore[attr-defined]
     return 2
+
+
+def _not_installed(package: str, *, as_json: bool) -> int:
+    from dist_tune.cli.answering import failure, give
+
+    reason = f"{package} is not installed for {sys.executable}: pip install {package} there, or run dist-tune with the Python that has it"
+    return give(lambda: failure(1, reason), as_json=as_json)
 
 
 def _parser() -> TyperGroup:

@@ -1,7 +1,7 @@
 """``dist-tune report``, ``watch``, ``diff`` and ``trace``: what tunings did, from event files and records.
 
 Each function is a command of typer, and returns its exit code. Bad input is one line on stderr and exit code 1; of diff, where 1 means
-slower, exit code 2.
+slower, exit code 2. A damaged file among others is one line on stderr and exit code 3.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import time
+import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,12 +32,12 @@ _PLAIN_EVERY_S = 5.0
 _POLL_S = 0.5
 # readable=False: a path that may not be read is one line of this command's, and no error of usage.
 _Folder = Annotated[
-    Path | None, typer.Argument(metavar="[DIR]", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
+    Path | None, typer.Argument(metavar="DIR", readable=False, help="The folder of the logs; DIST_TUNE_LOG_DIR if left out.")
 ]
 
 
 def report(
-    sources: Annotated[list[str] | None, typer.Argument(metavar="[DIR | RECORD ...]", help=_SOURCES)] = None,
+    sources: Annotated[list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
     png: Annotated[
@@ -43,7 +45,11 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """One page about tunings: winners, all candidates, parameters, the time line of the ranks."""
+    """A page about tunings.
+
+    It has winners, all candidates, parameters, the time line of the ranks. Exit code 3 if the events of a rank are damaged: the page is
+    made of the rest.
+    """
 
     def ask() -> Answer:
         from dist_tune.cli.records.sources import story_of
@@ -77,9 +83,10 @@ def watch(
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
 ) -> int:
-    """Follow a running tuning from another terminal, until all in the folder have finished.
+    """Follow a running tuning from another terminal.
 
-    Where there are no events yet it waits for the first one. Ctrl-C ends it at any time.
+    It ends when all tunings in the folder have finished. Where there are no events yet it waits for the first one. Ctrl-C ends it at any
+    time. Exit code 3 if the events of a rank are damaged: the others are followed.
     """
 
     def ask() -> Answer:
@@ -96,7 +103,9 @@ def watch(
         if not watcher.story.tunings:
             raise RefusedError(f"no tuning has written events in {chosen} yet")
         lines = progress_lines(watcher.story, time.time(), late_s)
-        return Answer({"lines": lines, "notes": watcher.notes}, [*lines, *watcher.notes])
+        damage = list(watcher.damage.values())
+        _tell(damage)
+        return Answer({"lines": lines, "notes": damage + watcher.notes}, [*lines, *watcher.notes])
 
     return answered(ask, as_json)
 
@@ -106,9 +115,10 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
     as_json: AsJson = False,
 ) -> int:
-    """What changed between records; exit code 1 where a winner got slower by more than its noise.
+    """What changed between records.
 
-    Exit code 2: records cannot be read, or have no kernel and key in common. Noise: the spread_ms of both winners added (the median
+    Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or have no kernel and key in common.
+    Exit code 3: nothing is slower, and a damaged event file was left out. Noise: the spread_ms of both winners added (the median
     distance of a launch from the median), and at least 1 % of the time.
     """
 
@@ -134,16 +144,20 @@ def trace(
     output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
     as_json: AsJson = False,
 ) -> int:
-    """A trace of a tuning for ui.perfetto.dev or chrome://tracing."""
+    """A trace of a tuning for ui.perfetto.dev or chrome://tracing.
+
+    Exit code 3 if the events of a rank are damaged: the trace has the rest.
+    """
 
     def ask() -> Answer:
+        from dist_tune.cli.records.sources import story_of_logs
         from dist_tune.cli.tables import Answer
-        from dist_tune.report import story_of_folder, trace_events
+        from dist_tune.report import trace_events
 
-        story = story_of_folder(folder if folder is not None else _log_dir())
+        story = story_of_logs(folder if folder is not None else _log_dir())
         events = list(trace_events(story))
         _write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
-        values = {"path": str(output), "n_events": len(events), "notes": story.notes}
+        values = {"path": str(output), "n_events": len(events), "notes": story.damage + story.notes}
         return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], problems=story.notes)
 
     return answered(ask, as_json)
@@ -188,6 +202,7 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
     )
     every_s = _PLAIN_EVERY_S if view is None else _POLL_S
     is_new, quiet_s, told = True, _PLAIN_EVERY_S, ""
+    damage: list[str] = []
     try:
         with view or nullcontext():
             while True:
@@ -198,14 +213,26 @@ def _follow(watcher: Watcher, folder: Path, late_s: float) -> list[str]:
                     if not write_out(rendered(lines)):
                         return []
                     told = _apart_from_durations(lines)
+                before, damage = damage, list(watcher.damage.values())
+                _tell([each for each in damage if each in before])  # for two looks: what is being written is no damage
                 if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
                     break
                 time.sleep(every_s)
                 is_new = watcher.poll()
                 quiet_s = 0.0 if is_new else quiet_s + every_s
     except KeyboardInterrupt:
+        _tell(watcher.damage.values())
         return []
+    _tell(watcher.damage.values())
     return [_ending(watcher, folder)]
+
+
+def _tell(damage: Iterable[str]) -> None:
+    """Tell of damaged files on stderr, of each once."""
+    from dist_tune.cli.tables import LeftOutWarning
+
+    for each in damage:
+        warnings.warn(each, LeftOutWarning, stacklevel=2)
 
 
 def _state(watcher: Watcher, folder: Path, late_s: float) -> list[str]:

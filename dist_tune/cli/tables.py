@@ -33,6 +33,10 @@ class Answer:
     """Lines for stderr, with and without ``--json``."""
 
 
+class LeftOutWarning(UserWarning):
+    """Something damaged is left out of a command's answer. The message is one line: the file, the line, and what is wrong there."""
+
+
 class RefusedError(Exception):
     """The command cannot do what was asked. The message says why, and what can be done."""
 

@@ -4,7 +4,8 @@ Knows file descriptors and Python's streams, and nothing of compilers. A config 
 lines: MLIR from C++ to file descriptor 2, PTX by ``print``. While a tuning compiles, descriptor 2 leads to a file. Two methods
 ``write`` are replaced on the stream objects, so that logging handlers that hold a stream need not notice: that of Python's own
 stderr buffer writes past the file to the terminal, and that of the standard streams captures the text of compiling threads.
-If a compiler aborts the process, its last words stay in the file.
+If a compiler aborts the process, its last words stay in the file: that is why it has a name, which a process killed by a signal
+leaves behind for ``sweep``.
 """
 
 from __future__ import annotations

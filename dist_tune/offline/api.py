@@ -21,6 +21,7 @@ from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions
 from dist_tune.offline.runs import MakeRun
 from dist_tune.search import SearchStrategy
 from dist_tune.validation import check_space
+from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -169,7 +170,7 @@ def tune_files(
                 warnings.warn(
                     f"{Path(save_path) / file.json_file_name} is not written: {error.strerror}. Its configs are returned all the same: "
                     f"{json.dumps(configs)[:2000]}. Started again when there is room, the script goes on from its journals.",
-                    stacklevel=5,
+                    stacklevel=callers_level(),
                 )
         return json.dumps(full) if full else ""
 

@@ -22,6 +22,7 @@ import torch
 from dist_tune.cache import Cache, sweep, write_whole
 from dist_tune.safe_files import RefusedFileError, read_regular
 from dist_tune.settings import Settings
+from dist_tune.warn_once import callers_level
 
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Options of Triton's AMD backend, with which its NVIDIA backend refuses to launch."""
@@ -121,7 +122,7 @@ def configs_there(path: Path) -> dict[str, Any]:
         reason = str(error)
     aside = path.with_name(f"{path.name}.broken")
     os.replace(path, aside)
-    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=3)
+    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=callers_level())
     return {}
 
 

@@ -27,6 +27,7 @@ from dist_tune.output import tuning_log
 from dist_tune.settings import read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
+from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,7 +61,7 @@ class Job:
             warnings.warn(
                 "this is one of several ranks, but torch.distributed is not initialised: each of them tunes everything. Call "
                 'init_process_group("gloo") first to share the problems out.',
-                stacklevel=4,
+                stacklevel=callers_level(),
             )
 
     def tune(self, problems: Sequence[Problem], options: SearchOptions) -> list[Ended]:

@@ -107,7 +107,8 @@ class EventFile:
                 is_link = isinstance(error, OSError) and error.errno == errno.ELOOP
                 told = "it is a symbolic link" if is_link else error
                 # The log's topic, too: both files have one reason, and one warning.
-                warn_once(f"dist_tune keeps no events: {self._path} cannot be written ({told})", topic=f"log in {self._path.parent}")
+                reason = f"{self._path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder"
+                warn_once(f"dist_tune keeps no events: {reason}", topic=f"log in {self._path.parent}")
                 self._end()
 
     def close(self) -> None:

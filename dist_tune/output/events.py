@@ -16,6 +16,11 @@ EVENTS_VERSION = 1
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
 """As the fields of ``Seconds`` in a record."""
 
+Moment = Annotated[float, Field(ge=0.0, le=253_402_214_400.0)]
+"""Seconds since 1970, until the end of the year 9999. A time outside comes from a damaged line, and arithmetic on it fails."""
+Duration = Annotated[float, Field(ge=-1e10, le=1e10)]
+"""Seconds; negative where a clock was set back."""
+
 
 class Event(BaseModel):
     """Fields of every event."""
@@ -23,7 +28,7 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     v: int = EVENTS_VERSION
-    at: float
+    at: Moment
     """Seconds since 1970."""
     rank: int
     tuning: str = ""
@@ -98,7 +103,7 @@ class Compiled(Event):
     kind: Literal["compiled"] = "compiled"
     site: int
     candidate: int
-    seconds: float
+    seconds: Duration
     """``at`` is its end."""
     worker: int = 0
     """Thread that did it, counted from 0."""
@@ -110,7 +115,7 @@ class Replayed(Event):
 
     kind: Literal["replay"] = "replay"
     replay: int
-    seconds: float
+    seconds: Duration
     """On the host; ``at`` is its end."""
     candidates: dict[int, int] = {}
     """Site -> the candidate whose turn it was; the first and the last run have none."""
@@ -146,7 +151,7 @@ class Met(Event):
 
     kind: Literal["meeting"] = "meeting"
     topic: str
-    seconds: float
+    seconds: Duration
     """With the wait for the last rank; ``at`` is its end."""
 
 
@@ -168,7 +173,7 @@ class TuningEnded(Event):
     """A tuning has ended on this rank."""
 
     kind: Literal["done"] = "done"
-    seconds: dict[str, float] = {}
+    seconds: dict[str, Duration] = {}
     """By phase, as ``Seconds`` in a record."""
     n_replays: int = 0
     first_ms: float | None = None

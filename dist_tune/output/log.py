@@ -175,7 +175,9 @@ def _logger(least_level: str) -> Logger:
 
 
 def _warn_of_file(path: Path, folder: Path, error: object) -> None:
-    warn_once(f"dist_tune keeps no log: {path} cannot be written ({error})", topic=f"log in {folder}")
+    warn_once(
+        f"dist_tune keeps no log: {path} cannot be written ({error}). DIST_TUNE_LOG_DIR names another folder", topic=f"log in {folder}"
+    )
 
 
 def _write(line: str, record: Record) -> None:

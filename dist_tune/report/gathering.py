@@ -18,19 +18,19 @@ def story_of_folder(folder: Path) -> Story:
     """What the event files of a folder tell.
 
     Raises:
-        UnreadableEventsError: there are none, or one of them cannot be used.
-        OSError: the folder or a file cannot be read.
+        UnreadableEventsError: there are none, or none of them can be used.
+        OSError: the folder cannot be read.
     """
     if not event_files(folder):
         raise UnreadableEventsError(f"there is no rank-<i>.jsonl in {folder}: name the folder of DIST_TUNE_LOG_DIR, or records")
     watcher = Watcher(folder)
     watcher.poll()
     story = watcher.story
-    story.notes = watcher.notes
+    story.notes, story.damage = watcher.notes, list(watcher.damage.values())
     if not story.tunings:
-        raise UnreadableEventsError(f"the files in {folder} tell of no tuning yet")
+        raise UnreadableEventsError(": ".join([f"the files in {folder} tell of no tuning yet", *story.damage[:1]]))
     add_records(story)
-    _note_gaps(story)
+    _note_gaps(story, set(watcher.damage))
     return story
 
 
@@ -58,10 +58,10 @@ def _take_steps(tuning: TuningStory) -> None:
         tuning.first_ms, tuning.best_ms = first_ms, best_ms
 
 
-def _note_gaps(story: Story) -> None:
+def _note_gaps(story: Story, damaged: set[int]) -> None:
     for tuning in story.tunings.values():
         n_ranks = tuning.world_size
-        absent = sorted(set(range(n_ranks)) - set(tuning.ranks)) if n_ranks <= 100_000 else []
+        absent = sorted(set(range(n_ranks)) - set(tuning.ranks) - damaged) if n_ranks <= 100_000 else []
         if absent:
             told = ", ".join(map(str, absent[:8])) + ", ..." * (len(absent) > 8)
             story.notes.append(f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({told}), which may log to other folders")

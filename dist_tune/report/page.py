@@ -39,7 +39,7 @@ def render(story: Story) -> str:
         rows=rows,
         tunings=tunings,
         sites=sites,
-        notes=story.notes,
+        notes=story.damage + story.notes,
         messages=messages(story, 50),
         phases=[phase for phase in facts.PHASES if any(each.seconds.get(phase) for each in story.tunings.values())],
     )

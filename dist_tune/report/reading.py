@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,11 @@ _HEADER = re.compile(rb'"kind"\s*:\s*"run"')
 
 
 class UnreadableEventsError(OSError):
-    """A file that holds no events of this version. The message is one line: the file, the reason, and the remedy."""
+    """Files that hold no events of this version. The message is one line: the file, the reason, and the remedy."""
+
+
+class _UnreadableError(Exception):
+    """The rest of a file cannot be used. The message follows the file's name: the line, and the reason."""
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -39,7 +44,10 @@ def event_files(folder: Path) -> list[Path]:
 
 
 class EventFile:
-    """One rank's file. Each ``read`` goes on where the one before has ended; the first begins with the file's last run."""
+    """One rank's file. Each ``read`` goes on where the one before has ended; the first begins with the file's last run.
+
+    A damaged file costs its own events alone: ``damage`` tells of it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,57 +55,81 @@ class EventFile:
         """Runs of the job that stand before the last one and are not read."""
         self._offset = -1
         self._n_lines = 0
+        """That were read, with those of earlier runs."""
         self._n_events = 0
         self._n_bad = 0
         self._first_bad = 0
         self._is_cut_off = False
+        self._refusal = ""
+        """The reason why the last ``read`` ended before the file's end."""
 
     @property
-    def notes(self) -> list[str]:
-        """Sentences about what was passed over."""
-        notes = []
-        if self.n_earlier_runs:
-            notes.append(f"{self.path.name}: {self.n_earlier_runs} earlier run{'s' * (self.n_earlier_runs > 1)} of the job left out")
-        if self._n_bad:
-            are = "line is no event and is" if self._n_bad == 1 else "lines are no events and are"
-            notes.append(f"{self.path.name}: {self._n_bad} {are} passed over, the first is line {self._first_bad}")
-        if self._is_cut_off:
-            notes.append(f"{self.path.name}: the last line is cut off and is passed over")
-        return notes
+    def rank(self) -> int:
+        """The rank that the file's name tells."""
+        return int(self.path.stem.removeprefix("rank-"))
+
+    @property
+    def is_unusable(self) -> bool:
+        """True if it holds no event and is not about to, as a file that is empty or ends within its first line may be."""
+        return not self._n_events and bool(self._refusal or self._n_bad)
+
+    @property
+    def reason(self) -> str:
+        """The file, the line and what is wrong there, in one line; empty for a file that is whole."""
+        if self._refusal:
+            return f"{self.path}{self._refusal}"
+        n_bad = self._n_bad + self._is_cut_off
+        line = f"{self.path}, line {self._first_bad or self._n_lines + 1}"
+        if not self._n_events:
+            if n_bad == 0:
+                return f"{self.path}: the file is empty" if self._offset == 0 else ""
+            return f"{line}: no event, nor is any other line" if self._n_bad else f"{line}: cut off, and no event stands before it"
+        more = f", and so {'is 1 more line' if n_bad == 2 else f'are {n_bad - 1} more lines'}" * (n_bad > 1)
+        return f"{line}: {'no event' if self._n_bad else 'cut off'}, passed over{more}" if n_bad else ""
+
+    @property
+    def damage(self) -> str:
+        """The reason, and what is left out for it; empty for a file that is whole."""
+        if not (reason := self.reason) or (self._n_events and not self._refusal):
+            return reason
+        return f"{reason}: {'the rest of ' * bool(self._n_events)}rank {self.rank} is left out"
 
     def read(self) -> Iterator[AnyEvent]:
-        """The events that have been added.
+        """The events that have been added; none after a place where the file cannot be read."""
+        self._refusal = ""
+        try:
+            with open(self.path, "rb", opener=opener()) as file:
+                yield from self._added(file)
+        except _UnreadableError as error:
+            self._refusal = str(error)
+        except OSError as error:
+            self._refusal = f": {error.strerror or error}"
 
-        Raises:
-            UnreadableEventsError: the file or a line of it is too large, or it is of another version, or holds no event at all.
-            OSError: it cannot be read.
-        """
-        with open(self.path, "rb", opener=opener()) as file:
-            n_bytes = os.fstat(file.fileno()).st_size
-            if n_bytes > MAX_FILE_BYTES:
-                # A sparse file or years of runs: reading it would take minutes.
-                limit = f"{n_bytes / 2**20:.0f} MiB, and at most {MAX_FILE_BYTES >> 20} MiB are read"
-                raise UnreadableEventsError(f"{self.path} has {limit}: move it away, and the next tuning begins a new one")
-            if self._offset < 0 or n_bytes < self._offset:  # begun anew by another job
-                self._offset = self._n_lines = 0
+    def _added(self, file: BinaryIO) -> Iterator[AnyEvent]:
+        n_bytes = os.fstat(file.fileno()).st_size
+        if n_bytes > MAX_FILE_BYTES:
+            # A sparse file or years of runs: reading it would take minutes.
+            limit = f"{n_bytes / 2**20:.0f} MiB, and at most {MAX_FILE_BYTES >> 20} MiB are read"
+            raise _UnreadableError(f": {limit}: move it away, and the next tuning begins a new one")
+        if self._offset < 0 or n_bytes < self._offset:  # begun anew by another job
+            self._offset = self._n_lines = self._n_events = self._n_bad = self._first_bad = 0
+            with suppress(_UnreadableError):  # told when the reading comes to it
                 self._find_last_run(file)
-            file.seek(self._offset)
-            for line in self._lines(file):
-                self._n_lines += 1
-                event = self._event(line)
-                self._is_cut_off = event is None and not line.endswith(b"\n")
-                if self._is_cut_off:  # it may be written on
-                    self._n_lines -= 1
-                    break
-                self._offset += len(line)
-                if event is not None:
-                    self._n_events += 1
-                    yield event
-                elif line.strip():
-                    self._n_bad += 1
-                    self._first_bad = self._first_bad or self._n_lines
-        if self._n_bad and not self._n_events:
-            raise UnreadableEventsError(f"{self.path} holds no events of a tuning: line {self._first_bad} is none")
+        file.seek(self._offset)
+        self._is_cut_off = False
+        for line in self._lines(file):
+            event = self._event(line)
+            self._is_cut_off = event is None and not line.endswith(b"\n")
+            if self._is_cut_off:  # it may be written on
+                break
+            self._offset += len(line)
+            self._n_lines += 1
+            if event is not None:
+                self._n_events += 1
+                yield event
+            elif line.strip():
+                self._n_bad += 1
+                self._first_bad = self._first_bad or self._n_lines
 
     def _find_last_run(self, file: BinaryIO) -> None:
         offset = n_runs = 0
@@ -105,13 +137,13 @@ class EventFile:
             if _HEADER.search(line, 0, 4096):
                 n_runs += 1
                 self._offset, self._n_lines = offset, n_lines
+                self.n_earlier_runs = n_runs - 1
             offset += len(line)
-        self.n_earlier_runs = max(0, n_runs - 1)
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
-                raise UnreadableEventsError(f"{self.path} has a line of more than {MAX_LINE_BYTES >> 20} MiB: it is no event file")
+                raise _UnreadableError(f", line {self._n_lines + 1}: more than {MAX_LINE_BYTES >> 20} MiB, and no event has as many")
             yield line
 
     def _event(self, line: bytes) -> AnyEvent | None:
@@ -123,7 +155,7 @@ class EventFile:
             version = _version(line)
         if version not in (None, EVENTS_VERSION):
             written = f"written with events version {version}, and this dist_tune reads version {EVENTS_VERSION}"
-            raise UnreadableEventsError(f"{self.path}, line {self._n_lines}: {written}")
+            raise _UnreadableError(f", line {self._n_lines + 1}: {written}")
         return event
 
 

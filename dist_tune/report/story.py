@@ -64,6 +64,8 @@ class RankStory:
 
     def phase_spans(self) -> list[Span]:
         """The phases so far; the last one ends with the last event, or with the tuning's seconds: records are written after them."""
+        if not self.phases:  # their lines were passed over
+            return []
         last_at = min(self.last_at, self.begun_at + self.total_s) if self.total_s else self.last_at
         ends = [begin for _, begin, _ in self.phases[1:]] + [last_at]
         return [Span(begin, max(begin, end), name) for (name, begin, _), end in zip(self.phases, ends, strict=True)]
@@ -135,8 +137,10 @@ class Story:
     """By rank."""
     tunings: dict[str, TuningStory] = field(default_factory=dict)
     messages: list[events.Told] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    """A sentence about each damaged file."""
     notes: list[str] = field(default_factory=list)
-    """Sentences about what is missing in the story."""
+    """Sentences about what else is missing in the story."""
 
     @property
     def sites(self) -> list[tuple[TuningStory, SiteStory]]:

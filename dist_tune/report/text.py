@@ -20,7 +20,7 @@ def text(story: Story) -> str:
     head = headline(story)
     lines = [f"Tuning of {head.title}", *(f"  {name}: {value}" for name, value in head.facts)]
     lines += [f"  came last to meetings{of}: {words}" for of, words in _stragglers(story)]
-    lines += [f"  note: {note}" for note in story.notes]
+    lines += [f"  note: {note}" for note in story.damage + story.notes]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]
     tuning = ""
     for row, (_, site) in zip(overview(story), story.sites, strict=True):
@@ -38,7 +38,7 @@ def summary(story: Story) -> dict[str, Any]:
         asdict(row) | {"explained": {each.name: round(each.explained, 4) for each in parameters(site.record)} if site.record else {}}
         for row, (_, site) in zip(overview(story), story.sites, strict=True)
     ]
-    return {"title": head.title, "facts": dict(head.facts), "notes": story.notes, "sites": sites}
+    return {"title": head.title, "facts": dict(head.facts), "notes": story.damage + story.notes, "sites": sites}
 
 
 def _stragglers(story: Story) -> list[tuple[str, str]]:

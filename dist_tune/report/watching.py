@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dist_tune.output import Started, printable
 from dist_tune.report.facts import PHASES
-from dist_tune.report.reading import EventFile, event_files
+from dist_tune.report.reading import EventFile, UnreadableEventsError, event_files
 from dist_tune.report.story import RankStory, Story, TuningStory, shortened
 
 LATE_S = 5.0
@@ -29,11 +29,11 @@ class Watcher:
         self._files: dict[Path, EventFile] = {}
 
     def poll(self) -> bool:
-        """Take in what has been added; true if there was something.
+        """Take in what has been added; true if there was something. A damaged file costs its own rank alone: see ``damage``.
 
         Raises:
-            UnreadableEventsError: a file cannot be used.
-            OSError: the folder or a file cannot be read.
+            UnreadableEventsError: no file can be used.
+            OSError: the folder cannot be read.
         """
         is_new = False
         for path in self._paths():
@@ -41,6 +41,9 @@ class Watcher:
                 self.story.take(event)
                 is_new = True
         self.story.leave_out_stale_ranks()
+        files = self._files.values()
+        if files and not self.story.tunings and all(each.is_unusable for each in files):
+            raise UnreadableEventsError(_all_unusable(list(files)))
         return is_new
 
     def _paths(self) -> list[Path]:
@@ -58,8 +61,25 @@ class Watcher:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what was passed over."""
-        return [note for file in self._files.values() for note in file.notes] + self.story.notes
+        """Sentences about what was passed over, apart from damage."""
+        left_out = [
+            f"{each.path.name}: {each.n_earlier_runs} earlier run{'s' * (each.n_earlier_runs > 1)} of the job left out"
+            for each in self._files.values()
+            if each.n_earlier_runs
+        ]
+        return left_out + self.story.notes
+
+    @property
+    def damage(self) -> dict[int, str]:
+        """Rank -> a sentence about its damaged file and what is left out for it. Files of an earlier job with more ranks are none of it."""
+        newest = max(self.story.runs.values(), key=lambda run: run.at, default=None)
+        files = [each for each in self._files.values() if newest is None or each.rank < newest.world_size]
+        return {each.rank: damage for each in files if (damage := each.damage)}
+
+
+def _all_unusable(files: list[EventFile]) -> str:
+    first, n_more = files[0].reason, len(files) - 1
+    return first + f"; the file{'s' * (n_more > 1)} of {n_more} more rank{'s' * (n_more > 1)} cannot be used either" * bool(n_more)
 
 
 def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str]:

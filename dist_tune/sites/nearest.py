@@ -15,6 +15,7 @@ from dist_tune.distributed import Ranks, Reduction, ranks_of
 from dist_tune.runtime import FunctionLaunch, interception
 from dist_tune.settings import Settings, read_settings
 from dist_tune.sites.exclusive import one_at_a_time
+from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,7 +63,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
     if key != launch.key_text and ranks.is_first:
         warnings.warn(
             f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
-            stacklevel=5,
+            stacklevel=callers_level(),
         )
     return configs[texts.index(winner)]
 

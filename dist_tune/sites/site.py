@@ -193,10 +193,15 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
     """The message of a ``NoValidConfigError``: the first reasons, and how many more there are."""
     shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
     more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
-    return (
-        f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n"
+    # Triton's words where it finds no GPU, which say nothing of GPUs.
+    has_driver = not all("active drivers ([])" in reason for reason in failures.values())
+    advice = (
         "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
+        if has_driver
+        else "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
+        "dist-tune doctor tells what works here."
     )
+    return f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
 
 
 def no_fit(message: str, site: Site) -> DistTuneError:

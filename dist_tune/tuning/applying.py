@@ -71,7 +71,8 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     numbers, ids = context.story.numbers, context.lookup.record_ids(records)
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         log_table(context.log, record, label)
-        record_id = ids.get(label, "") if label not in context.machine else ""
+        is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+        record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
         if label in context.machine:
@@ -79,8 +80,6 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
             context.log.bind(progress=True).warning(
                 f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}"
             )
-            continue
-        write_record(context, label, record, {label: sorted(context.entries[label].writers)})
     tell_of_unmet(context, records)
     context.sites.journal.close(delete=True)
     spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)

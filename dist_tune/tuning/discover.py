@@ -103,10 +103,9 @@ def note_variants(context: TuningContext, manifest: SiteManifest) -> None:
         counts[label] = max(n_variants, counts.get(label, 1))
 
 
-def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> None:
-    """Write a record into the cache, on one rank for each folder."""
-    if context.ranks.rank in writers.get(label, ()):
-        context.lookup.keep(record)
+def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> bool:
+    """Write a record into the cache, on one rank for each folder; false if this rank was to write it and could not."""
+    return context.ranks.rank not in writers.get(label, ()) or context.lookup.keep(record)
 
 
 @Reduction

@@ -113,14 +113,12 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
-    """A sentence about the packages whose version is above the tested ones, by its first two numbers; empty if there are none."""
+    """Words about the packages whose version is above the tested ones, by its first two numbers; empty if there are none."""
     newer = [name for name, version in installed.items() if _numbers(version) > _numbers(TESTED[name][1])]
     if not newer:
         return ""
     told = " and ".join(f"{name} {installed[name]} ({' to '.join(TESTED[name])})" for name in newer)
-    return (
-        f"newer than dist_tune {__version__} is tested with: {told}. If a tuning fails, try a tested version; dist-tune doctor tells more"
-    )
+    return f"newer than dist_tune {__version__} is tested with: {told}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -130,7 +128,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
-        _of_process.say(context.log, "versions", newer)
+        _of_process.say(context.log, "versions", f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
     numbers = context.story.numbers
     pruned: dict[str, tuple[int, int]] = {}
     missed: dict[str, str] = {}

@@ -37,6 +37,14 @@ def test_this_machine_can_interpret(capsys: pytest.CaptureFixture[str]):
     assert text.splitlines()[-1] == doctor.examine().verdict
 
 
+def test_untested_versions_are_a_finding(monkeypatch: pytest.MonkeyPatch):
+    """The warning of a tuning names this command."""
+    assert next(each for each in doctor.examine().findings if each.name == "versions").state == "ok"
+    monkeypatch.setattr("dist_tune.cli.doctor.examination.version", {"torch": "9.1", "triton": "3.6.0"}.get)
+    found = next(each for each in doctor.examine().findings if each.name == "versions")
+    assert (found.state, "torch 9.1 (2.11 to " in found.fact) == ("warn", True)
+
+
 def test_nothing_is_left_behind(tmp_path: Path):
     """Folders that were not there are not there afterwards, and the ones that were are empty."""
     (tmp_path / "logs").mkdir()

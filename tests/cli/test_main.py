@@ -94,6 +94,27 @@ def test_what_is_not_understood_is_code_2(capsys: pytest.CaptureFixture[str], wo
     assert json.loads(out)["error"] in " ".join(err.split())
 
 
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_package_that_is_not_installed_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str):
+    """The doctor is run where something is amiss, and shows no traceback."""
+    for name in [each for each in sys.modules if each.startswith("dist_tune.cli.doctor")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err.startswith(f"dist-tune: {package} is not installed for {sys.executable}: pip install {package} there")
+    assert main(["doctor", "--json"]) == 1
+    assert "not installed" in json.loads(capsys.readouterr().out)["error"]
+
+
+USAGES = {"watch": "[OPTIONS] [DIR]", "report": "[OPTIONS] [DIR|RECORD]...", "cache clear": "[OPTIONS] [KEY]"}
+
+
+@pytest.mark.parametrize(("words", "usage"), USAGES.items())
+def test_usage_has_one_pair_of_brackets(capsys: pytest.CaptureFixture[str], words: str, usage: str):
+    assert main([*words.split(), "--help"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: dist-tune {words} {usage}"
+
+
 @pytest.mark.parametrize(("words", "named"), [([], "doctor"), (["cache"], "explain")])
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], words: list[str], named: str):
     """The commands are listed; code 2, as ruff and uv have it, because nothing was done."""

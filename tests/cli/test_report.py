@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,15 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, command: str):
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_folder_in_which_nothing_was_tuned_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str):
+    """As a first try in the wrong directory finds it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
+    advice = "run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
+    assert refusal(command) == f"dist-tune: .autotune_logs: no such file or folder: {advice}"
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
 def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path, command: str):
     """A folder that is missing, and a path that is a folder."""
     assert "cannot be written: No such file or directory" in refusal(command, logs, "-o", tmp_path / "no/page.html")
@@ -147,14 +157,15 @@ def test_exit_codes_reach_a_parser_that_is_not_standalone(tmp_path: Path):
 
 
 def test_events_of_another_version_are_one_line(logs: Path):
-    (logs / "rank-1.jsonl").write_text('{"v":7}\n')
+    for rank in range(4):
+        (logs / f"rank-{rank}.jsonl").write_text('{"v":7}\n')
     for words in (("report", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
         assert "written with events version 7, and this dist_tune reads version 1" in refusal(*words)
 
 
 def test_a_log_of_a_gigabyte_is_one_line(logs: Path):
-    with open(logs / "rank-1.jsonl", "ab") as file:
-        file.truncate(2**30)
+    for rank in range(4):
+        os.truncate(logs / f"rank-{rank}.jsonl", 2**30)
     assert "at most 256 MiB are read" in refusal("report", logs)
 
 

@@ -20,6 +20,8 @@ from dist_tune.safe_files import opener
 
 pytestmark = pytest.mark.once
 
+ADVICE = "DIST_TUNE_LOG_DIR names another folder"
+
 
 def events_of(folder: Path, rank: int = 0) -> list[Any]:
     return [EVENT.validate_json(line) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
@@ -65,7 +67,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path):
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "rank-0.jsonl").symlink_to(tmp_path / "victim")
     (text,) = written(tmp_path)
-    assert text == f"dist_tune keeps no events: {tmp_path / 'rank-0.jsonl'} cannot be written (it is a symbolic link)"
+    assert text == f"dist_tune keeps no events: {tmp_path / 'rank-0.jsonl'} cannot be written (it is a symbolic link). {ADVICE}"
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -20,6 +20,8 @@ from tests.programs import run_python
 
 pytestmark = pytest.mark.once
 
+ADVICE = "DIST_TUNE_LOG_DIR names another folder"
+
 
 class _Full(io.StringIO):
     """A file on a disk that becomes full in the midst."""
@@ -51,7 +53,7 @@ def test_a_disk_that_becomes_full_costs_one_warning(tmp_path: Path, monkeypatch:
                 for i in range(5):
                     logger.bind(progress=True).info(f"line {i}")
     assert [str(each.message) for each in warned] == [
-        f"dist_tune keeps no log: {full.name} cannot be written ([Errno 28] No space left on device)"
+        f"dist_tune keeps no log: {full.name} cannot be written ([Errno 28] No space left on device). {ADVICE}"
     ]
     assert capsys.readouterr().err == "".join(f"dist_tune: line {i}\n" for i in range(5)) * 2
     assert full.getvalue().count("line 0") == 2

@@ -15,6 +15,8 @@ from tests.log_lines import lines_of
 
 pytestmark = pytest.mark.once
 
+ADVICE = "DIST_TUNE_LOG_DIR names another folder"
+
 
 def log_once(folder: Path, text: str = "line") -> list[str]:
     """Log a line; returns the warnings."""
@@ -44,7 +46,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path):
         (tmp_path / name).mkdir(0o700)
         (tmp_path / name / "rank-0.log").symlink_to(tmp_path / target)
         (text,) = log_once(tmp_path / name)
-        assert text == f"dist_tune keeps no log: {tmp_path / name / 'rank-0.log'} cannot be written (it is a symbolic link)"
+        assert text == f"dist_tune keeps no log: {tmp_path / name / 'rank-0.log'} cannot be written (it is a symbolic link). {ADVICE}"
     assert (tmp_path / "victim").read_text() == "mine"
     assert not (tmp_path / "nothing").exists()
 

@@ -9,6 +9,7 @@ import pytest
 from dist_tune.report.gathering import story_of_folder, story_of_records
 from dist_tune.report.reading import UnreadableEventsError
 from dist_tune.report.story import RankStory, Story
+from dist_tune.report.trace import trace_events
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
@@ -75,6 +76,16 @@ def test_a_record_of_another_schema_is_a_note(tmp_path: Path):
     story = story_of_folder(tmp_path)
     assert story.sites[0][1].record is None
     assert story.notes == ["site 0: its record cannot be read (Value error, written with schema 2, and this dist_tune reads schema 3)"]
+
+
+def test_a_rank_whose_phases_were_passed_over_has_none(tmp_path: Path):
+    """Its other events are there, in the page and in the trace."""
+    (tmp_path / "rank-0.jsonl").write_bytes(lines([each for each in events([record(0, 6)], 0, 1) if each.kind != "phase"]))
+    story = story_of_folder(tmp_path)
+    (tuning,) = story.tunings.values()
+    assert tuning.ranks[0].phase_spans() == []
+    assert tuning.ranks[0].replays
+    assert list(trace_events(story))
 
 
 def test_a_folder_without_events_is_one_line(tmp_path: Path):

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
+from importlib.metadata import version
 
-from pydantic import AliasChoices
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +18,8 @@ from dist_tune.cli.doctor import machine, probes
 from dist_tune.cli.doctor.machine import Gpu
 from dist_tune.cli.doctor.probes import Found, State
 from dist_tune.cli.tables import Answer, facts, grid, plain, size
-from dist_tune.settings import Settings, SettingsError
+from dist_tune.settings import Settings, SettingsError, unread_variables
+from dist_tune.tuning import newer_than_tested
 
 _SETTINGS, _INTERCEPTION, _ON_GPU, _INTERPRETED = "settings", "interception", "Triton on the GPU", "Triton's interpreter"
 _VARIABLES = ("DIST_TUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_", "NCCL_", "TORCH_NCCL_", "GLOO_")
@@ -88,6 +88,7 @@ def examine() -> Report:
     # Name, check, and the advice if the check raises.
     checks: list[tuple[str, Callable[[], Found], str]] = [
         (_SETTINGS, _settings, "correct or unset it: a tuning warns and takes the default"),
+        ("versions", _versions, ""),
         (_INTERCEPTION, probes.interception, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
         (_ON_GPU, lambda: probes.triton_on_gpu(gpus), "Triton needs a C compiler, Python.h and a driver as new as its CUDA"),
         (_INTERPRETED, probes.interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
@@ -116,17 +117,18 @@ def _failed(name: str, error: Exception, advice: str) -> Finding:
 
 def _settings() -> Found:
     settings = Settings()
-    aliases = [field.validation_alias for field in Settings.model_fields.values()]
-    choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
-    names = sorted(str(name) for each in choices for name in each if str(name).startswith("DIST_TUNE_"))
-    unknown = sorted(name for name in os.environ if name.startswith("DIST_TUNE_") and name not in names)
-    if unknown:
-        meant = sorted({near for name in unknown for near in get_close_matches(name, names, n=1)})
-        advice = f"did you mean {', '.join(meant)}?" if meant else f"known are {', '.join(names)}"
-        return "warn", f"not read by dist_tune: {', '.join(unknown)}", advice
+    if unread := unread_variables(os.environ):
+        names, meant = zip(*(each.split(": ", 1) for each in unread), strict=True)
+        return "warn", "; ".join(names), "; ".join(dict.fromkeys(meant))
     if settings.always_tune:
         return "warn", "DIST_TUNE_ALWAYS_TUNE is set: no record is used", "unset it unless that is wanted"
     return "ok", "all variables are understood", ""
+
+
+def _versions() -> Found:
+    if newer := newer_than_tested({name: version(name) for name in ("torch", "triton")}):
+        return "warn", newer, "if a tuning fails, try a tested version"
+    return "ok", "torch and triton are of versions that are tested", ""
 
 
 def _folder(field: str, otherwise: str) -> Found:

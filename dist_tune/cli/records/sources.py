@@ -10,7 +10,7 @@ from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
 from dist_tune.cli.records.cache import opened
 from dist_tune.cli.records.selection import choose
 from dist_tune.cli.records.transfer import unpack
-from dist_tune.cli.tables import RefusedError
+from dist_tune.cli.tables import LeftOutWarning, RefusedError
 from dist_tune.report import Story, story_of_folder, story_of_records
 from dist_tune.safe_files import read_regular
 from dist_tune.settings import Settings
@@ -25,8 +25,25 @@ def story_of(sources: list[str]) -> Story:
     """
     paths = [Path(each) for each in sources] or [Settings().log_dir]
     if len(paths) == 1 and (not sources or _has_events(paths[0])):
-        return story_of_folder(paths[0])
+        return story_of_logs(paths[0])
     return story_of_records(record for each in sources for record in records_of(each))
+
+
+def story_of_logs(folder: Path) -> Story:
+    """The story of a log folder, with a ``LeftOutWarning`` for each damaged file.
+
+    Raises:
+        RefusedError: there is no such folder.
+        UnreadableEventsError, OSError: as ``story_of_folder``.
+    """
+    try:
+        story = story_of_folder(folder)
+    except FileNotFoundError:
+        advice = "run this where the tuning ran, or name the folder of its logs (DIST_TUNE_LOG_DIR)"
+        raise RefusedError(f"{folder}: no such file or folder: {advice}") from None
+    for each in story.damage:
+        warnings.warn(each, LeftOutWarning, stacklevel=2)
+    return story
 
 
 def _has_events(path: Path) -> bool:
@@ -58,7 +75,7 @@ def records_of(source: str) -> list[TuningRecord]:
 
 def _of_events(folder: Path) -> list[TuningRecord]:
     """The records of the winners so far. Notes about the files are warnings."""
-    story = story_of_folder(folder)
+    story = story_of_logs(folder)
     found = [site.record for _, site in story.sites if site.record is not None]
     if not found:
         reason = next((reason for _, site in story.sites if (reason := site.unreadable)), "no site has its winner yet")
