@@ -39,7 +39,7 @@ class Epochs:
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
         self._closure, self._place = "", Place("", 0)
-        self._first_run = ""
+        self._first_run: Place | None = None
         self._patience_s: float | None = None
         self._epoch = self._agreed = 0
         self._root = store
@@ -61,9 +61,14 @@ class Epochs:
             self._parts = Parts(self._store, self.rank, self.members)
             self._presence = Presence(self._store, self.rank, self.members, self._state)
 
-    def _state(self) -> tuple[dict[str, list[int]], str]:
-        """For peers that ask: calls that this rank has passed, and the one that it is in."""
-        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
+    def place(self) -> Place:
+        """The call that this rank is in, for any thread; collectives of a first run count so far."""
+        first_run = self._first_run
+        return self._place if first_run is None else first_run._replace(issued=self.n_issued)
+
+    def _state(self) -> tuple[dict[str, list[int]], Place | None]:
+        """For peers that ask: calls that this rank has passed, and the one whose first run it is in."""
+        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self.place() if self._first_run is not None else None
 
     def _attend_one(self, topic: str, part: str, reduce: _Reduce) -> Verdict:
         """A meeting of all ranks, past those of some that meet about calls which others have passed."""
@@ -107,7 +112,7 @@ class Epochs:
 
     def _decide(self, verdict: Verdict) -> None:
         """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._place.text, "place": self._place}))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "place": self._place}))
 
     def _read_verdict(self) -> Verdict:
         self._epoch += 1

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.messages import count_up, read_message
 from dist_tune.distributed.parts import absent
 from dist_tune.errors import PeerFailedError
@@ -38,8 +39,8 @@ class Answer(NamedTuple):
     """Of the question."""
     passed: dict[str, list[int]]
     """See ``calls.Passed``."""
-    first_run: str
-    """Call that the rank is in and that may end in a meeting; empty outside of one."""
+    first_run: Place | None
+    """Call that the rank is in and that may end in a meeting."""
 
 
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
@@ -49,7 +50,7 @@ class Presence:
     """The answers of this rank to the members of one group."""
 
     def __init__(
-        self, store: dist.Store, rank: int, members: tuple[int, ...], state: Callable[[], tuple[dict[str, list[int]], str]]
+        self, store: dist.Store, rank: int, members: tuple[int, ...], state: Callable[[], tuple[dict[str, list[int]], Place | None]]
     ) -> None:
         self._store = store
         self._rank = rank

@@ -87,7 +87,7 @@ class Group(Meetings):
 
     def end_from_outside(self, error: StuckConfigError) -> str:
         """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
-        return post_end(self._store.clone(), self._epoch, {**end_by(self.rank, error), "call": self._first_run or self._place.text})
+        return post_end(self._store.clone(), self._epoch, {**end_by(self.rank, error), "place": self.place()})
 
     def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> AbstractContextManager[None]:
         """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late.
