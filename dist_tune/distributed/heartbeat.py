@@ -20,6 +20,7 @@ from dist_tune.distributed.calls import Place, is_inside
 from dist_tune.distributed.host_processes import GONE, STOPPED, process_name, state_of
 from dist_tune.distributed.lives import LIFE, Life, lives_of
 from dist_tune.distributed.outside import WatchedStore
+from dist_tune.errors import MachineError, StoreGoneError
 
 _EVERY_S = 0.5
 _BEATS_PER_S = 512.0
@@ -157,9 +158,12 @@ class Heartbeat:
         if self._pause(ended, tell):  # most calls with a known config are over by then: they cost no client of the store
             return
         self._begin_watches()  # before the store is asked, which may be silent
-        with suppress(dist.DistError):  # the store's host is gone: the next meeting says so
-            own: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-            store: Any = WatchedStore(own)
+        with suppress(dist.DistError, StoreGoneError):  # the store's host is gone: the next meeting says so
+            try:
+                store: Any = WatchedStore(store_of().clone())  # type: ignore[attr-defined]  # missing in torch's stubs
+            except MachineError as error:
+                tell(f"rank {self._rank} does not beat: {error}")
+                return
             self._client = store
             while True:
                 self.post(store)

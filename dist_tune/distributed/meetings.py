@@ -41,8 +41,12 @@ class Meetings(Epochs):
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
-        with suppress(dist.DistError):  # the store's host is gone: the first meeting says so
+        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask.
+
+        Raises:
+            MachineError: no descriptor is left for that.
+        """
+        with suppress(dist.DistError, StoreGoneError):  # the store's host is gone: the first meeting says so
             self._begin_life()
         return calls_of(self.members, closure)
 
@@ -72,7 +76,7 @@ class Meetings(Epochs):
         self._closure, self._place = f"{closure}{options}", Place(closure, number, n_issued, before)
         self._is_over, self._doubted = False, None
         verdict = self._endings.take(self._place)
-        with suppress(dist.DistNetworkError):  # as in calls()
+        with suppress(dist.DistNetworkError, StoreGoneError):  # as in calls()
             self._begin_life()
             # What comes after may be about calls that this rank has yet to make.
             while (verdict is None or is_broken) and self._store.check([f"{self._epoch}/verdict"]):

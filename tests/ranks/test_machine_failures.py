@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune import autotune, contextual_autotune
@@ -190,3 +193,37 @@ def _clock_jumps(rank: int, by_s: float) -> Any:
 def test_a_clock_that_is_set_counts_against_no_config(by_s: float):
     """By an hour while the best config is timed: that replay is run again."""
     assert values(on_ranks(2, _clock_jumps, by_s)) == [("block=32", [None] * 4, True)] * 2
+
+
+def _hangs_without_descriptors(rank: int) -> Any:
+    def hook(full: dict[str, Any]) -> None:
+        if rank == 1 and full["BLOCK"] == 64 and len(runs) > 2:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4,) * 2)
+            with suppress(OSError):
+                while True:
+                    files.append(os.open(os.devnull, os.O_RDONLY))
+            time.sleep(1000)
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = [store.port if store is not None else 0]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()  # whose store is a file, which takes a descriptor for each question
+    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    runs: list[int] = []
+    files: list[int] = []
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return launch(kernel, x)
+
+    contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive")(step)(torch.zeros(64))
+
+
+def test_a_config_that_hangs_where_no_descriptor_is_left_is_named():
+    """The end is told over the connection that is there: a new one would not come about before the rank has left."""
+    first, second = on_ranks(2, _hangs_without_descriptors, timeout_s=25)
+    assert "exit code 86" in second.message, f"{second.error}: {second.message}\n{second.notes}"
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
+    assert "BLOCK=64" in first.message
