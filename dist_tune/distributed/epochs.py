@@ -18,7 +18,7 @@ from dist_tune.distributed.calls import ISSUED, Place, all_passed
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.lives import cause_of, lives_of
 from dist_tune.distributed.messages import count_up, read_verdict
-from dist_tune.distributed.outside import WatchedStore, own_client
+from dist_tune.distributed.outside import WatchedStore, own_client, within_deadline
 from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import FAILED, Verdict
@@ -55,9 +55,9 @@ class Epochs:
 
     def _begin_life(self) -> None:
         if self._presence is None:
-            client = own_client(self._root)  # first: what is asked below has no deadline
             # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
-            life = count_up(self._root, f"lives/{self.rank}")
+            life = within_deadline(lambda timeout: count_up(self._root, f"lives/{self.rank}"))
+            client = own_client(self._root)
             self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
             self._parts = Parts(self._store, self.rank, self.members)
             self._presence = Presence(self._store, dist.PrefixStore(f"{life}", client), self.rank, self.members, self._state)
@@ -104,6 +104,7 @@ class Epochs:
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
         try:
+            self._begin_life()  # if the store could not be reached before
             yield
         except dist.DistNetworkError as error:
             raise StoreGoneError(

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.host_processes import network_name
-from dist_tune.distributed.outside import Asked, WatchedStore, connected
+from dist_tune.distributed.outside import Asked, WatchedStore, within_deadline
 from dist_tune.errors import MachineError, StoreGoneError
 
 FLAT_RANKS = 64
@@ -57,7 +57,7 @@ class Home:
             port, _, network = self._root.get(f"home/{self.leader}").decode().partition(" ")
             if network and network == network_name() and port.isdecimal():  # else another host's, whose ranks are not numbered as expected
                 try:
-                    own = connected(lambda timeout: dist.TCPStore("127.0.0.1", int(port), None, False, timeout))
+                    own = within_deadline(lambda timeout: dist.TCPStore("127.0.0.1", int(port), None, False, timeout))
                     self._store = WatchedStore(own)
                 except (MachineError, StoreGoneError):
                     self.leader = NO_HOME  # at the next meeting peers would wait again while this rank tries

@@ -9,9 +9,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -22,8 +23,10 @@ from dist_tune.settings import read_settings
 _BOTH_SILENT = 0.25
 """Deadlines without an answer after which a call is taken to meet the silence that another thread's has met before."""
 
-_cloning = threading.Lock()
-"""A store has one timeout for all threads."""
+Result = TypeVar("Result")
+_before: dict[dist.Store, tuple[timedelta, int]] = {}
+"""Store whose timeout is lowered -> what it was before, and threads that have lowered it; one may do so long after it was given up."""
+_lock = threading.Lock()
 
 
 class Asked(NamedTuple):
@@ -71,39 +74,53 @@ def own_client(store: dist.Store) -> dist.Store:
     """Another client of a store: on a shared one, a set() waits until another thread's wait() is over.
 
     Raises:
-        MachineError, StoreGoneError: as ``connected``.
+        MachineError, StoreGoneError: as ``within_deadline``.
     """
 
     def connect(timeout: timedelta) -> dist.Store:
-        with _cloning:
-            before: timedelta = store.timeout  # type: ignore[attr-defined]  # missing in torch's stubs
-            store.set_timeout(timeout)
-            try:
-                client: dist.Store = store.clone()  # type: ignore[attr-defined]  # as above
-            finally:
-                store.set_timeout(before)
+        with _lowered(store, timeout) as before:
+            client: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         client.set_timeout(before)
         return client
 
-    return connected(connect)
+    return within_deadline(connect)
 
 
-def connected(connect: Callable[[timedelta], dist.Store]) -> dist.Store:
-    """A new client of a store, within the deadline. ``connect`` is given the timeout of each of its attempts.
+@contextmanager
+def _lowered(store: dist.Store, timeout: timedelta) -> Iterator[timedelta]:
+    """A store has this timeout meanwhile, which its clones take over; the one that it has otherwise. Several threads may lower it."""
+    root: Any = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store  # type: ignore[attr-defined]
+    with _lock:
+        before, n_users = _before.pop(root, (root.timeout, 0))
+        _before[root] = before, n_users + 1
+        root.set_timeout(timeout)
+    try:
+        yield before
+    finally:
+        with _lock:
+            before, n_users = _before.pop(root)
+            if n_users == 1:
+                root.set_timeout(before)
+            else:
+                _before[root] = before, n_users - 1
 
-    With a store's own timeout it would try for half an hour where no descriptors are left; and no timeout limits the wait for the first
-    answer of a host that is stopped. An attempt under way is left to a thread, which ends with it.
+
+def within_deadline(talk: Callable[[timedelta], Result]) -> Result:
+    """The result of a talk with a store outside of any tuning, as of a new connection. ``talk`` is given the timeout of an attempt.
+
+    With a store's own timeout a connection is tried for half an hour where no descriptors are left; and no timeout limits the wait for an
+    answer of a host that is stopped. A talk under way is left to its thread, which ends with it.
 
     Raises:
-        MachineError: this process has no descriptor left for it.
+        MachineError: this process has no descriptor left.
         StoreGoneError: the store's host does not answer.
     """
     deadline_s = read_settings().deadline_s
-    clients, errors = list[dist.Store](), list[Exception]()
+    results, errors = list[Result](), list[Exception]()
 
     def run() -> None:
         try:
-            clients.append(connect(timedelta(seconds=deadline_s)))
+            results.append(talk(timedelta(seconds=deadline_s)))
         except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
             errors.append(error)
 
@@ -114,8 +131,8 @@ def connected(connect: Callable[[timedelta], dist.Store]) -> dist.Store:
         run()
     else:
         thread.join(deadline_s)
-    if clients:
-        return clients[0]
+    if results:
+        return results[0]
     if errors and not isinstance(errors[0], dist.DistError):
         raise errors[0]
     found = errors[0] if errors else _shortage()

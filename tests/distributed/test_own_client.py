@@ -13,12 +13,14 @@ from tests.programs import run_python
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 PROGRAM = """
-import json, os, resource, signal, subprocess, sys, time
+import json, os, resource, signal, subprocess, sys, threading, time
 from contextlib import contextmanager, suppress
 import torch.distributed as dist
 from dist_tune import DistTuneError, MachineError
 from dist_tune.distributed import group_of, regroup_of, shared_store
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.outside import WatchedStore, own_client
+from dist_tune.distributed.reduction import Reduction
 
 HOST = '''
 import time
@@ -57,6 +59,9 @@ with no_descriptors():
     found = told(lambda: own_client(store))
 client = own_client(store)
 client.set("key", "value")
+for thread in threading.enumerate():
+    if thread.name == "dist_tune connection":  # the attempt that was given up
+        thread.join()
 print(json.dumps([found, store.get("key").decode(), store.timeout == client.timeout == server.timeout]))
 """
 
@@ -88,6 +93,28 @@ host.kill()
 """
 
 
+LIFE = """
+host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+own = Meetings(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False), 0, (0,), 1.0)
+
+@Reduction
+def first(parts: dict[int, str]) -> str:
+    return parts[0]
+
+def meet():
+    own.enter("f", 1)
+    return own.reduce("topic", "x", first)
+
+os.kill(host.pid, signal.SIGSTOP)
+found = [told(lambda: own.calls("f")), told(meet)]
+os.kill(host.pid, signal.SIGCONT)
+own.calls("f")
+print(json.dumps([found, meet()]))
+own.close()
+host.kill()
+"""
+
+
 def _found(program: str, tmp_path: Path) -> Any:
     done = run_python("-c", PROGRAM + program, cwd=tmp_path, env={"DIST_TUNE_DEADLINE_S": "1"}, timeout_s=60)
     assert done.returncode == 0, done.stderr
@@ -102,7 +129,7 @@ def _is_of_descriptors(text: str, seconds: float) -> None:
 
 
 def test_a_process_without_descriptors_is_told_within_the_deadline(tmp_path: Path):
-    """A store of its own would try for half an hour. Once there are some again, the client is one like the store, with its timeout."""
+    """A store of its own would try for half an hour. Once there are some again, the client is like the store."""
     found, value, has_timeouts = _found(OWN, tmp_path)
     _is_of_descriptors(*found)
     assert (value, has_timeouts) == ("value", True)
@@ -128,3 +155,11 @@ def test_a_host_that_is_stopped_is_not_waited_for(tmp_path: Path):
         assert "its host does not answer. Is it stopped" in text
         assert seconds < 4.0
     assert value == "value"
+
+
+def test_a_rank_whose_first_call_meets_a_host_that_is_stopped_meets_others_later(tmp_path: Path):
+    """The call itself may need no store; its meeting says that it cannot be reached, and one after the host goes on is as any other."""
+    ((call, call_s), (meeting, meeting_s)), result = _found(LIFE, tmp_path)
+    assert (call, result) == ("", "x")
+    assert meeting.startswith("StoreGoneError: ")
+    assert max(call_s, meeting_s) < 5.0
