@@ -43,7 +43,7 @@ class Epochs:
         self._patience_s: float | None = None
         self._epoch = self._agreed = 0
         self._root = store
-        self._store: Any = store
+        self._store: Any = WatchedStore(store)
         self._presence: Presence | None = None
         self._parts: Parts
         self.life = life or Heartbeat(rank, members, lambda: self.n_issued)

@@ -24,7 +24,7 @@ from dist_tune.distributed.messages import read_part
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, end_by, error_of, is_secondary, mismatch_of, text_of
 from dist_tune.distributed.waiting import beat_of
-from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
+from dist_tune.errors import AloneError, DistTuneError, MachineError, StoreGoneError
 
 _CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
 
@@ -170,7 +170,7 @@ class Meetings(Epochs):
             try:
                 with self._hosted("abort"):
                     self._post_abort(error)
-            except StoreGoneError as gone:
+            except (StoreGoneError, MachineError) as gone:
                 error.add_note(str(gone))  # no peer can be reached any more
             return
         with self._hosted("abort"):

@@ -83,15 +83,11 @@ class Group(Meetings):
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
-        return last_signs(self._beside(), self.members)
+        return last_signs(self._store.beside(), self.members)
 
     def end_from_outside(self, error: StuckConfigError) -> str:
         """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
-        return post_end(self._beside(), self._epoch, {**end_by(self.rank, error), "place": self.place()})
-
-    def _beside(self) -> dist.Store:
-        """A client for another thread than the tuning's."""
-        return self._store.beside() if self._presence is not None else own_client(self._store)
+        return post_end(self._store.beside(), self._epoch, {**end_by(self.rank, error), "place": self.place()})
 
     def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> AbstractContextManager[None]:
         """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late.
