@@ -23,7 +23,7 @@ from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import FAILED, Verdict
 from dist_tune.distributed.waiting import Wait
-from dist_tune.errors import StoreGoneError
+from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
 
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
@@ -44,7 +44,11 @@ class Epochs:
         self._epoch = self._agreed = 0
         self._root = store
         self._store: Any = WatchedStore(store)
+        self._life = ""
+        """Number of this object on the store, among those of this rank."""
         self._presence: Presence | None = None
+        self._lacks: DistTuneError | None = None
+        """Why there is no presence; the first meeting raises it."""
         self._parts: Parts
         self.life = life or Heartbeat(rank, members, lambda: self.n_issued)
 
@@ -54,13 +58,24 @@ class Epochs:
         return 0
 
     def _begin_life(self) -> None:
-        if self._presence is None:
+        """Come to the store, where this rank has parts from then on; its presence answers peers."""
+        self._lacks = None
+        try:
+            self._come_to_store()
+            if self._presence is None:
+                client = dist.PrefixStore(self._life, own_client(self._root))
+                self._presence = Presence(self._store, client, self.rank, self.members, self._state)
+        except MachineError as error:
+            self._lacks = MachineError(f"rank {self.rank}: {error}")
+        except StoreGoneError as error:
+            self._lacks = error
+
+    def _come_to_store(self) -> None:
+        if not self._life:
             # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
-            life = within_deadline(lambda timeout: count_up(self._root, f"lives/{self.rank}"))
-            client = own_client(self._root)
-            self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
+            self._life = f"{within_deadline(lambda timeout: count_up(self._root, f'lives/{self.rank}'))}"
+            self._store = WatchedStore(dist.PrefixStore(self._life, self._root))
             self._parts = Parts(self._store, self.rank, self.members)
-            self._presence = Presence(self._store, dist.PrefixStore(f"{life}", client), self.rank, self.members, self._state)
 
     def place(self) -> Place:
         """The call that this rank is in, for any thread; collectives of a first run count so far."""
@@ -79,6 +94,8 @@ class Epochs:
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
+        if self._lacks is not None:
+            raise self._lacks
         self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
         mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None, self._parts.home.joined()]
         if self._parts.bring(self._epoch, json.dumps(mine), is_direct=is_gathering):
@@ -104,7 +121,6 @@ class Epochs:
     @contextmanager
     def _hosted(self, topic: str) -> Iterator[None]:
         try:
-            self._begin_life()  # if the store could not be reached before
             yield
         except dist.DistNetworkError as error:
             raise StoreGoneError(

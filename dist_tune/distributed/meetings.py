@@ -41,13 +41,8 @@ class Meetings(Epochs):
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask.
-
-        Raises:
-            MachineError: no descriptor is left for that.
-        """
-        with suppress(dist.DistError, StoreGoneError):  # the store's host is gone: the first meeting says so
-            self._begin_life()
+        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
+        self._begin_life()
         return calls_of(self.members, closure)
 
     def next_call(self, closure: str) -> int:
@@ -76,10 +71,11 @@ class Meetings(Epochs):
         self._closure, self._place = f"{closure}{options}", Place(closure, number, n_issued, before)
         self._is_over, self._doubted = False, None
         verdict = self._endings.take(self._place)
-        with suppress(dist.DistNetworkError, StoreGoneError):  # as in calls()
+        if self._presence is None and self._lacks is None:
             self._begin_life()
+        with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
             # What comes after may be about calls that this rank has yet to make.
-            while (verdict is None or is_broken) and self._store.check([f"{self._epoch}/verdict"]):
+            while self._lacks is None and (verdict is None or is_broken) and self._store.check([f"{self._epoch}/verdict"]):
                 # The end of a call without a meeting does not concern this rank. A peer may have made this call again after its first
                 # end, and ended it once more: for that the collective has failed.
                 verdict = self._end_in(self._read_verdict()) or verdict
@@ -192,6 +188,7 @@ class Meetings(Epochs):
     # -- one epoch -----------------------------------------------------------------------------------------------
 
     def _post_abort(self, error: BaseException) -> None:
+        self._come_to_store()
         mine = end_by(self.rank, error)
         self._decide(mine)
         while (verdict := self._end_in(self._read_verdict())) is None:

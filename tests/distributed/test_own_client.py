@@ -42,6 +42,15 @@ def no_descriptors():
     for file in files:
         file.close()
 
+@Reduction
+def first(parts: dict[int, str]) -> str:
+    return parts[0]
+
+def meet(own):
+    own.calls("f")
+    own.enter("f", 1)
+    return own.reduce("topic", "x", first)
+
 def told(call):
     began = time.monotonic()
     try:
@@ -70,8 +79,8 @@ dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True, wai
 ranks = group_of(None, 1.0)
 beats = []
 with no_descriptors():
-    found = [told(lambda: ranks.calls("f"))]
-ranks.calls("f")
+    found = [told(lambda: meet(ranks))]
+meet(ranks)
 with no_descriptors():
     found += [told(lambda: regroup_of(ranks)), told(lambda: shared_store("work"))]
     with ranks.beating(beats.append, lambda: None):
@@ -97,19 +106,10 @@ LIFE = """
 host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
 own = Meetings(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False), 0, (0,), 1.0)
 
-@Reduction
-def first(parts: dict[int, str]) -> str:
-    return parts[0]
-
-def meet():
-    own.enter("f", 1)
-    return own.reduce("topic", "x", first)
-
 os.kill(host.pid, signal.SIGSTOP)
-found = [told(lambda: own.calls("f")), told(meet)]
+found = [told(lambda: own.calls("f")), told(lambda: meet(own))]
 os.kill(host.pid, signal.SIGCONT)
-own.calls("f")
-print(json.dumps([found, meet()]))
+print(json.dumps([found, meet(own)]))
 own.close()
 host.kill()
 """
