@@ -132,7 +132,7 @@ class StuckConfigError(PeerFailedError):
 
 
 class StoreGoneError(PeerFailedError):
-    """The c10d store cannot be reached: the process that hosts it has exited, or the link to it was cut."""
+    """The c10d store cannot be reached: the process that hosts it has exited or is stopped, or the link to it was cut."""
 
 
 class AbsentRanksError(DistTuneError):

@@ -23,9 +23,14 @@ class Place(NamedTuple):
     closure: str
     number: int
     issued: int = 0
-    """Collectives of the group until the end of the rank's run of this call."""
-    has_talked: bool = False
-    """True if some of them are of this call: no rank has come to its end without the others."""
+    """Collectives of the group until the end of the rank's run of this call, or so far."""
+    before: int = 0
+    """Collectives of the group before that run."""
+
+    @property
+    def has_talked(self) -> bool:
+        """True if this call has issued collectives: no rank has come to the end of one without the others."""
+        return self.issued > self.before
 
     @property
     def text(self) -> str:
@@ -86,6 +91,17 @@ def is_one_call(places: Collection[Place]) -> bool:
     if all(each.closure == first.closure and each.number == first.number for each in rest):
         return True
     return all(each.closure == first.closure and each.issued == first.issued and each.has_talked for each in places)
+
+
+def is_inside(place: Place, call: Place) -> bool:
+    """True if a rank that is at ``place``, or has ended there, has come to this call: by its number, or by collectives of the call.
+
+    It has issued some of these, or would have issued one of these first.
+    """
+    if place.closure != call.closure:
+        return False
+    issued = max(place.issued, place.before + 1)
+    return place.number == call.number or (call.has_talked and place.before < call.issued and issued > call.before)
 
 
 def is_apart(places: Mapping[int, Place], passed: Passed) -> bool:

@@ -5,7 +5,7 @@ Knows places and verdicts, and no store.
 
 from __future__ import annotations
 
-from dist_tune.distributed.calls import Place, is_one_call
+from dist_tune.distributed.calls import Place, is_inside
 from dist_tune.distributed.verdicts import Verdict
 
 _MAX_KEPT = 64
@@ -14,8 +14,7 @@ _MAX_KEPT = 64
 
 def is_end_of(verdict: Verdict, place: Place) -> bool:
     """True if a verdict is the end of this call: the rank that fixed it was in the same one."""
-    of = verdict.get("place")
-    return verdict["call"] == place.text or (of is not None and is_one_call([of, place]))
+    return is_inside(verdict["place"], place)
 
 
 def has_gone_on(verdict: Verdict, place: Place) -> bool:
@@ -23,8 +22,7 @@ def has_gone_on(verdict: Verdict, place: Place) -> bool:
 
     It had issued fewer then than this rank has now, and each takes all ranks.
     """
-    of = verdict.get("place")
-    return verdict["state"] == "aborted" and of is not None and place.has_talked and of.issued < place.issued
+    return verdict["state"] == "aborted" and place.has_talked and verdict["place"].issued < place.issued
 
 
 class Endings:
@@ -36,7 +34,7 @@ class Endings:
     def keep(self, verdict: Verdict) -> None:
         """Keep one that is not of this rank's call; of several of one call, the first is the cause."""
         if verdict["state"] in ("aborted", "timed out"):
-            self._by_call.setdefault(verdict["call"], verdict)
+            self._by_call.setdefault(verdict["place"].text, verdict)
             if len(self._by_call) > _MAX_KEPT:
                 del self._by_call[next(iter(self._by_call))]
 
@@ -46,7 +44,6 @@ class Endings:
         if not found:
             return None
         verdict = self._by_call.pop(min(found, key=lambda call: call == place.text))
-        of = verdict.get("place")
         # All ranks have issued collectives since, and this one before its call: the rank that has ended it counts calls otherwise.
-        is_past = of is not None and 0 < of.issued < place.issued and not place.has_talked
+        is_past = 0 < verdict["place"].issued < place.issued and not place.has_talked
         return None if is_past else verdict

@@ -18,12 +18,12 @@ from dist_tune.distributed.calls import ISSUED, Place, all_passed
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.lives import cause_of, lives_of
 from dist_tune.distributed.messages import count_up, read_verdict
-from dist_tune.distributed.outside import WatchedStore
+from dist_tune.distributed.outside import WatchedStore, own_client, within_deadline
 from dist_tune.distributed.parts import Parts
 from dist_tune.distributed.presence import Presence
 from dist_tune.distributed.verdicts import FAILED, Verdict
 from dist_tune.distributed.waiting import Wait
-from dist_tune.errors import StoreGoneError
+from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
 
 _Reduce = Callable[[dict[int, str]], str]
 """Rank -> part as text, of all ranks, to the result as text."""
@@ -39,12 +39,16 @@ class Epochs:
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
         self._closure, self._place = "", Place("", 0)
-        self._first_run = ""
+        self._first_run: Place | None = None
         self._patience_s: float | None = None
         self._epoch = self._agreed = 0
         self._root = store
-        self._store: Any = store
+        self._store: Any = WatchedStore(store)
+        self._life = ""
+        """Number of this object on the store, among those of this rank."""
         self._presence: Presence | None = None
+        self._lacks: DistTuneError | None = None
+        """Why there is no presence; the first meeting raises it."""
         self._parts: Parts
         self.life = life or Heartbeat(rank, members, lambda: self.n_issued)
 
@@ -54,16 +58,33 @@ class Epochs:
         return 0
 
     def _begin_life(self) -> None:
-        if self._presence is None:
-            # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
-            life = count_up(self._root, f"lives/{self.rank}")
-            self._store = WatchedStore(dist.PrefixStore(f"{life}", self._root))
-            self._parts = Parts(self._store, self.rank, self.members)
-            self._presence = Presence(self._store, self.rank, self.members, self._state)
+        """Come to the store, where this rank has parts from then on; its presence answers peers."""
+        self._lacks = None
+        try:
+            self._come_to_store()
+            if self._presence is None:
+                client = dist.PrefixStore(self._life, own_client(self._root))
+                self._presence = Presence(self._store, client, self.rank, self.members, self._state)
+        except MachineError as error:
+            self._lacks = MachineError(f"rank {self.rank}: {error}")
+        except StoreGoneError as error:
+            self._lacks = error
 
-    def _state(self) -> tuple[dict[str, list[int]], str]:
-        """For peers that ask: calls that this rank has passed, and the one that it is in."""
-        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self._first_run
+    def _come_to_store(self) -> None:
+        if not self._life:
+            # The store may outlive a process group (torchrun's does): each time ranks make this object anew, they leave older keys alone.
+            self._life = f"{within_deadline(lambda timeout: count_up(self._root, f'lives/{self.rank}'))}"
+            self._store = WatchedStore(dist.PrefixStore(self._life, self._root))
+            self._parts = Parts(self._store, self.rank, self.members)
+
+    def place(self) -> Place:
+        """The call that this rank is in, for any thread; collectives of a first run count so far."""
+        first_run = self._first_run
+        return self._place if first_run is None else first_run._replace(issued=self.n_issued)
+
+    def _state(self) -> tuple[dict[str, list[int]], Place | None]:
+        """For peers that ask: calls that this rank has passed, and the one whose first run it is in."""
+        return all_passed(self.members) | {ISSUED: [self.n_issued]}, self.place() if self._first_run is not None else None
 
     def _attend_one(self, topic: str, part: str, reduce: _Reduce) -> Verdict:
         """A meeting of all ranks, past those of some that meet about calls which others have passed."""
@@ -73,6 +94,8 @@ class Epochs:
 
     def _attend(self, topic: str, part: str, reduce: _Reduce, *, is_gathering: bool = False, is_optional: bool = False) -> Verdict:
         """Bring a part, take the verdict away. The last to come writes it."""
+        if self._lacks is not None:
+            raise self._lacks
         self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
         mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None, self._parts.home.joined()]
         if self._parts.bring(self._epoch, json.dumps(mine), is_direct=is_gathering):
@@ -107,7 +130,7 @@ class Epochs:
 
     def _decide(self, verdict: Verdict) -> None:
         """Only the first verdict of an epoch counts."""
-        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "call": self._place.text, "place": self._place}))
+        self._store.compare_set(f"{self._epoch}/verdict", "", json.dumps({**verdict, "place": self._place}))
 
     def _read_verdict(self) -> Verdict:
         self._epoch += 1

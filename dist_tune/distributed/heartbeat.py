@@ -16,9 +16,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dist_tune.distributed.calls import Place, is_inside
 from dist_tune.distributed.host_processes import GONE, STOPPED, process_name, state_of
 from dist_tune.distributed.lives import LIFE, Life, lives_of
 from dist_tune.distributed.outside import WatchedStore
+from dist_tune.errors import MachineError, StoreGoneError
 
 _EVERY_S = 0.5
 _BEATS_PER_S = 512.0
@@ -34,7 +36,8 @@ _N_RUNS = 64
 _N_ODD = 4
 
 
-_NO_LIFE = Life(0, "", "not heard of in this call", 0.0)
+_NO_CALL = Place("", 0)
+_NO_LIFE = Life(0, _NO_CALL, "not heard of in this call", 0.0)
 
 
 class Heartbeat:
@@ -52,7 +55,8 @@ class Heartbeat:
         self._every_s = max(_EVERY_S, len(members) / _BEATS_PER_S)
         self._look_every_s, self._looked_at = len(members) / _LOOKS_PER_S, -math.inf
         self._n_collectives = n_collectives
-        self._call, self._doing, self._may_last, self._since = "", "", False, time.monotonic()
+        self._call: Callable[[], Place] = lambda: _NO_CALL
+        self._doing, self._may_last, self._since = "", False, time.monotonic()
         self._runs: deque[tuple[int, int]] = deque(maxlen=_N_RUNS)
         self._usual: int | None = None  # collectives of most of these runs, as of the latest run with another number
         self._odd: dict[int, str] = {}
@@ -71,8 +75,8 @@ class Heartbeat:
 
     # -- of this rank --------------------------------------------------------------------------------------------
 
-    def begin(self, call: str) -> None:
-        """This rank is in a first run of this call."""
+    def begin(self, call: Callable[[], Place]) -> None:
+        """This rank is in a first run of this call, which has its place as it is when asked."""
         self._call = call
         self._runs.clear()
         self._odd.clear()
@@ -144,7 +148,7 @@ class Heartbeat:
         """One beat."""
         self._n_beats += 1
         life = Life(
-            self._n_beats, self._call, self._doing, round(time.monotonic() - self._since, 1), self._may_last, process_name(),
+            self._n_beats, self._call(), self._doing, round(time.monotonic() - self._since, 1), self._may_last, process_name(),
             n_issued=self._n_collectives(), runs=list(self._runs), odd={str(number): text for number, text in list(self._odd.items())},
             troubles=self.troubles[:1],
         )  # fmt: skip
@@ -154,9 +158,12 @@ class Heartbeat:
         if self._pause(ended, tell):  # most calls with a known config are over by then: they cost no client of the store
             return
         self._begin_watches()  # before the store is asked, which may be silent
-        with suppress(dist.DistError):  # the store's host is gone: the next meeting says so
-            own: dist.Store = store_of().clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-            store: Any = WatchedStore(own)
+        with suppress(dist.DistError, StoreGoneError):  # the store's host is gone: the next meeting says so
+            try:
+                store: Any = WatchedStore(store_of().clone())  # type: ignore[attr-defined]  # missing in torch's stubs
+            except MachineError as error:
+                tell(f"rank {self._rank} does not beat: {error}")
+                return
             self._client = store
             while True:
                 self.post(store)
@@ -209,19 +216,22 @@ class Heartbeat:
         if now - self._looked_at < self._look_every_s:
             return
         lives = lives_of(store, self._others)
-        self.absent = [rank for rank in self._others if rank not in lives or lives[rank].call != self._call]
+        place = self._call()
+        # By collectives it is the peer that is in this call, if it has issued some: this rank may still be before them.
+        here = {rank for rank, life in lives.items() if is_inside(place, life.call)}
+        self.absent = [rank for rank in self._others if rank not in here]
         for rank in self._others:
             life = lives.get(rank, _NO_LIFE)  # stopped before its first beat, or in an ordinary call
             silent_s = self._silent_s(rank, life, now)
-            is_elsewhere = life.n_issued < mine[2] or ("meeting" in mine[0] and (life.doing, life.call) != (mine[0], self._call))
+            is_elsewhere = life.n_issued < mine[2] or ("meeting" in mine[0] and not (life.doing == mine[0] and rank in here))
             is_silent = silent_s >= _LATE_S
             if rank not in self._told and (is_silent or (waited_s >= _SLOW_S and is_elsewhere)):
                 self._told[rank] = self._moved[1]
                 # No error follows from this: a step may issue on one rank what another issues after it.
-                has_left = life.call == self._call and life.n_issued < mine[2] and "meeting" in life.doing and "meeting" not in mine[0]
+                has_left = rank in here and life.n_issued < mine[2] and "meeting" in life.doing and "meeting" not in mine[0]
                 left = f", after {life.n_issued} collectives of its process where rank {self._rank} is in number {mine[2]}"
                 tale = self._tale(rank, life) + left * has_left
-                tell(f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {self._call}; rank {rank}: {tale}")
+                tell(f"rank {rank} is late: rank {self._rank} waits in {self._doing} of {place.text}; rank {rank}: {tale}")
         self._looked_at = now  # not before: meanwhile ``quiet_s`` would count from the look before, long ago
 
     def _silent_s(self, rank: int, life: Life, now: float) -> float:
@@ -241,7 +251,8 @@ class Heartbeat:
 
         ``beats``: last sign of progress of each, after its time, in place of a rank that has never beaten.
         """
-        own = {self._rank: Life(0, self._call, self._doing, time.monotonic() - self._since)} if self._call else {}
+        place = self._call()
+        own = {self._rank: Life(0, place, self._doing, time.monotonic() - self._since)} if place.closure else {}
         tales = {rank: self._tale(rank, life) for rank, life in {**lives_of(store, self._others), **own}.items()}
         return {rank: _place_of(tales.pop(rank, ""), beat) for rank, beat in beats.items()}, tales
 

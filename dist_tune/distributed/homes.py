@@ -15,14 +15,15 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.host_processes import network_name
-from dist_tune.distributed.outside import Asked, WatchedStore
+from dist_tune.distributed.outside import Asked, WatchedStore, within_deadline
+from dist_tune.errors import MachineError, StoreGoneError
 
 FLAT_RANKS = 64
 """Largest group that meets on one level (logs/meetings-cpu)."""
 _MAX_RANKS = 32
 """Of one home; ranks of larger hosts have several."""
 _TIMEOUT = timedelta(seconds=10)
-"""Of connecting to a home, which is on this host."""
+"""Of a home's store, for its own host."""
 NO_HOME = -1
 
 
@@ -55,8 +56,11 @@ class Home:
         if self._store is None and self._root.check([f"home/{self.leader}"]):
             port, _, network = self._root.get(f"home/{self.leader}").decode().partition(" ")
             if network and network == network_name() and port.isdecimal():  # else another host's, whose ranks are not numbered as expected
-                with suppress(dist.DistError):
-                    self._store = WatchedStore(dist.TCPStore("127.0.0.1", int(port), None, False, _TIMEOUT))
+                try:
+                    own = within_deadline(lambda timeout: dist.TCPStore("127.0.0.1", int(port), None, False, timeout))
+                    self._store = WatchedStore(own)
+                except (MachineError, StoreGoneError):
+                    self.leader = NO_HOME  # at the next meeting peers would wait again while this rank tries
         return NO_HOME if self._store is None else self.leader
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.host_processes import UNKNOWN, state_of
 from dist_tune.distributed.parts import absent
 
@@ -22,8 +23,8 @@ class Life:
     """One beat of a rank. A JSON object."""
 
     n_beats: int
-    call: str
-    """The call that it is in: closure and number."""
+    call: Place
+    """The call that it is in."""
     doing: str
     for_s: float
     """Seconds that it has done that."""
@@ -43,7 +44,7 @@ class Life:
     @property
     def text(self) -> str:
         """Place and time, for people."""
-        return f"{self.doing} of {self.call} for {self.for_s:.1f} s" if self.call else self.doing
+        return f"{self.doing} of {self.call.text} for {self.for_s:.1f} s" if self.call.closure else self.doing
 
 
 LIFE = TypeAdapter(Life)

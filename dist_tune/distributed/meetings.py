@@ -24,7 +24,7 @@ from dist_tune.distributed.messages import read_part
 from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.verdicts import FAILED, Verdict, end_by, error_of, is_secondary, mismatch_of, text_of
 from dist_tune.distributed.waiting import beat_of
-from dist_tune.errors import AloneError, DistTuneError, StoreGoneError
+from dist_tune.errors import AloneError, DistTuneError, MachineError, StoreGoneError
 
 _CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
 
@@ -34,7 +34,6 @@ class Meetings(Epochs):
 
     def __init__(self, store: dist.Store, rank: int, members: tuple[int, ...], deadline_s: float, life: Heartbeat | None = None) -> None:
         super().__init__(store, rank, members, deadline_s, life)
-        self._issued_before = 0
         self._endings = Endings()
         self._doubted: Verdict | None = None  # the end of this call by a rank that seems to have called again
         self._last_check, self._is_over = 0.0, False
@@ -43,8 +42,7 @@ class Meetings(Epochs):
 
     def calls(self, closure: str) -> Calls:
         """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
-        with suppress(dist.DistError):  # the store's host is gone: the first meeting says so
-            self._begin_life()
+        self._begin_life()
         return calls_of(self.members, closure)
 
     def next_call(self, closure: str) -> int:
@@ -55,8 +53,8 @@ class Meetings(Epochs):
 
     def begin_first_run(self, closure: str, number: int) -> None:
         """Show peers that this rank is inside a call that may end in a meeting, until it comes there: ``enter``."""
-        self._first_run, self._issued_before = Place(closure, number).text, self.n_issued
-        self.life.begin(self._first_run)
+        self._first_run = Place(closure, number, self.n_issued, before=self.n_issued)
+        self.life.begin(self.place)
 
     def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False, is_broken: bool = False) -> None:
         """Come to the meetings of a call of ``closure``, past those that were ended before; ``is_inside``: from within its first run.
@@ -67,23 +65,26 @@ class Meetings(Epochs):
             DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
         number = calls_of(self.members, closure).known_as.get(number, number)
-        has_run = self._first_run.startswith(f"{closure}, ")
-        self._closure, self._place = f"{closure}{options}", Place(closure, number)
-        self._note_collectives()
+        first_run = self._first_run if self._first_run is not None and self._first_run.closure == closure else None
+        n_issued = self.n_issued
+        before = n_issued if first_run is None else first_run.before
+        self._closure, self._place = f"{closure}{options}", Place(closure, number, n_issued, before)
         self._is_over, self._doubted = False, None
         verdict = self._endings.take(self._place)
-        with suppress(dist.DistNetworkError):  # as in calls()
+        if self._presence is None and self._lacks is None:
             self._begin_life()
+        with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
             # What comes after may be about calls that this rank has yet to make.
-            while verdict is None and self._store.check([f"{self._epoch}/verdict"]):
-                # The end of a call without a meeting does not concern this rank.
-                verdict = self._end_in(self._read_verdict())
+            while self._lacks is None and (verdict is None or is_broken) and self._store.check([f"{self._epoch}/verdict"]):
+                # The end of a call without a meeting does not concern this rank. A peer may have made this call again after its first
+                # end, and ended it once more: for that the collective has failed.
+                verdict = self._end_in(self._read_verdict()) or verdict
             if verdict is not None and not self._is_awaited():
-                if not has_run or is_broken or not has_gone_on(verdict, self._place):
-                    self._first_run = ""
+                if first_run is None or is_broken or not has_gone_on(verdict, self._place):
+                    self._first_run = None
                     raise self._error(verdict)
                 self._doubted = verdict
-        self._first_run = self._first_run if is_inside else ""
+        self._first_run = self._first_run if is_inside else None
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class Meetings(Epochs):
             try:
                 with self._hosted("abort"):
                     self._post_abort(error)
-            except StoreGoneError as gone:
+            except (StoreGoneError, MachineError) as gone:
                 error.add_note(str(gone))  # no peer can be reached any more
             return
         with self._hosted("abort"):
@@ -187,6 +188,7 @@ class Meetings(Epochs):
     # -- one epoch -----------------------------------------------------------------------------------------------
 
     def _post_abort(self, error: BaseException) -> None:
+        self._come_to_store()
         mine = end_by(self.rank, error)
         self._decide(mine)
         while (verdict := self._end_in(self._read_verdict())) is None:
@@ -200,11 +202,13 @@ class Meetings(Epochs):
         return any(is_one_call([read_part(text, rank).place, self._place]) for rank, text in self._parts.shown(self._epoch))
 
     def _note_collectives(self) -> None:
-        self._place = self._place._replace(issued=self.n_issued, has_talked=self.n_issued > self._issued_before)
+        self._place = self._place._replace(issued=self.n_issued)
 
     def _count_as(self, number: int) -> None:
         calls_of(self.members, self._place.closure).count_as(self._place.number, number)
         self._place = self._place._replace(number=number)
+        if self._first_run is not None:  # it goes on after this meeting
+            self._first_run = self._first_run._replace(number=number)
 
     def _end_in(self, verdict: Verdict) -> Verdict | None:
         """The verdict, if it is the end of this rank's call; that of another one is kept until this rank comes to it."""

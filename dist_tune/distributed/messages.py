@@ -42,9 +42,8 @@ class StoredPart(NamedTuple):
 class _Stored(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    call: str
-    place: Place | None = None
-    """Of the rank that has fixed the verdict; a thread beside the tuning knows the call alone."""
+    place: Place
+    """Of the rank that has fixed the verdict."""
 
 
 class _Agreed(_Stored):
@@ -109,8 +108,7 @@ def read_verdict(content: bytes, reader: int) -> dict[str, Any]:
     verdict = read_message(_VERDICT, content, -1, f"the verdict of a meeting, as rank {reader} reads it,").model_dump(exclude_unset=True)
     if verdict.get("steps"):
         verdict["steps"] = [[printable(closure), printable(topic)] for closure, topic in verdict["steps"]]
-    if verdict.get("place") is not None:
-        verdict["place"] = Place(*verdict["place"])
+    verdict["place"] = Place(*verdict["place"])
     if "missing" in verdict:
         verdict["missing"] = {rank: printable(last) for rank, last in verdict["missing"].items()}
     return verdict

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.messages import count_up, read_message
 from dist_tune.distributed.parts import absent
 from dist_tune.errors import PeerFailedError
@@ -38,18 +39,23 @@ class Answer(NamedTuple):
     """Of the question."""
     passed: dict[str, list[int]]
     """See ``calls.Passed``."""
-    first_run: str
-    """Call that the rank is in and that may end in a meeting; empty outside of one."""
+    first_run: Place | None
+    """Call that the rank is in and that may end in a meeting."""
 
 
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 
 
 class Presence:
-    """The answers of this rank to the members of one group."""
+    """The answers of this rank to the members of one group. ``client``: of the same keys as ``store``, for the thread alone."""
 
     def __init__(
-        self, store: dist.Store, rank: int, members: tuple[int, ...], state: Callable[[], tuple[dict[str, list[int]], str]]
+        self,
+        store: dist.Store,
+        client: dist.Store,
+        rank: int,
+        members: tuple[int, ...],
+        state: Callable[[], tuple[dict[str, list[int]], Place | None]],
     ) -> None:
         self._store = store
         self._rank = rank
@@ -57,7 +63,7 @@ class Presence:
         self._state = state
         self._is_over = False
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._answer_all, name="dist_tune presence", daemon=True, args=(store.clone(),))  # type: ignore[attr-defined]  # missing in torch's stubs
+        self._thread = threading.Thread(target=self._answer_all, name="dist_tune presence", daemon=True, args=(client,))
         with suppress(RuntimeError):  # no more threads: peers take this rank for one that has not answered yet
             self._thread.start()
         atexit.register(self.stop)

@@ -83,11 +83,11 @@ class Group(Meetings):
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
-        return last_signs(self._store.clone(), self.members)
+        return last_signs(self._store.beside(), self.members)
 
     def end_from_outside(self, error: StuckConfigError) -> str:
         """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
-        return post_end(self._store.clone(), self._epoch, {**end_by(self.rank, error), "call": self._first_run or self._place.text})
+        return post_end(self._store.beside(), self._epoch, {**end_by(self.rank, error), "place": self.place()})
 
     def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> AbstractContextManager[None]:
         """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late.
@@ -219,6 +219,7 @@ def shared_store(space: str) -> dist.Store:
     """A client of the job's c10d store, of the caller's own, with its keys in a space of their own.
 
     Raises:
+        MachineError, StoreGoneError: it cannot be reached within the deadline.
         DistTuneError: torch.distributed is not initialised.
     """
     if not dist.is_initialized():

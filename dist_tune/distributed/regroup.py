@@ -15,6 +15,7 @@ from dist_tune.distributed.host_processes import GONE
 from dist_tune.distributed.lives import state_of_rank
 from dist_tune.distributed.parts import absent
 from dist_tune.distributed.ranks import Group, Ranks
+from dist_tune.errors import MachineError, StoreGoneError
 from dist_tune.output import printable
 
 _POLL_S = 0.01
@@ -64,8 +65,22 @@ class Regroup:
 
 
 def regroup_of(ranks: Ranks, number: int = 0) -> Regroup | None:
-    """The n-th decision after the call that these ranks are in; for any thread. None for a process alone."""
+    """The n-th decision after the call that these ranks are in; for any thread. None for a process alone.
+
+    Raises:
+        MachineError, StoreGoneError: the store cannot be reached within the deadline.
+    """
     return Regroup(ranks._store.clone(), ranks.rank, ranks.members, f"{ranks._place.text}/{number}") if isinstance(ranks, Group) else None
+
+
+def agree_to_regroup(ranks: Ranks, patience_s: float) -> str:
+    """The first decision after the call that these ranks are in, which are several. Collective; returns as ``Regroup.agree``."""
+    try:
+        regroup = regroup_of(ranks)
+    except (MachineError, StoreGoneError) as error:
+        return f"rank {ranks.rank}: {error}"  # the others learn that it did not come
+    assert regroup is not None
+    return regroup.agree(patience_s)
 
 
 def abort_groups() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Place, ahead
+from dist_tune.distributed.calls import Place, ahead, is_inside
 from dist_tune.distributed.host_processes import GONE, STOPPED, UNKNOWN, state_of
 from dist_tune.distributed.lives import lives_of, state_of_rank
 from dist_tune.distributed.parts import Parts
@@ -84,7 +84,7 @@ class Wait:
 
         ``is_optional``: "apart" takes the place of "timed out".
         """
-        call, least_s = place.text, len(self.parts.members) / _ANSWERS_PER_S
+        least_s = len(self.parts.members) / _ANSWERS_PER_S
         since = began = time.monotonic()
         asked, asked_at = 0, 0.0
         for now in self._looks(max(_ASK_S[0], least_s), max(_ASK_S[1], least_s)):
@@ -98,23 +98,25 @@ class Wait:
                 self.agree()
             elif ahead(place, passed, [rank for rank, each in passed.items() if len(each.get(place.closure, ())) > 1]):
                 self.decide({"state": "apart", "passed": passed})
-            if any(answer.first_run == call for answer in fresh.values()):
+            here = {rank for rank, answer in answers.items() if answer.first_run is not None and is_inside(answer.first_run, place)}
+            if here & fresh.keys():
                 since = now
             silent = {rank: state_of_rank(self.parts.store, rank) for rank in answers if rank not in fresh} if now - asked_at >= 1.0 else {}
             for rank in silent if asked > 0 else ():
                 presence.wake(answers[rank])
             # One that is stopped, or too busy to answer, in this very call comes to it.
-            is_coming = all(answers[rank].first_run == call and state not in (GONE, UNKNOWN) for rank, state in silent.items())
+            is_coming = all(rank in here and state not in (GONE, UNKNOWN) for rank, state in silent.items())
             is_gone = asked > 0 and not is_answered and now - asked_at >= deadline_s and not is_coming
             is_gone |= GONE in silent.values()
-            has_died = any(state == GONE and answers[rank].first_run == call for rank, state in silent.items())
+            has_died = any(state == GONE and rank in here for rank, state in silent.items())
             is_gone |= asked > 0 and any(rank not in fresh and presence.has_ended(rank) for rank in answers)
             if is_gone or now - since >= patience_s:
                 # A rank that has answered once and does so no more has ended, or its process is busy: the call needs no meeting.
                 if is_optional or (is_gone and not has_died):
                     self.decide({"state": "apart", "passed": {self.parts.rank: {place.closure: [place.number]}}})
                 else:
-                    beats = {rank: answers[rank].first_run if rank in answers else "" for rank in missing}
+                    runs = {rank: answer.first_run for rank, answer in answers.items()}
+                    beats = {rank: run.text if (run := runs.get(rank)) is not None else "" for rank in missing}
                     waited_s = round(now - began, 1) if has_died else patience_s
                     self.time_out({rank: beat or beat_of(self.parts.store, rank) for rank, beat in beats.items()}, waited_s)
             elif is_answered or asked == 0:

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 
 from dist_tune.distributed.messages import check_size, count_up, read_by, read_message, read_text
 from dist_tune.distributed.ranks import StoreError, shared_store
-from dist_tune.errors import PeerFailedError, RankMismatchError, StoreGoneError
+from dist_tune.errors import MachineError, PeerFailedError, RankMismatchError, StoreGoneError
 from dist_tune.output import printable
+from dist_tune.warn_once import warn_once
 
 _POLL_S = 0.05
 _NO_SIGN = "-"
@@ -171,7 +172,11 @@ class WorkQueue:
             thread.join()
 
     def _beat(self, ended: threading.Event) -> None:
-        store = shared_store(self._name)  # its own: what another thread waits for on one would hold this up
+        try:
+            store = shared_store(self._name)  # its own: what another thread waits for on one would hold this up
+        except (MachineError, StoreGoneError) as error:
+            warn_once(f"rank {self.rank} gives no signs of life, and others take it for dead: {error}")
+            return
         count = 0
         while True:
             try:

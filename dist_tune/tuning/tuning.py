@@ -16,7 +16,7 @@ from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Calls, Ranks, is_secondary, regroup_of
+from dist_tune.distributed import Calls, Ranks, agree_to_regroup, is_secondary
 from dist_tune.errors import DistTuneError, Failures, StuckConfigError
 from dist_tune.measure import RngState, StepState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
@@ -292,9 +292,8 @@ class Tuning:
 
     def _all_go_on(self, error: StuckConfigError) -> bool:
         """True if all ranks will make process groups anew. Collective."""
-        regroup = regroup_of(self._context.ranks)
-        if regroup is None or self._watchdog.phase == "discovery":
+        if self._context.ranks.is_alone or self._watchdog.phase == "discovery":
             return False
-        if why := regroup.agree(self._settings.deadline_s):
+        if why := agree_to_regroup(self._context.ranks, self._settings.deadline_s):
             error.add_note(f"process groups are not made anew: {why}")
         return not why

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import ISSUED, Calls, Passed, Place, ahead, all_passed, calls_of, is_apart, is_one_call
+from dist_tune.distributed.calls import ISSUED, Calls, Passed, Place, ahead, all_passed, calls_of, is_apart, is_inside, is_one_call
 
 pytestmark = pytest.mark.once
 
@@ -141,15 +141,51 @@ def test_a_rank_is_left_behind_by_those_alone_that_will_not_come(others: list[tu
 
 def test_collectives_say_which_calls_belong_together():
     """Ranks of different numbers are in one call after the same collectives, if some of these are of the call."""
-    assert is_one_call([Place("f", 8, 5, has_talked=True), Place("f", 6, 5, has_talked=True)])
-    assert not is_one_call([Place("f", 8, 5, has_talked=True), Place("f", 6, 4, has_talked=True)])
-    assert not is_one_call([Place("f", 8, 5), Place("f", 6, 5)])
-    assert not is_one_call([Place("f", 8, 5, has_talked=True), Place("g", 8, 5, has_talked=True)])
+    assert is_one_call([Place("f", 8, 5, before=4), Place("f", 6, 5, before=4)])
+    assert not is_one_call([Place("f", 8, 5, before=4), Place("f", 6, 4, before=3)])
+    assert not is_one_call([Place("f", 8, 5, before=5), Place("f", 6, 5, before=5)])
+    assert not is_one_call([Place("f", 8, 5, before=4), Place("g", 8, 5, before=4)])
+
+
+@pytest.mark.parametrize(
+    ("place", "has_come"),
+    [
+        (Place("f", 6), True),
+        (Place("g", 6, 4, before=2), False),
+        (Place("f", 7, 2, before=2), True),
+        (Place("f", 7, 3, before=1), True),
+        (Place("f", 7, 4, before=3), True),
+        (Place("f", 7, 5, before=3), True),
+        (Place("f", 7, 1, before=0), False),
+        (Place("f", 7, 2, before=0), False),
+        (Place("f", 7, 4, before=4), False),
+    ],
+    ids=[
+        "its number",
+        "another closure",
+        "before the first",
+        "since an earlier run",
+        "after the last",
+        "gone on",
+        "not yet",
+        "before it",
+        "after it",
+    ],
+)
+def test_a_rank_is_in_a_call_whose_collectives_it_shares(place: Place, has_come: bool):
+    """Of call 6, which holds collectives 3 and 4: what has issued one of them, or would issue one as its first, is inside."""
+    assert is_inside(place, Place("f", 6, 4, before=2)) == has_come
+
+
+def test_a_call_without_collectives_is_told_by_its_number():
+    """Also where the group has issued some before."""
+    assert is_inside(Place("f", 6, 9, before=7), Place("f", 6, 4, before=4))
+    assert not is_inside(Place("f", 7, 4, before=4), Place("f", 6, 4, before=4))
 
 
 def test_a_rank_that_has_issued_more_collectives_has_gone_on():
     """The number of its call says nothing; and a rank with a higher one that is inside a first run may be in this very call."""
-    place = Place("f", 6, 5, has_talked=True)
+    place = Place("f", 6, 5, before=4)
     passed: Passed = {0: {"f": [4], ISSUED: [6]}, 1: {"f": [8, 8], ISSUED: [5]}, 2: {"f": [2], ISSUED: [5]}}
     assert ahead(place, passed, inside=[1]) == [0]
     assert ahead(place, passed) == [0, 1]

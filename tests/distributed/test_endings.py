@@ -21,12 +21,12 @@ GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by 
 
 def end_of(closure: str, number: int, issued: int = 0, *, talks: bool = False) -> dict[str, Any]:
     """The verdict by which rank 1 has ended this call."""
-    place = Place(closure, number, issued, has_talked=talks)
+    place = Place(closure, number, issued, before=issued - talks)
     error = {"rank": 1, "kind": "ValueError", "error": "ValueError: theirs", "message": "theirs"}
-    return {"state": "aborted", **error, "call": place.text, "place": place}
+    return {"state": "aborted", **error, "place": place}
 
 
-APART = {"state": "apart", "passed": {}, "call": "g, call 3"}
+APART = {"state": "apart", "passed": {}, "place": Place("g", 3)}
 
 
 @pytest.fixture
@@ -70,14 +70,13 @@ def test_an_end_is_of_the_calls_of_its_number_or_after_its_collectives():
     """The latter if some of them are of the call; of a rank that has called again since, collectives tell."""
     assert is_end_of(end_of("f", 2), Place("f", 2))
     assert not is_end_of(end_of("f", 2), Place("f", 1))
-    assert is_end_of(end_of("f", 2, 5, talks=True), Place("f", 1, 5, has_talked=True))
-    assert not is_end_of(end_of("f", 2, 5), Place("f", 1, 5, has_talked=True))
-    own = Place("f", 2, 5, has_talked=True)
+    assert is_end_of(end_of("f", 2, 5, talks=True), Place("f", 1, 5, before=4))
+    assert not is_end_of(end_of("f", 2, 5), Place("f", 1, 5, before=4))
+    own = Place("f", 2, 5, before=4)
     verdict = end_of("f", 2, 4)
-    assert has_gone_on({**verdict, "place": Place("f", 2, 4)}, own)
-    assert not has_gone_on({**verdict, "place": Place("f", 2, 5)}, own)
-    assert not has_gone_on({**verdict, "place": None}, own)
-    assert not has_gone_on({**verdict, "place": Place("f", 2, 4)}, Place("f", 2, 5))
+    assert has_gone_on({**verdict, "place": Place("f", 2, 4, before=4)}, own)
+    assert not has_gone_on({**verdict, "place": Place("f", 2, 5, before=5)}, own)
+    assert not has_gone_on({**verdict, "place": Place("f", 2, 4, before=4)}, Place("f", 2, 5, before=5))
 
 
 def test_ends_of_calls_that_are_never_made_are_forgotten():
@@ -94,8 +93,8 @@ def test_an_end_kept_under_another_number_is_found_by_its_collectives():
     """Ranks that have met in fewer calls count otherwise: the end of their third is that of the second here, and not of the third."""
     endings = Endings()
     endings.keep(end_of("f", 3, 10, talks=True))
-    assert endings.take(Place("f", 2, 10, has_talked=True)) is not None
+    assert endings.take(Place("f", 2, 10, before=9)) is not None
     endings.keep(end_of("f", 3, 10, talks=True))
-    assert endings.take(Place("f", 3, 12)) is None
+    assert endings.take(Place("f", 3, 12, before=12)) is None
     endings.keep(end_of("f", 3, 10))
-    assert endings.take(Place("f", 3, 10)) is not None
+    assert endings.take(Place("f", 3, 10, before=10)) is not None

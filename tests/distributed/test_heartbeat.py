@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.lives import Life, cause_of
 
@@ -17,7 +18,7 @@ TWO = [(1, 2), (2, 2), (3, 2)]
 
 
 def _life(runs: list[tuple[int, int]], odd: dict[str, str] | None = None, troubles: list[str] | None = None) -> Life:
-    return Life(1, "step, call 1", "", 0.0, runs=runs, odd=odd or {}, troubles=troubles or [])
+    return Life(1, Place("step", 1), "", 0.0, runs=runs, odd=odd or {}, troubles=troubles or [])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_beats_and_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pyt
 def test_a_first_run_that_a_meeting_interrupted_may_last_as_before():
     """A coupled kernel's ranks meet at its launch; peers wait on for the rest of the run, and are told of that."""
     beating = Heartbeat(0, (0, 1), lambda: 0)
-    beating.begin("step, call 1")
+    beating.begin(lambda: Place("step", 1))
     posted = list[str]()
     store: Any = SimpleNamespace(set=lambda key, value: posted.append(value))
     beating.post(store)
@@ -108,10 +109,10 @@ def test_a_rank_that_left_its_first_run_with_fewer_collectives_is_told_of_to_tho
     n_issued: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Two seconds after this rank began to wait, long before its collective times out."""
-    store: Any = OneLife(Life(7, "step, call 1", "the meeting for 'manifest'", 0.1, n_issued=n_issued))
+    store: Any = OneLife(Life(7, Place("step", 1), "the meeting for 'manifest'", 0.1, n_issued=n_issued))
     beating, now, told = Heartbeat(0, (0, 1), lambda: 2), [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    beating.begin("step, call 1")
+    beating.begin(lambda: Place("step", 1))
     while now[0] < 2.5:
         beating._look(store, told.append)
         now[0] += 0.5
@@ -128,7 +129,7 @@ def test_runs_with_another_number_of_collectives_are_noted():
         ("three", [1, 2, 2, 2, 2, 1], [1, 2, 5]),
         ("four", [1, 2, 2, 2, 2, 2, 2], [1, 2]),
     ):
-        beating.begin(call)
+        beating.begin(lambda: Place(call, 1))  # noqa: B023  # within this round
         for number, count in enumerate(counts):
             with beating.run(number, f"replay {number}"):
                 n_issued[0] += count

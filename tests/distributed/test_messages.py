@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.messages import read_part, read_verdict
 from dist_tune.distributed.reduction import Reduction
@@ -22,13 +23,13 @@ from dist_tune.errors import AbsentRanksError, DistTuneError, PeerFailedError
 pytestmark = pytest.mark.once
 
 DEADLINE_S = 0.4
-CALL = "f, call 1"
+CALL = Place("f", 1)
 NOT_JSON = [b"", b"\xff\xfe", b"{", b"[" * 20_000, b"nan", b"\x1b[2J\n"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(st.sampled_from(["state", "rank", "call", "missing", "1"]) | st.text(max_size=4), inner)
+        | st.dictionaries(st.sampled_from(["state", "rank", "place", "missing", "1"]) | st.text(max_size=4), inner)
     ),
     max_leaves=12,
 )
@@ -100,15 +101,15 @@ def test_a_part_that_is_none_names_its_rank(peer: Peer, content: bytes):
     assert str(error).startswith("rank 1 posted what cannot be read: its part of a meeting")
 
 
-ABORT = {"state": "aborted", "rank": 1, "kind": "ValueError", "error": "ValueError: x", "message": "x", "call": CALL}
-TIMEOUT = {"state": "timed out", "missing": {"1": "x"}, "within_s": 1.0, "topic": "t", "closure": "f", "by": 1, "call": CALL}
+ABORT = {"state": "aborted", "rank": 1, "kind": "ValueError", "error": "ValueError: x", "message": "x", "place": CALL}
+TIMEOUT = {"state": "timed out", "missing": {"1": "x"}, "within_s": 1.0, "topic": "t", "closure": "f", "by": 1, "place": CALL}
 WRONG: list[object] = [
-    {}, [], {"state": "agreed", "call": CALL}, {"state": "agreed", "result": 7, "call": CALL}, {"state": "agreed", "result": "7"},
-    {"state": "agreed", "steps": [["f"]], "call": CALL}, {"state": "over", "call": CALL}, {**ABORT, "rank": "one"},
+    {}, [], {"state": "agreed", "place": CALL}, {"state": "agreed", "result": 7, "place": CALL}, {"state": "agreed", "result": "7"},
+    {"state": "agreed", "steps": [["f"]], "place": CALL}, {"state": "over", "place": CALL}, {**ABORT, "rank": "one"},
     {**ABORT, "error": None},
     {**TIMEOUT, "missing": ["1"]}, {**TIMEOUT, "missing": {"one": "x"}}, {**TIMEOUT, "within_s": "soon"}, {**TIMEOUT, "by": None},
-    {"state": "apart", "passed": [], "call": CALL}, {"state": "apart", "passed": {"1": {"f": ["x"]}}, "call": CALL},
-    {"state": "agreed", "result": "no number", "call": CALL},
+    {"state": "apart", "passed": [], "place": CALL}, {"state": "apart", "passed": {"1": {"f": ["x"]}}, "place": CALL},
+    {"state": "agreed", "result": "no number", "place": CALL},
 ]  # fmt: skip
 
 

@@ -50,9 +50,9 @@ def test_a_rank_that_was_paused_before_it_waited_for_a_question_answers_the_next
     host = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=60), wait_for_workers=False)
     paused = _Paused(host.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
     passed = {"f": [1]}  # of the closure's calls, by the paused rank
-    ranks = {0: Presence(host.clone(), 0, MEMBERS, lambda: ({}, ""))}  # type: ignore[attr-defined]
-    ranks[1] = Presence(paused, 1, MEMBERS, lambda: (passed, ""))  # type: ignore[arg-type]
-    ranks[2] = Presence(host.clone(), 2, MEMBERS, lambda: ({}, ""))  # type: ignore[attr-defined]
+    ranks = {0: Presence(host.clone(), host.clone(), 0, MEMBERS, lambda: ({}, None))}  # type: ignore[attr-defined]
+    ranks[1] = Presence(paused, paused, 1, MEMBERS, lambda: (passed, None))  # type: ignore[arg-type]
+    ranks[2] = Presence(host.clone(), host.clone(), 2, MEMBERS, lambda: ({}, None))  # type: ignore[attr-defined]
     _until(lambda: len(ranks[0].answers_of(MEMBERS)) == 3)
     for _ in range(2):
         number = ranks[0].ask()

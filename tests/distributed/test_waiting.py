@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_tune.distributed import waiting
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.heartbeat import Heartbeat
 from dist_tune.distributed.host_processes import STOPPED, UNKNOWN
 from dist_tune.distributed.outside import silent_since
@@ -125,7 +126,7 @@ def test_a_process_that_did_not_run_says_in_what(begins: float, told: str, monke
     now, lines = [0.0], list[str]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     mine = Heartbeat(0, range(2), lambda: 0)
-    mine.begin("step, call 1")
+    mine.begin(lambda: Place("step", 1))
 
     def wait(seconds: float) -> bool:
         now[0] = begins

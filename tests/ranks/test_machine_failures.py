@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 from triton.runtime.cache import FileCacheManager
 
-from dist_tune import autotune, contextual_autotune
+from dist_tune import MachineError, autotune, contextual_autotune
+from dist_tune.distributed import group_of
 from dist_tune.testing import FakeH200, values
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.worlds import on_ranks
@@ -190,3 +194,75 @@ def _clock_jumps(rank: int, by_s: float) -> Any:
 def test_a_clock_that_is_set_counts_against_no_config(by_s: float):
     """By an hour while the best config is timed: that replay is run again."""
     assert values(on_ranks(2, _clock_jumps, by_s)) == [("block=32", [None] * 4, True)] * 2
+
+
+def _over_tcp(rank: int) -> None:
+    """A process group whose store is no file, which takes a descriptor for each question."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = [store.port if store is not None else 0]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+
+def _take_descriptors() -> list[int]:
+    """All that are left to this process."""
+    files: list[int] = []
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, most))
+    with suppress(OSError):
+        while True:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+    return files
+
+
+def _hangs_without_descriptors(rank: int) -> Any:
+    def hook(full: dict[str, Any]) -> None:
+        if rank == 1 and full["BLOCK"] == 64 and len(runs) > 2:
+            _take_descriptors()
+            time.sleep(1000)
+
+    _over_tcp(rank)
+    runs: list[int] = []
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return launch(kernel, x)
+
+    contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive")(step)(torch.zeros(64))
+
+
+def test_a_config_that_hangs_where_no_descriptor_is_left_is_named():
+    """The end is told over the connection that is there: a new one would not come about before the rank has left."""
+    first, second = on_ranks(2, _hangs_without_descriptors, timeout_s=25)
+    assert "exit code 86" in second.message, f"{second.error}: {second.message}\n{second.notes}"
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
+    assert "BLOCK=64" in first.message
+
+
+def _no_descriptor_for_presence(rank: int) -> Any:
+    _over_tcp(rank)
+    _, step = _tuned()
+    group_of(None, 3.0)  # has the first connection
+    files = _take_descriptors() if rank == 1 else []
+    began = time.monotonic()
+    try:
+        step(torch.zeros(64))
+        told = ""
+    except MachineError as error:
+        told = str(error)
+    for file in files:
+        os.close(file)
+    step(torch.zeros(64))
+    return told, time.monotonic() - began, len(step.records)
+
+
+def test_a_rank_that_gets_no_second_connection_to_the_store_tells_the_others():
+    """Over the first one, in the meeting of the call; the same call is tuned once there are descriptors again."""
+    for told, seconds, n_records in values(on_ranks(2, _no_descriptor_for_presence, timeout_s=40)):
+        assert "rank 1: this process cannot reach the c10d store within 3 s" in told
+        assert "Too many open files" in told
+        assert seconds < 15.0
+        assert n_records == 1
