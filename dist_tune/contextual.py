@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks
+from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks, n_collectives
 from dist_tune.errors import NestedTuningError, StuckConfigError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
-from dist_tune.sites import Turn, Untuned, check_not_capturing
+from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
 from dist_tune.tuning import Anew, TunedClosure, Tuning, TuningOptions, check_alone, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
 from dist_tune.watch import Make
@@ -123,12 +123,10 @@ class _Tuner(Generic[P, R]):
         self.anew = Anew(options.make)
         self.records: list[TuningRecord] = []
         self.calls = Calls()
-        """Calls so far, by which ranks tell one call from another."""
         self.untuned = Untuned()
         self.in_place: frozenset[str] = frozenset()
         """Names of what the function was seen to change in place."""
-        self.seen: set[object] = set()
-        """Signatures that have had their first call."""
+        self.signatures = Signatures()
         self.note_tracing = note_of_tracing(self.name)
         self.turn = Turn()
         """Threads that come to a first call together wait for what one of them finds."""
@@ -136,12 +134,10 @@ class _Tuner(Generic[P, R]):
         """The function in the closure's place."""
         self.take: Callable[[Callable[P, R]], None]
         """Puts another function into the closure's place."""
-        self.is_waived = False
-        """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
+        function, seen, listeners, patch = self.function, self.signatures.known, interception.listeners, interception.triton_patch()
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
         note_tracing = self.note_tracing
 
@@ -161,7 +157,7 @@ class _Tuner(Generic[P, R]):
                 is_new = signature not in seen and (signature := lasting_signature(signature, args, kwargs)) not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
-            if is_new and not self.is_waived and not is_capturing():
+            if is_new and not self.signatures.is_waived and not is_capturing():
                 return self.first_call_in_turn(signature, args, kwargs)
             # From here to the return: nothing waits, logs or talks unless a kernel misses. It is intercept's push and
             # pop written out, for two calls less: a steady call may cost 1 us.
@@ -192,13 +188,16 @@ class _Tuner(Generic[P, R]):
 
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
+        if self.signatures.trust():  # the call before has raised
+            self.calls.go_on(n_collectives())
+            return self.call(*args, **kwargs)
         if is_traced((args, kwargs)):
             self.note_tracing()
             return self.function(*args, **kwargs)
         with self.turn.taken(read_settings().deadline_s):
-            if signature not in self.seen:
+            if signature not in self.signatures.known:
                 value = self.first_call(args, kwargs)
-                self.seen.add(signature)
+                self.signatures.known.add(signature)
                 return value
         return self.call(*args, **kwargs)
 
@@ -221,11 +220,10 @@ class _Tuner(Generic[P, R]):
         state = state if is_watched else self.state_of(args, kwargs, tuning, known=self.in_place)
         try:
             value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
-        except StuckConfigError as error:
-            stuck = error
-        else:
             self.note(tuning, state)
             return value
+        except StuckConfigError as error:
+            stuck = error
         try:
             function, group, is_new = self.anew.begin(tuning, stuck)
             self.take(function)
@@ -239,7 +237,7 @@ class _Tuner(Generic[P, R]):
         if state is not None:
             self.in_place |= state.names
         self.records += tuning.records
-        self.is_waived |= tuning.is_alone
+        self.signatures.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
 
     def state_of(self, args: Any, kwargs: Any, tuning: Tuning | None = None, known: frozenset[str] | None = None) -> StepState | None:
@@ -258,6 +256,8 @@ class _Tuner(Generic[P, R]):
             listener.leave(error)
         else:
             self.calls.n_calls += 1
+            self.calls.note_raised(self.name, error, n_collectives())
+            self.signatures.doubt()
 
     def open(self) -> Tuning:
         """A tuning for the call that begins."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import as_configs, distinct
-from dist_tune.distributed import Calls, Ranks, check_group, member_ranks, ranks_of
+from dist_tune.distributed import CallsByGroup, Ranks, check_group, member_ranks, n_collectives, ranks_of
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import is_traced
@@ -128,8 +127,7 @@ class _FunctionTuner:
         self.records: list[TuningRecord] = []
         self.names = tunable.names
         self.nearest = NearestConfigs()
-        self.calls: dict[ProcessGroup | None, Calls] = defaultdict(Calls)
-        """Calls so far on each group, by which ranks tell one call from another."""
+        self.calls = CallsByGroup(n_collectives)
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(tunable.name)
         self.history = KeyHistory()
@@ -142,7 +140,7 @@ class _FunctionTuner:
         calls, key_of_fixed = self.calls, self.tunable.key_of_fixed
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
-        first, note_tracing = self.tunable.configs[0], self.note_tracing
+        first, note_tracing, name = self.tunable.configs[0], self.note_tracing, self.tunable.name
 
         def call(
             *args: Any,
@@ -164,8 +162,8 @@ class _FunctionTuner:
                 return self.call_untuned(args, kwargs, autotune_pg)
             try:
                 key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
-            except BaseException:
-                self.note_raised(autotune_pg)
+            except BaseException as error:
+                self.note_raised(autotune_pg, error)
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
             try:
@@ -178,7 +176,11 @@ class _FunctionTuner:
                 raise
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
-                return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
+                try:
+                    return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
+                except BaseException as error:  # raised again
+                    calls.note_raised(autotune_pg, name, error)
+                    raise
             return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
         signature = shown_signature(function, inspect.signature(call))
@@ -198,41 +200,50 @@ class _FunctionTuner:
             listener.launching(launch)
         config = launch.known_config()
         if config is not None:
-            if listener is None:
-                self.calls[group].n_calls += 1
-            return self.tunable.function(*args, **{**config, **kwargs})
+            return self.call_known(launch, config, group) if listener is None else self.tunable.function(*args, **{**config, **kwargs})
         if is_traced((args, kwargs)):
             return self.call_traced(args, kwargs)
         if listener is None:
             return self.call_counted(launch, group, is_verbose=is_verbose)
         self.tunable.check_key(key)
         self.tunable.check_arguments(args, kwargs)
-        missing = member_ranks(group) - listener.members
-        if missing:
+        if missing := member_ranks(group) - listener.members:
             raise NestedTuningError(
                 f"{launch.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
                 f"Give the outer closure is_dist=True and a group that contains theirs, or pass autotune_pg=."
             )
         return listener.missed(launch)
 
-    def note_raised(self, group: ProcessGroup | None) -> None:
+    def call_known(self, launch: FunctionLaunch, config: dict[str, Any], group: ProcessGroup | None) -> Any:
+        """A call with nothing to tune."""
+        args, kwargs = launch.given
+        self.calls[group].n_calls += 1
+        try:
+            return self.tunable.function(*args, **{**config, **kwargs})
+        except BaseException as error:
+            self.calls.note_raised(group, launch.name, error)
+            raise
+
+    def note_raised(self, group: ProcessGroup | None, error: BaseException) -> None:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
         if not interception.is_listening():
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.tunable.name)
+                self.calls.count_on(group, ranks_of(group, read_settings().deadline_s).calls(self.tunable.name))
             self.calls[group].n_calls += 1
+            self.calls.note_raised(group, self.tunable.name, error)
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
         settings = read_settings()
         ranks = ranks_of(group, settings.deadline_s)
-        self.calls[group] = ranks.calls(launch.name)
+        self.calls.count_on(group, ranks.calls(launch.name))
         try:
             self.tunable.check_key(launch.key)
             self.tunable.check_arguments(*launch.given)
             check_not_capturing(launch, launch.name)
-        except BaseException:
+        except BaseException as error:
             self.calls[group].n_calls += 1
+            self.calls.note_raised(group, launch.name, error)
             raise
         with self.turn:
             config = launch.known_config() or self.untuned.config(launch)
@@ -240,9 +251,7 @@ class _FunctionTuner:
                 config = self.config_of_last_key(launch, group, ranks, settings)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
-        self.calls[group].n_calls += 1
-        args, kwargs = launch.given
-        return self.tunable.function(*args, **{**config, **kwargs})
+        return self.call_known(launch, config, group)
 
     def tune(self, launch: FunctionLaunch, ranks: Ranks, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """Choose the config for the launch's key, and return the call's value."""

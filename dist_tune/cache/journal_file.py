@@ -49,7 +49,7 @@ class JournalLine(BaseModel):
 
     model_config = _STRICT
 
-    t: Literal["open", "site", "begun", "ran", "measured", "struck", "agreed", "dropped", "quarantined", "phase", "stop"]
+    t: Literal["open", "site", "begun", "ran", "measured", "struck", "agreed", "dropped", "suspected", "quarantined", "phase", "stop"]
     label: str = ""
     """The site's, or a phase's name."""
     key: str = ""
@@ -76,8 +76,8 @@ class JournalLine(BaseModel):
         """Refuse a line without the values that its event has."""
         if self.t in _OF_ONE and len(self.n) != 1:
             raise ValueError(f"{self.t} is of one replay or candidate, got {len(self.n)}")
-        if self.t in ("dropped", "quarantined") and self.n[0] < 0:
-            raise ValueError(f"no candidate has the index {self.n[0]}")
+        if self.t in ("dropped", "suspected", "quarantined") and min(self.n, default=0) < 0:
+            raise ValueError(f"no candidate has the index {min(self.n)}")
         if self.t == "measured" and (self.ms is None or not {*self.timed, *self.launches_ms} <= self.on.keys()):
             raise ValueError("a replay was measured without a time, or at sites without a candidate")
         return self

@@ -4,7 +4,7 @@ Meetings, deadlines, aborts and the work queue: the only user of torch.distribut
 Exchanges values that it does not interpret; imports only the leaves.
 """
 
-from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.calls import Calls, CallsByGroup
 from dist_tune.distributed.outside import Asked, silent_since
 from dist_tune.distributed.ranks import (
     Ranks,
@@ -25,7 +25,7 @@ from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Asked", "Calls", "Part", "Ranks", "Reduction", "Regroup", "Result", "Solo", "StoreError", "WorkQueue", "abort_groups",
+    "Asked", "Calls", "CallsByGroup", "Part", "Ranks", "Reduction", "Regroup", "Result", "Solo", "StoreError", "WorkQueue", "abort_groups",
     "agree_to_regroup", "check_group", "device_identity", "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives",
     "ranks_of", "regroup_of", "shared_store", "silent_since",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dist_tune.distributed.calls import is_apart
+from dist_tune.distributed.calls import is_apart, raised_in
 from dist_tune.distributed.homes import NO_HOME
 from dist_tune.distributed.messages import read_part
 from dist_tune.distributed.verdicts import FAILED, Verdict
@@ -25,8 +25,12 @@ def verdict_of(
     steps = list(zip(closures, topics, strict=True))
     known = {rank: each or {} for rank, each in zip(members, passed, strict=True)}
     is_gathering = None not in passed
-    if is_gathering and is_apart(dict(zip(members, places, strict=True)), known):
-        return {"state": "apart", "passed": known}
+    by_rank = dict(zip(members, places, strict=True))
+    raised = raised_in(by_rank)
+    if is_gathering and is_apart(by_rank, known):
+        return {"state": "apart", "passed": known, "raised": raised}
+    if is_gathering and raised and len({each.closure for each in places}) > 1:
+        return {"state": "apart", "passed": known, "raised": raised, "is_crossed": True}
     if len(set(steps)) > 1 or topics[0].startswith(FAILED):
         return {"state": "agreed", "steps": steps, "cause": cause()}  # on nothing: each rank says why
     verdict: Verdict = {"state": "agreed", "result": reduce(dict(zip(members, parts, strict=True)))}

@@ -1,12 +1,13 @@
 """Calls of closures, counted on each rank, by which ranks tell whether they are in the same one. Pure.
 
 Ranks make the same calls of a closure in the same order, but meet only in those that are new to some rank. A rank that waits in its third
-call must not replay it with a rank that has come to its fourth.
+call must not replay it with a rank that has come to its fourth. A call that raises on
+one rank and is made again there counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,6 +16,8 @@ Passed = Mapping[int, Mapping[str, list[int]]]
 """Rank -> closure -> number of its calls so far, and numbers of those that are not over; and ``ISSUED`` -> collectives of the group."""
 ISSUED = ""
 """In place of a closure: collectives that a rank has issued on the group so far."""
+_MAX_RAISED = 300
+"""Characters of an error that peers are told with the place of a rank."""
 
 
 class Place(NamedTuple):
@@ -26,6 +29,8 @@ class Place(NamedTuple):
     """Collectives of the group until the end of the rank's run of this call, or so far."""
     before: int = 0
     """Collectives of the group before that run."""
+    raised: str = ""
+    """The last call that raised on this rank, with nothing to tune, and its error: the rank may count calls otherwise since."""
 
     @property
     def has_talked(self) -> bool:
@@ -47,6 +52,10 @@ class Calls:
     under_way: list[int] = field(default_factory=list)
     known_as: dict[int, int] = field(default_factory=dict)
     """Number of a call under way -> a higher one, by which the ranks that have met in it count on."""
+    raised: str = ""
+    """See ``Place``."""
+    _raised_after: int | None = None
+    """Collectives of this process until the last call raised; None if that did not."""
 
     @contextmanager
     def one(self) -> Iterator[int]:
@@ -61,12 +70,57 @@ class Calls:
             if number in self.known_as:
                 self.under_way.remove(self.known_as.pop(number))
 
+    def note_raised(self, closure: str, error: BaseException, n_issued: int) -> None:
+        """The call that was counted last had nothing to tune, and raised. ``n_issued``: collectives of this process so far.
+
+        It stands as counted unless the next call is the same one, made again: ``go_on``.
+        """
+        self.raised = f"{type(error).__name__} in {Place(closure, self.n_calls).text}: {error}"[:_MAX_RAISED]
+        self._raised_after = n_issued
+
+    def go_on(self, n_issued: int) -> None:
+        """Another call begins after one that raised. If no collective has come between, it is that call, and counts once.
+
+        Peers have made one call meanwhile; they have come no further than to the next collective.
+        """
+        if self._raised_after == n_issued:
+            self.n_calls -= 1
+        self._raised_after = None
+
     def count_as(self, number: int, higher: int) -> None:
         """Count on from a higher number after a call under way, because it has that one on another rank."""
         if number in self.under_way and higher > number and number not in self.known_as:
             self.known_as[number] = higher
             self.under_way.append(higher)
             self.n_calls += higher - number  # calls that lie within it count on as well
+
+
+class CallsByGroup(dict[Hashable, Calls]):
+    """The calls of one function, by the group that decides. One that raised costs the next call a look-up, and others nothing."""
+
+    def __init__(self, n_issued: Callable[[], int]) -> None:
+        super().__init__()
+        self._n_issued = n_issued
+        self._raised: dict[Hashable, Calls] = {}
+
+    def count_on(self, group: Hashable, calls: Calls) -> None:
+        """Count the calls of this group as these, which its ranks know."""
+        if group in self._raised:
+            self.__missing__(group)
+        self[group] = calls
+
+    def note_raised(self, group: Hashable, closure: str, error: BaseException) -> None:
+        """See ``Calls.note_raised``."""
+        calls = self[group]
+        calls.note_raised(closure, error, self._n_issued())
+        self._raised[group] = calls
+        self.pop(group, None)
+
+    def __missing__(self, group: Hashable) -> Calls:
+        calls = self._raised.pop(group, None) or Calls()
+        calls.go_on(self._n_issued())
+        self[group] = calls
+        return calls
 
 
 def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[int]:
@@ -104,6 +158,11 @@ def is_inside(place: Place, call: Place) -> bool:
     return place.number == call.number or (call.has_talked and place.before < call.issued and issued > call.before)
 
 
+def raised_in(places: Mapping[int, Place]) -> str:
+    """What raised on ranks in earlier calls, by which they may count calls otherwise; empty if nothing did."""
+    return "; ".join(f"rank {rank} raised {place.raised}" for rank, place in places.items() if place.raised)
+
+
 def is_apart(places: Mapping[int, Place], passed: Passed) -> bool:
     """True if the ranks are in several calls, and some rank waits in one that another has passed. ``places``: by rank."""
     return not is_one_call(list(places.values())) and any(ahead(place, passed) for place in places.values())
@@ -120,3 +179,9 @@ def calls_of(members: tuple[int, ...], closure: str) -> Calls:
 def all_passed(members: tuple[int, ...]) -> dict[str, list[int]]:
     """Of all closures that these ranks tune, on this rank."""
     return {closure: [calls.n_calls, *calls.under_way] for (ranks, closure), calls in list(_registered.items()) if ranks == members}
+
+
+def last_raised(members: tuple[int, ...]) -> str:
+    """What raised last in calls of these ranks on this one, of any closure; see ``Place``."""
+    raised = [calls.raised for (ranks, _), calls in list(_registered.items()) if ranks == members and calls.raised]
+    return raised[-1] if raised else ""

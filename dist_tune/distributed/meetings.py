@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Calls, Place, ahead, calls_of, is_one_call
+from dist_tune.distributed.calls import Calls, Place, ahead, calls_of, is_one_call, last_raised
 from dist_tune.distributed.endings import Endings, has_gone_on, is_end_of
 from dist_tune.distributed.epochs import Epochs
 from dist_tune.distributed.heartbeat import Heartbeat
@@ -68,7 +68,7 @@ class Meetings(Epochs):
         first_run = self._first_run if self._first_run is not None and self._first_run.closure == closure else None
         n_issued = self.n_issued
         before = n_issued if first_run is None else first_run.before
-        self._closure, self._place = f"{closure}{options}", Place(closure, number, n_issued, before)
+        self._closure, self._place = f"{closure}{options}", Place(closure, number, n_issued, before, last_raised(self.members))
         self._is_over, self._doubted = False, None
         verdict = self._endings.take(self._place)
         if self._presence is None and self._lacks is None:
@@ -118,12 +118,13 @@ class Meetings(Epochs):
                 verdict = self._attend(topic, fn.dump(part), fn.of_texts, is_gathering=True, is_optional=is_optional)
                 if verdict["state"] == "apart":
                     passed = {int(rank): calls for rank, calls in verdict["passed"].items()}
-                    if behind := ahead(self._place, passed):
+                    raised = verdict.get("raised", "")
+                    if (behind := ahead(self._place, passed)) or verdict.get("is_crossed"):
                         if self._doubted is not None:
                             raise self._error(self._doubted)
                         others = [rank for rank in behind if rank != self.rank]  # itself, if its patience is at its end
                         why = f"ranks {others} have passed it, or go on without it" if others else "other ranks have not come to it"
-                        raise AloneError(f"rank {self.rank} is alone in {self._place.text}: {why}", others)
+                        raise AloneError(f"rank {self.rank} is alone in {self._place.text}: {why}{raised and f' ({raised})'}", others)
                 elif verdict["state"] == "agreed":
                     self._count_as(verdict.get("number", self._place.number))
                     return fn.load(self._result_of(verdict))

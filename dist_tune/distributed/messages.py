@@ -65,6 +65,10 @@ class _Agreed(_Stored):
 class _Apart(_Stored):
     state: Literal["apart"]
     passed: dict[int, dict[str, list[int]]]
+    raised: str = ""
+    """What raised on ranks in earlier calls, which is why they may count calls otherwise."""
+    is_crossed: bool = False
+    """True if ranks wait in calls of different closures that none of them has passed: all go on alone."""
 
 
 class _Aborted(_Stored):
@@ -109,6 +113,8 @@ def read_verdict(content: bytes, reader: int) -> dict[str, Any]:
     if verdict.get("steps"):
         verdict["steps"] = [[printable(closure), printable(topic)] for closure, topic in verdict["steps"]]
     verdict["place"] = Place(*verdict["place"])
+    if verdict.get("raised"):
+        verdict["raised"] = printable(verdict["raised"])
     if "missing" in verdict:
         verdict["missing"] = {rank: printable(last) for rank, last in verdict["missing"].items()}
     return verdict

@@ -182,7 +182,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
 
     Raises:
         DistTuneError: torch.distributed is not initialised.
-        ValueError: this rank is not in the group.
+        ValueError: this rank is not in the group, or that has been destroyed.
     """
     if not dist.is_initialized():
         raise DistTuneError(
@@ -191,12 +191,17 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
         )
     if group is None:
         group = dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
     with _groups_lock:
         for key, (known, _) in list(_groups.items()):
-            if known not in c10d._world.pg_map:  # destroyed since
+            if known not in c10d._world.pg_map:  # destroyed since; peers that wait for this rank there are told
                 _groups.pop(key)[1].close()
+        if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
+            raise ValueError(
+                f"rank {dist.get_rank()}: the group that is to decide has been destroyed (destroy_process_group); only keys that have "
+                f"their config can be used. Decorate the function anew, or pass a group that lives"
+            )
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
         if id(group) not in _groups:
             _groups[id(group)] = (group, Group(group, deadline_s))
         ranks = _groups[id(group)][1]

@@ -97,12 +97,14 @@ class ProblemLine(BaseModel):
     ms: dict[_Index, _Positive] = {}
     failed: dict[_Index, str] = {}
     champion: _Index | None = None
+    strikes: dict[_Index, _Index] = {}
+    """Of the line after the meeting of the ranks: deaths by candidate, the most of any rank."""
     budget_s: _Positive | None = None
 
     @property
     def indices(self) -> set[int]:
         """All candidates that it names."""
-        return {*self.candidates, *self.ms, *self.failed, *([] if self.champion is None else [self.champion])}
+        return {*self.candidates, *self.ms, *self.failed, *self.strikes, *([] if self.champion is None else [self.champion])}
 
 
 class Journal:
@@ -116,7 +118,7 @@ class Journal:
         self.progress = Progress()
         self.is_new = True
         """There was none of this identity."""
-        self._n_candidates = n_candidates
+        self._identity, self._n_candidates = identity, n_candidates
         self._file = JournalFile(path, ProblemLine, validate=self._check) if path is not None else None
         if self._file is None:
             return
@@ -132,6 +134,11 @@ class Journal:
     def is_kept(self) -> bool:
         """The next process will find it."""
         return self._file is not None and self._file.is_open
+
+    def note_strikes(self, strikes: Mapping[int, int]) -> None:
+        """Note deaths of all ranks: the next one may come to another."""
+        if strikes:
+            self._append({"t": "open", "identity": self._identity, "strikes": dict(strikes)})
 
     def begin(self, candidates: Iterable[int]) -> None:
         """Note that these run from now on."""
@@ -212,6 +219,8 @@ def _replayed(entries: Sequence[ProblemLine]) -> Progress:
     for entry in entries:
         if entry.t in ("begin", "open"):
             strike()
+        for i, n in entry.strikes.items():
+            progress.strikes[i] = max(n, progress.strikes[i])
         under_way = entry.candidates if entry.t == "begin" else []
         if entry.t == "end":
             progress.latencies_ms |= entry.ms

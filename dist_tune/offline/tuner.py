@@ -8,6 +8,7 @@ chooses configs, rounds.py runs them.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from dist_tune.distributed import Part, Reduction, Result
@@ -37,6 +38,8 @@ class Tuner:
         n_ranks = len(context.ranks.members)
         self._place = journal_place(problem, options, n_ranks, context.settings, context.ordinal)
         self.journal_path = self._place.path
+        if not context.ranks.is_first:  # for deaths of this rank
+            self.journal_path = self.journal_path.with_name(f"{self.journal_path.stem}-rank-{context.ranks.rank}.jsonl")
         self._strategy = make_strategy(options.search, configs, options.max_configs, options.seed, context.start)
         self._runs = Runs(problem.make_run_and_gt_fn, configs, problem.config_callback)
         self._rounds = Rounds(problem, options, context, self._runs)
@@ -70,12 +73,12 @@ class Tuner:
             self._problem.release()
 
     def _journal(self) -> Journal:
-        """This problem's journal, kept by the first rank; all ranks get its progress."""
+        """This problem's journal on this rank; all ranks get the progress of the first one's, and the deaths of all."""
         is_first = self._context.ranks.is_first
-        if is_first and self._context.settings.always_tune:
+        if self._context.settings.always_tune:
             forget(self.journal_path)
         n_candidates = len(self._runs.candidates)
-        journal = Journal(self.journal_path if is_first else None, self._place.identity, n_candidates, self._place.values)
+        journal = Journal(self.journal_path, self._place.identity, n_candidates, self._place.values)
         if is_first and journal.is_new and not self._context.settings.always_tune and (names := self._place.differences()) is not None:
             warn_once(
                 f"{printable(self._problem.name)} is tuned anew: its journal in {self.journal_path.parent} is of other measurements, and "
@@ -83,13 +86,16 @@ class Tuner:
                 f"problem must see no value that differs between ranks or attempts, such as a rank"
             )
         mine = journal.progress.to_json() if is_first else ""
-        differing, progress = self._reduce("journal", (self._problem.digest, mine), _same)
+        strikes = dict(journal.progress.strikes)
+        differing, progress, strikes = self._reduce("journal", (self._problem.digest, mine, strikes), _same)
         if differing:
             raise RankMismatchError(
                 f"{self._problem.name}: ranks {differing} have other configs for it than rank {self._context.ranks.members[0]}. Build the "
                 f"search space from values that are equal on all ranks."
             )
         self._progress = Progress.from_json(progress)
+        self._progress.strikes = Counter(strikes)
+        journal.note_strikes(strikes)
         return journal
 
     def _reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
@@ -194,7 +200,14 @@ def _first(parts: Mapping[int, list[int]]) -> list[int]:
 
 
 @Reduction
-def _same(parts: Mapping[int, tuple[str, str]]) -> tuple[list[int], str]:
-    """Ranks with another digest than the first, and the progress of the rank that has one."""
-    (first, _), *_ = parts.values()
-    return [rank for rank, (digest, _) in parts.items() if digest != first], next((each for _, each in parts.values() if each), "")
+def _same(parts: Mapping[int, tuple[str, str, dict[int, int]]]) -> tuple[list[int], str, dict[int, int]]:
+    """Ranks with another digest than the first, the progress of the rank that has one, and deaths by candidate, the most of any rank."""
+    (first, *_), *_ = parts.values()
+    strikes: dict[int, int] = {}
+    for _, _, mine in parts.values():
+        strikes |= {i: max(n, strikes.get(i, 0)) for i, n in mine.items()}
+    return (
+        [rank for rank, (digest, *_) in parts.items() if digest != first],
+        next((each for _, each, _ in parts.values() if each), ""),
+        strikes,
+    )

@@ -9,6 +9,7 @@ from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.key_history import KeyHistory
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.nearest import NearestConfigs
+from dist_tune.sites.signatures import Signatures
 from dist_tune.sites.site import (
     Outcome,
     Site,
@@ -28,6 +29,7 @@ __all__ = [
     "NearestConfigs",
     "Outcome",
     "RankManifest",
+    "Signatures",
     "Site",
     "SiteManifest",
     "Sites",

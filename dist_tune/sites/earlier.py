@@ -122,6 +122,11 @@ def past_of(lines: Sequence[JournalLine]) -> Past:
             past.enter(line.label, line.key)
         elif line.t == "dropped" and line.kind in _KEPT_KINDS:
             past.failures.setdefault(line.label, {})[line.n[0]] = CandidateFailure(FailureKind(line.kind), line.reason)
+        elif line.t == "suspected":
+            for pair in ((line.label, i) for i in line.n):
+                past.strikes[pair] = max(past.strikes[pair], 1)
+                past.suspects.add(pair)
+                past.share([pair])
         elif line.t == "quarantined":
             for name in past.names(line.label):
                 del past.strikes[name, line.n[0]]

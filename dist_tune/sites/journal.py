@@ -151,6 +151,11 @@ class TuningJournal:
                 if kind is not FailureKind.QUARANTINED:
                     self._append("dropped", label=label, n=[i], kind=str(kind), reason=reason)
 
+    def suspected(self, label: str, candidates: Sequence[int]) -> None:
+        """Note what was under way on some rank when its process died: a death counts on all ranks, as the next one may come to another."""
+        if candidates:
+            self._append("suspected", label=label, n=list(candidates))
+
     def begin_phase(self, name: str) -> None:
         """Note that a phase begins, and the one before has ended."""
         self._append("phase", label=name)

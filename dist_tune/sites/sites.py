@@ -124,8 +124,13 @@ class Sites:
         self.journal.dropped(failures)
         return failures
 
-    def go_on(self, resumed: Offer, barred: Mapping[str, Mapping[int, str]]) -> None:
-        """Go on from the samples of earlier attempts that all ranks have, and run no candidate that some rank's journal bars."""
+    def go_on(self, resumed: Offer, barred: Mapping[str, Mapping[int, str]], suspects: Mapping[str, Sequence[int]]) -> None:
+        """Go on from the samples of earlier attempts that all ranks have, and run no candidate that some rank's journal bars.
+
+        ``suspects``: site -> candidates that were under way at a death of any rank.
+        """
+        for label in suspects.keys() & self.met.keys():
+            self.journal.suspected(label, suspects[label])
         if n_samples := self.journal.adopt(resumed):
             self._log.bind(progress=True).info(f"{n_samples} samples of {len(resumed)} sites are taken from an earlier attempt's journal")
         for label in barred.keys() & self.met.keys():

@@ -34,7 +34,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         return
     while labels := manifest.to_tune:
         context.replays.undo()
-        sites.go_on(manifest.resumed, manifest.barred)
+        sites.go_on(manifest.resumed, manifest.barred, {label: prior.suspects for label, prior in manifest.prior.items()})
         for label in labels:
             entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
             entry.writers.update(manifest.writers[label])

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import ISSUED, Calls, Passed, Place, ahead, all_passed, calls_of, is_apart, is_inside, is_one_call
+from dist_tune.distributed.calls import (
+    ISSUED,
+    Calls,
+    CallsByGroup,
+    Passed,
+    Place,
+    ahead,
+    all_passed,
+    calls_of,
+    is_apart,
+    is_inside,
+    is_one_call,
+    raised_in,
+)
 
 pytestmark = pytest.mark.once
 
@@ -200,3 +213,42 @@ def test_calls_within_a_call_that_others_count_higher_are_counted_on():
         calls.count_as(outer, 4)
     with calls.one() as following:
         assert following == 6
+
+
+def test_a_call_that_raised_and_is_made_again_counts_once():
+    """Unless a collective has come between: then this rank has gone on with its peers, and what it calls is their next one."""
+    calls = Calls(n_calls=3)
+    calls.note_raised("f", ValueError("once"), 7)
+    assert (calls.n_calls, calls.raised) == (3, "ValueError in f, call 3: once")
+    calls.go_on(7)
+    calls.go_on(7)
+    assert calls.n_calls == 2
+    calls.note_raised("f", ValueError("once"), 7)
+    calls.go_on(8)
+    assert calls.n_calls == 2
+
+
+def test_calls_by_group_look_at_the_call_after_one_that_raised():
+    """Only that one, and only in its group; also if the ranks of the group are known from then on."""
+    n_issued = 7
+    calls = CallsByGroup(lambda: n_issued)
+    calls["a"].n_calls += 1
+    calls["b"].n_calls += 1
+    counted = calls["a"]
+    calls.note_raised("a", "f", ValueError("once"))
+    calls["b"].n_calls += 1
+    calls["a"].n_calls += 1
+    assert calls["a"] is counted
+    assert (calls["a"].n_calls, calls["b"].n_calls) == (1, 2)
+    calls.note_raised("a", "f", ValueError("once"))
+    calls.count_on("a", counted)
+    assert counted.n_calls == 0
+
+
+def test_errors_of_earlier_calls_are_told_with_their_ranks():
+    """Of those ranks alone that have had one."""
+    assert (
+        raised_in({0: Place("f", 1), 1: Place("f", 2, raised="ValueError in f, call 1: once")})
+        == "rank 1 raised ValueError in f, call 1: once"
+    )
+    assert raised_in({0: Place("f", 1)}) == ""

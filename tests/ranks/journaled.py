@@ -28,14 +28,19 @@ def kill(number: int = signal.SIGKILL) -> None:
 def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config]:
     """Configs that write down their launches; the middle two are fast.
 
-    ``ends``: (block, rank, launches before, way), where the process ends: of that config, or of all if the block is 0.
+    ``ends``: (block, rank, launches before, way), where the process ends: of that config, or of all if the block is 0. In the way "turns"
+    another rank ends in each attempt, from rank 0 on.
     """
+    os.environ["TURN"] = str(len(list(folder.glob("turn-*"))))  # no value of the hook's: with another one the kernel is another
 
     def hook(block: int) -> Any:
         def note(_: dict[str, Any]) -> None:
             with open(folder / f"{name}-{block}-rank-{rank}", "ab") as file:
                 file.write(b".")
             time.sleep(0.002 if block in (32, 64) else 0.02 + BLOCKS.index(block) / 1e3)
+            if ends is not None and ends[3] == "turns" and block == ends[0] and os.environ["TURN"] == str(rank):
+                (folder / f"turn-{rank}").write_text("")
+                os._exit(7)
             n_launches = sum(n for (b, r), n in launches(folder, name).items() if r == rank and ends is not None and ends[0] in (0, b))
             if ends is not None and rank == ends[1] and ends[0] in (0, block) and n_launches > ends[2]:
                 if ends[3] == "finals" and shared_journal().count('"is_final":true') < 3:

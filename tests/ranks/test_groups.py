@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dist_tune.distributed.ranks import Group, group_of
 from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import DistTuneError
 from dist_tune.testing import values
+from tests.ranks.kernels import autotuned, tuned
 from tests.ranks.test_ranks import AGAIN, entered, meet_again
+from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -85,3 +88,27 @@ def _groups(rank: int, folder: str) -> Any:
 def test_a_group_is_one_object_as_long_as_it_lives(tmp_path: Path):
     """Not without torch.distributed, not for strangers; one for a group; one that meets afresh when it is made anew."""
     assert values(on_ranks(2, _groups, str(tmp_path), is_dist=False)) == [[AGAIN[:2]] * 4] * 2
+
+
+def _destroyed(rank: int) -> Any:
+    group = dist.new_group([0, 1])
+    kernel = autotuned()
+    step = tuned(kernel, group=group)
+    step(torch.ones(64))
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group(group)
+    step(torch.ones(64))
+    try:
+        step(torch.ones(128))
+    except ValueError as error:
+        return str(error)
+    return len(step.records)
+
+
+def test_a_destroyed_group_is_told_and_strands_no_peer():
+    """On one rank alone: what has its config runs; a new key is an error there, and the other rank goes on without it."""
+    first, second = on_ranks(2, _destroyed)
+    assert first.value == 1
+    assert "rank 1: the group that is to decide has been destroyed" in second.value
+    assert first.seconds < 3 * DEADLINE_S

@@ -86,6 +86,18 @@ def test_a_function_s_config_that_ends_its_process_is_in_quarantine_after_two_de
     assert "rank 1: quarantined" in got[0]["records"][0][1][BLOCKS.index(32)]
 
 
+@pytest.mark.parametrize("function", [tune, tune_function])
+def test_deaths_of_a_config_add_up_over_ranks(tmp_path: Path, function: Any):
+    """Rank 0 dies in the first attempt, rank 1 in the second: the third one does without the config. Each rank counted for itself."""
+    for rank in range(2):
+        outcomes = attempt(tmp_path, (32, -1, 0, "turns"), function=function)
+        assert outcomes[rank].error == "Died"
+    (first, *_), _ = (each["records"] for each in values(attempt(tmp_path, (32, -1, 0, "turns"), function=function)))
+    failures = first[3] if function is tune else first[1]
+    assert "the process of rank 1" in failures[BLOCKS.index(32)]
+    assert [i for i, each in enumerate(failures) if each] == [BLOCKS.index(32)]
+
+
 def test_an_exception_of_the_user_casts_no_suspicion_and_costs_no_replay(tmp_path: Path):
     """Raised on one rank in the middle, twice with the same config under way."""
     for _ in range(2):

@@ -39,6 +39,17 @@ def test_what_was_under_way_at_a_death_is_a_suspect_and_after_two_out():
     assert past_of(lines(*once, OPEN, begun(1, s=1))).strikes["s", 1] == 2
 
 
+def test_a_death_on_another_rank_is_the_first_one_here():
+    """It counts once however often it is told, and is no suspicion any more once the candidate was timed."""
+    site, told = {"t": "site", "label": "s", "key": "a"}, {"t": "suspected", "label": "s", "n": [1, 3]}
+    first = [OPEN, site, begun(1, s=1), measured(1, s=1), OPEN, site, told, OPEN, site, told]
+    past = past_of(lines(*first))
+    assert (past.suspects, past.strikes["s", 1]) == ({("s", 1), ("s", 3)}, 1)
+    assert past_of(lines(*first, begun(2, s=1))).strikes["s", 1] == 2
+    past = past_of(lines(*first, begun(2, s=1), measured(2, s=1)))
+    assert (past.suspects, past.strikes["s", 1]) == ({("s", 3)}, 1)
+
+
 def test_deaths_under_two_names_of_one_site_are_two():
     """A kernel that is the first of its name has a longer label once another one is met: its first death was under the shorter one."""
     short, long, other = ({"t": "site", "label": label, "key": key} for label, key in (("s", "a"), ("s{0}", "a"), ("s{1}", "b")))
