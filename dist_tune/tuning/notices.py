@@ -103,7 +103,13 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
     unmet = {}
     for label, record in records.items():
         site = context.sites.met.get(label)
-        if site is not None and not site.is_replayed and record.best.latency_ms is None and context.replays.n_replays > 0:
+        if (
+            site is not None
+            and len(site.configs) > 1
+            and not site.is_replayed
+            and record.best.latency_ms is None
+            and context.replays.n_replays > 0
+        ):
             unmet[f"unmet {label}"] = (
                 f"site={label} is not tuned: the first run launched it and no replay did. The "
                 f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
