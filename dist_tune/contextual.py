@@ -238,7 +238,7 @@ class _Tuner(Generic[P, R]):
         """Note what a tuning has found."""
         if state is not None:
             self.in_place |= state.names
-        self.records += tuning.records
+        self.records += [each for each in tuning.records if each not in self.records]  # a kernel made anew in each call has its own again
         self.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
 
