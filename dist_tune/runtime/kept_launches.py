@@ -22,8 +22,9 @@ def note_keepers(kernel: Any) -> None:
     for _ in range(_MAX_FRAMES):
         if (frame := frame.f_back) is None:  # type: ignore[assignment]  # the outermost one has none
             return
-        names = frame.f_code.co_varnames[: min(1, frame.f_code.co_argcount)]
-        wrapper = frame.f_locals.get(names[0]) if names else None
+        code = frame.f_code
+        # Reading the variables of a frame keeps them alive as long as it runs: of no frame of the step.
+        wrapper = frame.f_locals.get("self") if code.co_name == "run" and "self" in code.co_varnames[: code.co_argcount] else None
         if isinstance(wrapper, KernelInterface) and any(id(each) in inner for each in vars(wrapper).values()):
             inner.add(id(wrapper))
             for each in _mappings(wrapper):
