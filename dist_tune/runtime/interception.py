@@ -226,7 +226,8 @@ def push(listener: Listener) -> None:
     # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
     patch.marks[DYNAMO_SKIPS] = True
     patch.function.__code__ = patch.our_code
-    find_own_runs(patch.hear)
+    for own in find_own_runs(patch.hear):
+        _skip_in_dynamo(own.our_code)
     enter_own_runs()
     patch.is_watched |= _is_watching(listener)
 
@@ -247,6 +248,7 @@ def pop() -> Listener:
 def enter_own_runs() -> None:
     """Hear the tuners that have a ``run`` of their own; called with a listener in place."""
     for each in list(own_runs.values()):
+        each.function.__dict__[DYNAMO_SKIPS] = True
         each.function.__code__ = each.our_code
 
 
@@ -255,6 +257,7 @@ def leave_own_runs() -> None:
     for each in list(own_runs.values()):
         if not listeners:  # asked each time: Python may change threads in between
             each.function.__code__ = each.own_code
+            each.function.__dict__.pop(DYNAMO_SKIPS, None)
 
 
 def replace(old: Listener, new: Listener) -> None:

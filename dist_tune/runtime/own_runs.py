@@ -65,12 +65,12 @@ own_runs: dict[Any, OwnRun] = {}
 """Function -> itself, with the code that takes its place."""
 
 
-def find_own_runs(hear: Hear) -> None:
-    """Take note of the classes that were defined since; those that cannot be heard are left alone."""
-    for _, function in _all_runs():
-        code = function.__code__
-        if function not in own_runs and "cache" in code.co_names and not code.co_freevars:
-            own_runs[function] = OwnRun(function, hear)
+def find_own_runs(hear: Hear) -> list[OwnRun]:
+    """Take note of the classes that were defined since, and return these; those that cannot be heard are left alone."""
+    runs = [function for _, function in _all_runs() if function not in own_runs]
+    found = {each: OwnRun(each, hear) for each in runs if "cache" in each.__code__.co_names and not each.__code__.co_freevars}
+    own_runs.update(found)
+    return list(found.values())
 
 
 def unheard_tuners() -> list[str]:

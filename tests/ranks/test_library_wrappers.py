@@ -41,6 +41,11 @@ class _Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
         return result
 
 
+def filed(*blocks: int) -> Any:
+    """Such a kernel."""
+    return _Filed(add_kernel, add_kernel.arg_names, configs(*blocks), ["n"], None, None)
+
+
 class _Inherits(_Filed):
     """A policy of its own on top of that run."""
 
