@@ -18,7 +18,7 @@ from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, mem
 from dist_tune.errors import NestedTuningError, StuckConfigError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
-from dist_tune.runtime import Tunable, interception
+from dist_tune.runtime import Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
@@ -81,8 +81,8 @@ def contextual_autotune(
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
         max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
             race and one round of finals, and up to three times that if kernels are not met in every replay.
-        budget_s: seconds after which the search ends with what it knows, on all ranks at once; a replay or compilation under way is
-            finished first. Candidates that were not measured by then are named in the log and the record.
+        budget_s: seconds after which the search ends with what it knows, on all ranks at once, when what is under way is finished.
+            Candidates that were not measured by then are named in the log and the record.
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
 
     Raises:
@@ -119,19 +119,16 @@ class _Tuner(Generic[P, R]):
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
         self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        self.is_dist, self.group, self.options = is_dist, group, options
-        self.anew = Anew(options.make)
+        self.is_dist, self.group, self.options, self.anew = is_dist, group, options, Anew(options.make)
         self.records: list[TuningRecord] = []
         self.calls = Calls()
         self.untuned = Untuned()
         self.in_place: frozenset[str] = frozenset()
         """Names of what the function was seen to change in place."""
         self.signatures = Signatures()
-        self.note_tracing = note_of_tracing(self.name)
-        self.turn = Turn()
+        self.note_tracing, self.turn = note_of_tracing(self.name), Turn()
         """Threads that come to a first call together wait for what one of them finds."""
-        self.call: Callable[..., R] = function
-        """The function in the closure's place."""
+        self.call: Callable[..., R] = function  # the function in the closure's place
         self.take: Callable[[Callable[P, R]], None]
         """Puts another function into the closure's place."""
 
@@ -159,12 +156,13 @@ class _Tuner(Generic[P, R]):
                 signature, is_new = type(args), type(args) not in seen
             if is_new and not self.signatures.is_waived and not is_capturing():
                 return self.first_call_in_turn(signature, args, kwargs)
-            # From here to the return: nothing waits, logs or talks unless a kernel misses. It is intercept's push and
-            # pop written out, for two calls less: a steady call may cost 1 us.
+            # From here to the return nothing waits, logs or talks unless a kernel misses: push and pop written out, for two calls less.
             ident = get_ident()
             listeners[ident] = self
             marks[mark] = True
             run.__code__ = our_code
+            if own_runs:
+                interception.enter_own_runs()
             try:
                 value = function(*args, **kwargs)
             except BaseException as error:  # raised again: only the listener is taken away, and peers are told
@@ -172,6 +170,8 @@ class _Tuner(Generic[P, R]):
                 raise
             if listeners[ident] is self:
                 del listeners[ident]
+                if own_runs:
+                    interception.leave_own_runs()
                 if not listeners:
                     run.__code__ = own_code
                     marks.pop(mark, None)
@@ -236,7 +236,7 @@ class _Tuner(Generic[P, R]):
         """Note what a tuning has found."""
         if state is not None:
             self.in_place |= state.names
-        self.records += tuning.records
+        self.records += [each for each in tuning.records if each not in self.records]  # a kernel made anew in each call has its own again
         self.signatures.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
 

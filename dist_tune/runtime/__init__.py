@@ -7,6 +7,7 @@ from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
+from dist_tune.runtime.own_runs import own_runs, unheard_tuners
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
 from dist_tune.runtime.specialisation import Argument, foreseen, has_heuristics, specialisation
@@ -16,6 +17,6 @@ from dist_tune.runtime.undo import Undo, changed
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
     "RecordedKernel", "RecordedLaunch", "Slot", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo", "Watch", "changed",
-    "compile_ahead", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "precompiles",
-    "specialisation",
+    "compile_ahead", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "own_runs", "precompiles",
+    "specialisation", "unheard_tuners",
 ]  # fmt: skip

@@ -27,7 +27,9 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
+from dist_tune.runtime.kept_launches import forget_kept, note_keepers
 from dist_tune.runtime.kernel_launch import Launch, key_of
+from dist_tune.runtime.own_runs import OwnRun, find_own_runs, own_key, own_runs
 from dist_tune.runtime.tunable import Tunable
 
 
@@ -84,6 +86,7 @@ class _Patch:
         if not listeners:
             self.function.__code__ = self.own_code
             self.marks.pop(DYNAMO_SKIPS, None)
+        leave_own_runs()
         self.is_watched = any(map(_is_watching, list(listeners.values())))
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,6 +96,7 @@ class _Patch:
             return
         launch = Launch(kernel, args, kwargs) if listener.is_watching else None
         if launch is not None:
+            note_keepers(kernel)  # ranks may turn out to have different configs
             listener.launching(launch)
         if listener.is_keeping and (kernel.restore_value or kernel.reset_to_zero):
             launch = launch or Launch(kernel, args, kwargs)
@@ -118,7 +122,19 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
+        note_keepers(kernel)
         return listener.missed(Launch(kernel, args, kwargs))
+
+    def hear(self, own: OwnRun, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called in place of the ``run`` of a class that has its own."""
+        if kwargs.get("warmup") is not False or listener_here() is None:
+            return own.call(kernel, *args, **kwargs)
+        if self.is_watched:
+            self.announce(kernel, args, kwargs)
+        key = own_key(own, kernel, args, kwargs) if len(kernel.configs) > 1 else ()
+        if not key or key[0] in kernel.cache:
+            return own.call(kernel, *args, **kwargs)
+        return self.deliver(kernel, args, kwargs)
 
 
 _AROUND = """
@@ -210,6 +226,9 @@ def push(listener: Listener) -> None:
     # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
     patch.marks[DYNAMO_SKIPS] = True
     patch.function.__code__ = patch.our_code
+    for own in find_own_runs(patch.hear):
+        _skip_in_dynamo(own.our_code)
+    enter_own_runs()
     patch.is_watched |= _is_watching(listener)
 
 
@@ -221,8 +240,24 @@ def pop() -> Listener:
             return listeners.pop(get_ident())
         finally:
             patch.leave()
+            forget_kept()
     finally:
         patch.leave()  # once more: an interrupt of the user's may have come in the middle of it
+
+
+def enter_own_runs() -> None:
+    """Hear the tuners that have a ``run`` of their own; called with a listener in place."""
+    for each in list(own_runs.values()):
+        each.function.__dict__[DYNAMO_SKIPS] = True
+        each.function.__code__ = each.our_code
+
+
+def leave_own_runs() -> None:
+    """Restore them, if no listener is left."""
+    for each in list(own_runs.values()):
+        if not listeners:  # asked each time: Python may change threads in between
+            each.function.__code__ = each.own_code
+            each.function.__dict__.pop(DYNAMO_SKIPS, None)
 
 
 def replace(old: Listener, new: Listener) -> None:
@@ -235,17 +270,6 @@ def replace(old: Listener, new: Listener) -> None:
 
 def _is_watching(listener: Listener) -> bool:
     return listener.is_watching or listener.is_keeping
-
-
-def unheard_tuners() -> list[str]:
-    """Subclasses of Triton's tuner which tune in a ``run`` of their own, so that nothing hears their launches."""
-    found, classes = [], list(Autotuner.__subclasses__())
-    for each in classes:
-        classes += each.__subclasses__()
-        code = getattr(vars(each).get("run"), "__code__", None)
-        if code is not None and "prune_configs" in code.co_names:
-            found.append(f"{each.__module__}.{each.__qualname__}")
-    return found
 
 
 def is_listening() -> bool:

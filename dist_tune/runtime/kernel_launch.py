@@ -22,6 +22,7 @@ from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.kernel_identity import identity_of
 from dist_tune.runtime.kernel_slot import KernelSlot, config_for, own_hook
+from dist_tune.runtime.own_runs import own_key, own_run_of
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 
@@ -80,7 +81,7 @@ class Launch:
     def nearest_config(self) -> triton.Config | None:
         """The config in use for the nearest other key."""
         cache = self.kernel.cache
-        known = {_text(key): cache[key] for key in cache if isinstance(key, tuple)} if isinstance(cache, Mapping) else {}
+        known = {_text(key): cache[key] for key in cache if isinstance(key, tuple | str)} if isinstance(cache, Mapping) else {}
         return known.get(nearest_key(self.key_text, list(known)))
 
     @property
@@ -214,8 +215,9 @@ class Launch:
                     full[name].zero_()
 
 
-def _text(key: tuple[Any, ...]) -> str:
-    return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in key) + "]"
+def _text(key: Any) -> str:
+    values = key if isinstance(key, tuple) else (key,)  # a library's own is often a string
+    return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in values) + "]"
 
 
 class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
@@ -233,10 +235,15 @@ def is_out_of_resources(error: BaseException | None) -> bool:
     return isinstance(error, triton.OutOfResources)
 
 
-def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config."""
+def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
+
+    A tuple, or what a library's own ``run`` looks up.
+    """
     if len(kernel.configs) < 2:
         return ()
+    if (own := own_run_of(kernel)) is not None and (key := own_key(own, kernel, args, kwargs)):
+        return key[0]
     return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs)
 
 

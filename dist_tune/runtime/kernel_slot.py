@@ -5,14 +5,13 @@ Knows ``Autotuner`` and Triton's knobs; nothing of launches, ranks or search.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import triton
 from triton import knobs
 from triton.runtime import autotuner
 
-from dist_tune.errors import DistTuneError
 from dist_tune.runtime.tunable import Timings
 
 
@@ -35,7 +34,10 @@ class KernelSlot:
 
     def fill(self, config: triton.Config, timings: Timings) -> None:
         """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
-        self._kernel.cache[self._key] = config
+        cache = self._kernel.cache
+        cache[self._key] = config
+        if type(cache) is _Hiding and not cache.hidden:
+            self._kernel.cache = cache.mapping
         self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
         self._kernel.bench_time = timings.seconds
 
@@ -62,21 +64,49 @@ class KernelSlot:
             )
 
     def clear(self) -> None:
-        """Make the next launch a miss.
-
-        Raises:
-            DistTuneError: the kernel's cache does not forget.
-        """
+        """Make the next launch a miss."""
         cache = self._kernel.cache
         if self._key not in cache:
             return
         try:
             del cache[self._key]
-        except (TypeError, AttributeError) as error:
-            raise DistTuneError(
-                f"the cache of {self._kernel.base_fn.__name__}, a {type(cache).__name__}, has a config for {self._key} that not all ranks "
-                f"use, and cannot forget it ({error}). Give the mapping a __delitem__, or all ranks the same configs."
-            ) from error
+        except (TypeError, AttributeError, KeyError):  # it knows no deletion, or has the config from elsewhere
+            self._kernel.cache = _Hiding(cache, self._key)
+
+
+class _Hiding:
+    """Stands for a library's mapping that cannot forget, until it is filled again: hides keys."""
+
+    def __init__(self, mapping: Any, key: Any) -> None:
+        self.mapping, self.hidden = mapping, {key}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mapping, name)
+
+    def __contains__(self, key: Any) -> bool:
+        return key not in self.hidden and key in self.mapping
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in self.hidden:
+            raise KeyError(key)
+        return self.mapping[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of any mapping."""
+        return default if key in self.hidden else self.mapping.get(key, default)
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self.mapping[key] = config
+        self.hidden.discard(key)
+
+    def __delitem__(self, key: Any) -> None:
+        self.hidden.add(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key in self.mapping if key not in self.hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def config_for(kernel: Any, key: tuple[Any, ...]) -> triton.Config | None:

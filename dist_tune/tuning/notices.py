@@ -12,7 +12,7 @@ from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
 from dist_tune.output import amount, tuning_log
-from dist_tune.runtime import interception
+from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
 
@@ -82,7 +82,7 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
         text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. Decorate what runs it"
         context.notices.say(context.log, "deferred", text)
     elif is_watched and not sites.met and not sites.hits and not context.entries:
-        unheard = ", ".join(interception.unheard_tuners())
+        unheard = ", ".join(unheard_tuners())
         hint = f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. " if unheard else ""
         text = (
             f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
@@ -103,10 +103,16 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
     unmet = {}
     for label, record in records.items():
         site = context.sites.met.get(label)
-        if site is not None and not site.is_replayed and record.best.latency_ms is None and context.replays.n_replays > 0:
+        if (
+            site is not None
+            and len(site.configs) > 1
+            and not site.is_replayed
+            and record.best.latency_ms is None
+            and context.replays.n_replays > 0
+        ):
             unmet[f"unmet {label}"] = (
                 f"site={label} is not tuned: the first run launched it and no replay did. The "
-                f"step needs it once only, or a wrapper keeps the compiled kernel of the first launch, as flag_gems' LibEntry does: launch "
+                f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
                 f"it once before the first call of {context.name}, so that triton.autotune chooses"
             )
     context.notices.say_each(context.log, unmet, f"sites more were launched in the first run alone: {context.story.path}")

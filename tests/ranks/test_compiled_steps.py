@@ -11,6 +11,7 @@ from triton.runtime.autotuner import Autotuner
 from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
+from tests.ranks.test_library_wrappers import filed
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -33,6 +34,18 @@ def _compiled_inside(rank: int) -> Any:
 def test_a_compiled_step_that_launches_kernels(n_ranks: int):
     """Dynamo runs the patched launch as it is, whose constants it cannot read; the kernel is tuned, and Triton is as before."""
     assert values(on_ranks(n_ranks, _compiled_inside)) == [([2.0, 2.0, 2.0], 2, True, True)] * n_ranks
+
+
+def _own_run_inside(rank: int) -> Any:
+    kernel, before = filed(16, 32), dict(vars(type(filed(16)).run))
+    inner = torch.compile(lambda x: launch(kernel, x) * 2, backend="eager")
+    step = tuned(None, lambda x: inner(x))
+    return [step(torch.zeros(64))[0].item() for _ in range(3)], len(step.records), dict(vars(type(kernel).run)) == before
+
+
+def test_a_compiled_step_that_launches_kernels_of_a_tuner_with_a_run_of_its_own():
+    """Dynamo runs that, too, as it is."""
+    assert values(on_ranks(2, _own_run_inside)) == [([2.0, 2.0, 2.0], 1, True)] * 2
 
 
 def _opaque_inside(rank: int, kind: str) -> Any:

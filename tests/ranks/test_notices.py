@@ -14,7 +14,7 @@ import torch
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import values
 from tests.function_options import BLOCKS
-from tests.ranks.kernels import autotuned, tuned
+from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -151,3 +151,18 @@ def test_a_value_that_has_not_run_is_told():
     ends = "which has not run when it returns: nothing of it is tuned. Decorate what runs it"
     told = [f"a {kind}, {ends}" for kind in ("generator", "coroutine", "context manager")]
     assert values(on_ranks(2, _deferred, env=SHOWN)) == [told, []]
+
+
+def _one_left(rank: int) -> Any:
+    one_left = {"perf_model": lambda BLOCK, **named: BLOCK, "top_k": 1}
+    tuner, beside = autotuned(prune_configs_by=one_left), autotuned(blocks=(16, 32))
+    steps = [tuned(tuner), tuned(None, lambda x: launch(beside, launch(tuner, x)))]
+    tuner.cache.clear()
+    return lines_of(lambda: [step(torch.zeros(64 * n)) for n, step in enumerate(steps, 1)])
+
+
+def test_a_kernel_with_one_config_left_is_no_kernel_that_was_launched_once():
+    """There was nothing to compare: no warning says that replays did not launch it."""
+    outcomes = on_ranks(2, _one_left, env=SHOWN)
+    assert values(outcomes)[1] == []
+    assert not [line for each in outcomes for line in each.log.splitlines() if "is not tuned" in line or "WARNING" in line]
