@@ -25,8 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dist_tune.distributed import Reduction, homes, meetings
-from dist_tune.distributed.outside import WatchedStore
+from dist_tune.distributed import Reduction
+from dist_tune.distributed.liveness.outside import WatchedStore
+from dist_tune.distributed.protocol import homes, meetings
 from dist_tune.testing import fork_context
 
 RANKS = (2, 4, 8, 16, 32, 64)

@@ -15,11 +15,11 @@ from typing import Any
 
 from dist_tune.cache import digest
 from dist_tune.compiler.partition import KEY_CHARS, Placement
-from dist_tune.distributed.reduction import Reduction
+from dist_tune.distributed.protocol.reduction import Reduction
 from dist_tune.search.reports import BatchReport, ReducedReport
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS
-from dist_tune.tuning.discover import MANIFESTS
+from dist_tune.tuning.phases.discover import MANIFESTS
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 """Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""

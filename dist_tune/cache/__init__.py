@@ -41,12 +41,17 @@ from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, un
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
 
 if TYPE_CHECKING:
-    from dist_tune.cache.captured import plain_values
-    from dist_tune.cache.code_anatomy import anatomy
-    from dist_tune.cache.fingerprints import Code, fingerprint, read_code
+    from dist_tune.cache.code.captured import plain_values
+    from dist_tune.cache.code.code_anatomy import anatomy
+    from dist_tune.cache.code.fingerprints import Code, fingerprint, read_code
 else:  # these import torch, and reading records does not need it
     __getattr__, __dir__ = found_on_use(
-        __name__, {"captured": ("plain_values",), "code_anatomy": ("anatomy",), "fingerprints": ("Code", "fingerprint", "read_code")}
+        __name__,
+        {
+            "code.captured": ("plain_values",),
+            "code.code_anatomy": ("anatomy",),
+            "code.fingerprints": ("Code", "fingerprint", "read_code"),
+        },
     )
 
 __all__ = [

@@ -4,12 +4,9 @@ The only user of Triton's compiler internals: threads, front end, shared memory,
 Knows which ranks of a host share compiled kernels, and nothing of how they agree.
 """
 
-from dist_tune.compiler.cache_folder import spare
 from dist_tune.compiler.candidate import Candidate, Failure, Resources, reason_of
 from dist_tune.compiler.host import host_of_cache, n_compile_threads
 from dist_tune.compiler.lazy import NotLoaded, Refusal, is_compiling, noted, refused
-from dist_tune.compiler.leftovers import sweep
-from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import (
     KEY_CHARS,
     CompileKeys,
@@ -20,9 +17,12 @@ from dist_tune.compiler.partition import (
     quickest,
     split_keys,
 )
-from dist_tune.compiler.patches import replaced
+from dist_tune.compiler.passes.cache_folder import spare
+from dist_tune.compiler.passes.patches import replaced
+from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
 from dist_tune.compiler.pool import Compiler
-from dist_tune.compiler.triton_digest import await_digest, begin_digest
+from dist_tune.compiler.subprocesses.leftovers import sweep
+from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.compiler.work import PTXAS
 
 __all__ = [

@@ -21,8 +21,8 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.errors import PTXASError
 
-from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
+from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.errors import FailureKind, kind_of
 
 _digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

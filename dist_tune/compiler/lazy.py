@@ -15,7 +15,7 @@ from typing import Any
 from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
 
-from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.passes.patches import SharedContext, replaced
 
 _thread = threading.local()
 """``refusal`` of a thread within ``refused``; other threads compile as always."""

@@ -15,17 +15,17 @@ from functools import partial
 import triton
 from triton.compiler.compiler import max_shared_mem
 
-from dist_tune.compiler import processes
-from dist_tune.compiler.at_exit import end_at_exit
-from dist_tune.compiler.cache_folder import is_cached
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
-from dist_tune.compiler.front_end import FrontEndLock
 from dist_tune.compiler.order import Pace, Queued
 from dist_tune.compiler.partition import KEY_CHARS, order
+from dist_tune.compiler.passes.cache_folder import is_cached
+from dist_tune.compiler.passes.front_end import FrontEndLock
+from dist_tune.compiler.passes.stages import Stages
 from dist_tune.compiler.preparing import prepare
-from dist_tune.compiler.processes import STAGES
 from dist_tune.compiler.shared_memory import known_need
-from dist_tune.compiler.stages import Stages
+from dist_tune.compiler.subprocesses import processes
+from dist_tune.compiler.subprocesses.at_exit import end_at_exit
+from dist_tune.compiler.subprocesses.processes import STAGES
 from dist_tune.compiler.work import Work
 from dist_tune.output import CompiledCandidate
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from dist_tune.compiler import processes
-from dist_tune.compiler.cache_folder import spare
-from dist_tune.compiler.front_end import one_front_end
-from dist_tune.compiler.output import quiet_terminal
+from dist_tune.compiler.passes.cache_folder import spare
+from dist_tune.compiler.passes.front_end import one_front_end
+from dist_tune.compiler.passes.stages import watched_stages
+from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
 from dist_tune.compiler.shared_memory import early_check
-from dist_tune.compiler.stages import watched_stages
-from dist_tune.compiler.triton_digest import await_digest, begin_digest
-from dist_tune.compiler.workers import workers
+from dist_tune.compiler.subprocesses import processes
+from dist_tune.compiler.subprocesses.output import quiet_terminal
+from dist_tune.compiler.subprocesses.workers import workers
 from dist_tune.measure import is_interpreted
 
 

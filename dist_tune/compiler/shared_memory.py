@@ -17,7 +17,7 @@ from typing import Any
 import triton
 from triton.runtime.cache import FileCacheManager, get_cache_manager
 
-from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.passes.patches import SharedContext, replaced
 
 _NEED_FILE = "dist_tune.json"
 """In a kernel's folder of Triton's disk cache: the shared memory that it needs, where some device has less."""

@@ -4,8 +4,10 @@ Meetings, deadlines, aborts and the work queue: the only user of torch.distribut
 Exchanges values that it does not interpret; imports only the leaves.
 """
 
-from dist_tune.distributed.calls import Calls, CallsByGroup
-from dist_tune.distributed.outside import Asked, silent_since
+from dist_tune.distributed.liveness.outside import Asked, silent_since
+from dist_tune.distributed.protocol.calls import Calls, CallsByGroup
+from dist_tune.distributed.protocol.reduction import Part, Reduction, Result
+from dist_tune.distributed.protocol.verdicts import is_secondary
 from dist_tune.distributed.ranks import (
     Ranks,
     StoreError,
@@ -18,10 +20,8 @@ from dist_tune.distributed.ranks import (
     ranks_of,
     shared_store,
 )
-from dist_tune.distributed.reduction import Part, Reduction, Result
 from dist_tune.distributed.regroup import Regroup, abort_groups, agree_to_regroup, regroup_of
 from dist_tune.distributed.solo import Solo
-from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [

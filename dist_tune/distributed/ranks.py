@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.heartbeat import Heartbeat
-from dist_tune.distributed.homes import neighbours
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.outside import Asked, last_signs, own_client, post_end
+from dist_tune.distributed.liveness.heartbeat import Heartbeat
+from dist_tune.distributed.liveness.outside import Asked, last_signs, own_client, post_end
+from dist_tune.distributed.protocol.homes import neighbours
+from dist_tune.distributed.protocol.meetings import Meetings
+from dist_tune.distributed.protocol.verdicts import end_by
 from dist_tune.distributed.solo import Solo
-from dist_tune.distributed.verdicts import end_by
 from dist_tune.errors import DistTuneError, StuckConfigError
 from dist_tune.validation import spelled
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.host_processes import GONE
-from dist_tune.distributed.lives import state_of_rank
-from dist_tune.distributed.parts import absent
+from dist_tune.distributed.liveness.host_processes import GONE
+from dist_tune.distributed.liveness.lives import state_of_rank
+from dist_tune.distributed.protocol.parts import absent
 from dist_tune.distributed.ranks import Group, Ranks
 from dist_tune.errors import MachineError, StoreGoneError
 from dist_tune.output import printable

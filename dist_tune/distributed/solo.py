@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Calls, calls_of
-from dist_tune.distributed.outside import Asked
-from dist_tune.distributed.reduction import Part, Reduction, Result
+from dist_tune.distributed.liveness.outside import Asked
+from dist_tune.distributed.protocol.calls import Calls, calls_of
+from dist_tune.distributed.protocol.reduction import Part, Reduction, Result
 from dist_tune.errors import StuckConfigError
 
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 from pydantic import TypeAdapter
 
-from dist_tune.distributed.messages import check_size, count_up, read_by, read_message, read_text
+from dist_tune.distributed.protocol.messages import check_size, count_up, read_by, read_message, read_text
 from dist_tune.distributed.ranks import StoreError, shared_store
 from dist_tune.errors import MachineError, PeerFailedError, RankMismatchError, StoreGoneError
 from dist_tune.output import printable

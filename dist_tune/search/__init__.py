@@ -11,20 +11,20 @@ from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, 
 from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
 
 if TYPE_CHECKING:
-    from dist_tune.search.guide import Guide, LateGuide, guide_of
+    from dist_tune.search.guided.guide import Guide, LateGuide, guide_of
+    from dist_tune.search.guided.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
     from dist_tune.search.race import Race
     from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
     from dist_tune.search.samples import Samples
-    from dist_tune.search.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
 else:  # these import numpy or torch, and the words for a record's choice need the values above alone
     __getattr__, __dir__ = found_on_use(
         __name__,
         {
-            "guide": ("Guide", "LateGuide", "guide_of"),
+            "guided.guide": ("Guide", "LateGuide", "guide_of"),
             "race": ("Race",),
             "reports": ("BatchReport", "ReducedReport", "reduce_reports"),
             "samples": ("Samples",),
-            "strategies": ("STRATEGIES", "SearchStrategy", "Strategy", "make_strategy"),
+            "guided.strategies": ("STRATEGIES", "SearchStrategy", "Strategy", "make_strategy"),
         },
     )
 

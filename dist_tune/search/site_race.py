@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Literal
 
-from dist_tune.search.guide import Guide, LateGuide
+from dist_tune.search.guided.guide import Guide, LateGuide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.repeats import Repeats
 from dist_tune.search.rungs import end_of_rung

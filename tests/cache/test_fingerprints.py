@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import triton.language as tl
 
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.code.fingerprints import fingerprint
 from tests.source_programs import HELPERS, NAMES, PROGRAM, fingerprints, load, returning, with_globals
 
 
@@ -45,7 +45,7 @@ def test_place_comments_hash_seed_and_interpreter_do_not_count(tmp_path: Path):
 import json, sys
 sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(there)!r}]
 import program, torch
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.code.fingerprints import fingerprint
 assert type(program.doubled).__name__ == "InterpretedFunction"
 first = {{name: fingerprint(vars(program)[name]) for name in {NAMES}}}
 program.plain[(1,)](torch.ones(4))  # adds names to the globals of the kernel, T among them

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.cache import imports, read_code
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache import read_code
+from dist_tune.cache.code import imports
+from dist_tune.cache.code.fingerprints import fingerprint
 from tests.function_options import BLOCKS, quiet
 from tests.source_programs import with_globals
 

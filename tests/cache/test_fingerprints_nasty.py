@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.code.fingerprints import fingerprint
 from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
 
 pytestmark = pytest.mark.once

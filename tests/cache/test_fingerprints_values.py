@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache.code.fingerprints import fingerprint
 from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
 
 VALUES: list[Any] = [

@@ -20,8 +20,8 @@ import triton.language as tl
 from triton.runtime import _async_compile
 
 from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
-from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.shared_memory import early_check, known_need
+from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values

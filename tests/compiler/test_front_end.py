@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.front_end import FrontEndLock, _Observed, one_front_end
+from dist_tune.compiler.passes.front_end import FrontEndLock, _Observed, one_front_end
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 

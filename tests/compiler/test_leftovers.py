@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.compiler.leftovers import prefix, suffix, sweep
+from dist_tune.compiler.subprocesses.leftovers import prefix, suffix, sweep
 from tests.cases import further
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 MAKE = """
 import signal, tempfile, time
-from dist_tune.compiler.leftovers import prefix, suffix
+from dist_tune.compiler.subprocesses.leftovers import prefix, suffix
 empty = tempfile.NamedTemporaryFile(prefix=prefix("stderr"), suffix=suffix())
 crash = tempfile.NamedTemporaryFile(prefix=prefix("stderr"), suffix=suffix())
 crash.write(b"UNREACHABLE executed")

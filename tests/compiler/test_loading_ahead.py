@@ -16,8 +16,8 @@ from dist_tune.compiler.pool import Compiler
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
-from dist_tune.tuning import compilation
 from dist_tune.tuning.context import TuningContext
+from dist_tune.tuning.phases import compilation
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ import contextlib, io, logging, os, sys, tempfile, threading, types
 for name in ("dist_tune", "dist_tune.compiler"):  # the packages without their __init__, which would import torch
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[2])!r}, *name.split("."))]
-import dist_tune.compiler.output as terminal
+import dist_tune.compiler.subprocesses.output as terminal
 quiet = terminal.quiet_terminal
 users = []
 

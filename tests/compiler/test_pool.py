@@ -20,10 +20,11 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 import dist_tune.compiler.pool
-from dist_tune.compiler import at_exit, front_end
 from dist_tune.compiler.candidate import Compilation, Failure
 from dist_tune.compiler.host import host_of_cache, n_compile_threads
+from dist_tune.compiler.passes import front_end
 from dist_tune.compiler.pool import Compiler
+from dist_tune.compiler.subprocesses import at_exit
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, configs

@@ -15,8 +15,9 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import pool, processes
-from dist_tune.compiler.workers import Worker
+from dist_tune.compiler import pool
+from dist_tune.compiler.subprocesses import processes
+from dist_tune.compiler.subprocesses.workers import Worker
 from dist_tune.testing import on_ranks, values
 from tests.cases import further
 from tests.compiler.test_workers import is_gone

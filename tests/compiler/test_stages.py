@@ -13,7 +13,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune.compiler.candidate import Compilation
-from dist_tune.compiler.stages import Stages, watched_stages
+from dist_tune.compiler.passes.stages import Stages, watched_stages
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, configs, launch, tuned
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.compiler import triton_digest
+from dist_tune.compiler.passes import triton_digest
 from dist_tune.runtime import interception
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.compiler.workers import NICENESS, Worker, WorkerDiedError, Workers
+from dist_tune.compiler.subprocesses.workers import NICENESS, Worker, WorkerDiedError, Workers
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
@@ -120,7 +120,7 @@ class TestWorkers:
 
     def test_it_ends_with_its_rank_in_the_middle_of_a_kernel(self) -> None:
         """Also the compiler that it has started: ptxas may never end."""
-        begin = "from dist_tune.compiler.workers import Worker\neach = Worker(is_urgent=False)\neach._greet()"
+        begin = "from dist_tune.compiler.subprocesses.workers import Worker\neach = Worker(is_urgent=False)\neach._greet()"
         text = f"import time, os\n{begin}\nprint(each._process.pid, flush=True)\ntime.sleep(60)"
         rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
         assert rank.stdout is not None
@@ -136,7 +136,7 @@ class TestWorkers:
 
     def test_it_ends_with_its_rank(self) -> None:
         """A rank that is killed leaves no process behind."""
-        begin = "from dist_tune.compiler.workers import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
+        begin = "from dist_tune.compiler.subprocesses.workers import Worker\nprint(Worker(is_urgent=False)._process.pid, flush=True)"
         text = f"import time\n{begin}\ntime.sleep(60)"
         rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
         assert rank.stdout is not None

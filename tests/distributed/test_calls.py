@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import (
+from dist_tune.distributed.protocol.calls import (
     ISSUED,
     Calls,
     CallsByGroup,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.endings import Endings, has_gone_on, is_end_of
-from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.protocol.calls import Place
+from dist_tune.distributed.protocol.endings import Endings, has_gone_on, is_end_of
+from dist_tune.distributed.protocol.meetings import Meetings
 from dist_tune.errors import PeerFailedError
 
 pytestmark = pytest.mark.once

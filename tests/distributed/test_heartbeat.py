@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.heartbeat import Heartbeat
-from dist_tune.distributed.lives import Life, cause_of
+from dist_tune.distributed.liveness.heartbeat import Heartbeat
+from dist_tune.distributed.liveness.lives import Life, cause_of
+from dist_tune.distributed.protocol.calls import Place
 
 TWO = [(1, 2), (2, 2), (3, 2)]
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.messages import read_part, read_verdict
-from dist_tune.distributed.reduction import Reduction
-from dist_tune.distributed.verdicts import error_of
+from dist_tune.distributed.protocol.calls import Place
+from dist_tune.distributed.protocol.meetings import Meetings
+from dist_tune.distributed.protocol.messages import read_part, read_verdict
+from dist_tune.distributed.protocol.reduction import Reduction
+from dist_tune.distributed.protocol.verdicts import error_of
 from dist_tune.errors import AbsentRanksError, DistTuneError, PeerFailedError
 
 pytestmark = pytest.mark.once
@@ -173,7 +173,7 @@ def test_what_the_store_cannot_take_is_not_posted(peer: Peer, n_bytes: int):
 
 def test_a_part_beyond_the_limit_is_not_parsed(peer: Peer, monkeypatch: pytest.MonkeyPatch):
     """Where a store takes it."""
-    monkeypatch.setattr("dist_tune.distributed.messages.MAX_BYTES", 1000)
+    monkeypatch.setattr("dist_tune.distributed.protocol.messages.MAX_BYTES", 1000)
     peer.comes_with(part_of(part="1" * 1000))
     assert "more than 1000" in str(peer.error(lambda: peer.rank_0.reduce("t", 2, total)))
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 from dist_tune import DistTuneError, MachineError
 from dist_tune.distributed import group_of, regroup_of, shared_store
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.outside import WatchedStore, own_client
-from dist_tune.distributed.reduction import Reduction
+from dist_tune.distributed.protocol.meetings import Meetings
+from dist_tune.distributed.liveness.outside import WatchedStore, own_client
+from dist_tune.distributed.protocol.reduction import Reduction
 
 HOST = '''
 import time

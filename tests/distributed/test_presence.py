@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.parts import Parts
-from dist_tune.distributed.presence import Presence
-from dist_tune.distributed.waiting import Wait
+from dist_tune.distributed.liveness.presence import Presence
+from dist_tune.distributed.protocol.calls import Place
+from dist_tune.distributed.protocol.parts import Parts
+from dist_tune.distributed.protocol.waiting import Wait
 
 pytestmark = pytest.mark.once
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed import homes
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.parts import absent
-from dist_tune.distributed.reduction import Reduction
+from dist_tune.distributed.protocol import homes
+from dist_tune.distributed.protocol.meetings import Meetings
+from dist_tune.distributed.protocol.parts import absent
+from dist_tune.distributed.protocol.reduction import Reduction
 from dist_tune.errors import AbsentRanksError, PeerFailedError, RankMismatchError
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]

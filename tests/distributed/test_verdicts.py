@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed.verdicts import FAILED, error_of, is_secondary, mismatch_of, text_of
+from dist_tune.distributed.protocol.verdicts import FAILED, error_of, is_secondary, mismatch_of, text_of
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError
 
 pytestmark = pytest.mark.once

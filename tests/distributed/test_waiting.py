@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed import waiting
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.heartbeat import Heartbeat
-from dist_tune.distributed.host_processes import STOPPED, UNKNOWN
-from dist_tune.distributed.outside import silent_since
-from dist_tune.distributed.parts import Parts
+from dist_tune.distributed.liveness.heartbeat import Heartbeat
+from dist_tune.distributed.liveness.host_processes import STOPPED, UNKNOWN
+from dist_tune.distributed.liveness.outside import silent_since
+from dist_tune.distributed.protocol import waiting
+from dist_tune.distributed.protocol.calls import Place
+from dist_tune.distributed.protocol.parts import Parts
 
 DEADLINE_S = 4.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dist_tune.offline import Outcome, Problem, tune_problems
-from dist_tune.search.strategies import grouped_order
+from dist_tune.search.guided.strategies import grouped_order
 from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once

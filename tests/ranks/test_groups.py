@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_tune.distributed.protocol.reduction import Reduction
 from dist_tune.distributed.ranks import Group, group_of
-from dist_tune.distributed.reduction import Reduction
 from dist_tune.errors import DistTuneError
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, tuned

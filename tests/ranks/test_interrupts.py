@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.distributed.epochs import Epochs
+from dist_tune.distributed.protocol.epochs import Epochs
 from dist_tune.runtime import interception
 from tests.ranks.kernels import autotuned, is_unpatched, launch
 from tests.ranks.worlds import on_ranks

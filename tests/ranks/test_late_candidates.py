@@ -14,7 +14,7 @@ import triton
 import dist_tune.tuning.tuning
 from dist_tune import contextual_autotune
 from dist_tune.compiler import pool
-from dist_tune.compiler.workers import Worker
+from dist_tune.compiler.subprocesses.workers import Worker
 from dist_tune.testing import FakeH200, values
 from tests.compiler.test_processes import PATIENT, bad_asm_kernel
 from tests.ranks.variants import epoch_kernel

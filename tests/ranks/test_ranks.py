@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_tune.distributed.protocol.reduction import Reduction
+from dist_tune.distributed.protocol.verdicts import is_secondary
 from dist_tune.distributed.ranks import Group, group_of
-from dist_tune.distributed.reduction import Reduction
-from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.errors import NoValidConfigError
 from dist_tune.testing import Outcome, values
 from tests.ranks.world import caught

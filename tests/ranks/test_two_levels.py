@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import contextual_autotune
-from dist_tune.distributed import Reduction, homes, ranks_of
+from dist_tune.distributed import Reduction, ranks_of
+from dist_tune.distributed.protocol import homes
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.world import caught

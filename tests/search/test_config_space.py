@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.config_space import ConfigSpace
+from dist_tune.search.guided.config_space import ConfigSpace
 
 pytestmark = pytest.mark.once
 

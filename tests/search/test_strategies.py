@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks.search_costs import FullTable, load_full_tables, regrets
 from dist_tune.offline.search_space import products
-from dist_tune.search.strategies import GUIDED_LEAST, STRATEGIES, Guided, Strategy, Sweep, features, grouped_order, make_strategy
+from dist_tune.search.guided.strategies import GUIDED_LEAST, STRATEGIES, Guided, Strategy, Sweep, features, grouped_order, make_strategy
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.guide import LateGuide
+from dist_tune.search.guided.guide import LateGuide
 from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.reports import ReducedReport, reduce_reports

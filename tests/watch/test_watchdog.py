@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dist_tune.distributed import Asked
-from dist_tune.distributed.heartbeat import Heartbeat
+from dist_tune.distributed.liveness.heartbeat import Heartbeat
 from dist_tune.watch.steps import Kind
 from dist_tune.watch.watchdog import Watchdog
 

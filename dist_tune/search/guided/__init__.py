@@ -1,0 +1,1 @@
+"""Guided search of sites with many candidates: which of them are compiled and timed."""

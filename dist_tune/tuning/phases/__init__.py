@@ -1,0 +1,1 @@
+"""The phases of one tuning, which all ranks go through together."""

@@ -1,0 +1,93 @@
+"""Last phase: winners are put to use, the closure runs once more as its caller would, records are kept. Collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dist_tune.cache import environment, reason, step_times
+from dist_tune.distributed import Reduction
+from dist_tune.errors import StoreGoneError, is_machine_failure
+from dist_tune.measure import RngState, peak_bytes
+from dist_tune.sites import Outcome
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.notices import tell_of_unmet
+from dist_tune.tuning.phases.discover import write_record
+from dist_tune.tuning.results import log_table, make_record
+from dist_tune.tuning.summary import Settled, blocks, show, summary
+
+_LAST_RUN = (
+    "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
+    "configs: give the machine what it lacks and call again; the call runs with these, and a new process goes on from the journal"
+)
+
+
+def apply_winners(context: TuningContext, closure: Closure, before: RngState, untuned_bytes: int) -> Any:
+    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``.
+
+    ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
+    """
+    race = context.race
+    winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
+    for label, winner in winners.items():
+        times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race.results(label)) if each.times}
+        context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
+    context.sites.leave_given_up()
+    context.sites.reset_once(set(winners))
+    context.sites.journal.begin_phase("settle")
+    context.story.phase("settle")
+    try:
+        value = context.replays.last_run(closure, before)
+    except Exception as error:
+        if is_machine_failure(error):
+            error.add_note(_LAST_RUN.format(rank=context.ranks.rank, name=context.name))
+        raise
+    if context.replays.first_run_counts:
+        context.sites.restore_launched()
+    # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
+    context.sites.tell(winners, is_hit=False)
+    with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+        context.reduce("done", None, _all_done)
+    context.expenses.end_phase("settle")
+    if untuned_bytes:
+        peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
+        context.log.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
+    _keep_records(context, winners)
+    return value
+
+
+@Reduction
+def _all_done(parts: Mapping[int, None]) -> None:
+    """Nothing but that all ranks have come."""
+
+
+def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
+    seconds = context.expenses.total()
+    where = environment(len(context.ranks.members), context.placement.n_ranks)
+    settled = []
+    records = {label: make_record(context, label, where) for label in winners}
+    context.records.extend(records.values())
+    numbers, ids = context.story.numbers, context.lookup.record_ids(records)
+    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
+        log_table(context.log, record, label)
+        is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+        record_id = ids.get(label, "") if is_kept else ""
+        settled.append(Settled(numbers.get(label, 0), record, record_id))
+        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
+        if label in context.machine:
+            told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
+            context.log.bind(progress=True).warning(
+                f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}"
+            )
+    tell_of_unmet(context, records)
+    context.sites.journal.close(delete=True)
+    spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
+    replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
+    context.log.info(f"closure={context.name} done {replays} {spent}")
+    meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
+    for line in summary(context.name, settled, seconds, meetings):
+        context.log.info(line)
+    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(list(records.values())))
+    log = context.story.path
+    context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))

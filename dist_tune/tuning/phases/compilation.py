@@ -1,0 +1,230 @@
+"""Second phase: new sites from source to the device, on all ranks.
+
+Each distinct kernel is compiled once per host, then loaded by all ranks that have it; a candidate that any rank cannot run is out
+before anything is launched. Collective throughout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, spare
+from dist_tune.distributed import Reduction
+from dist_tune.errors import CandidateFailure, Failures
+from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
+from dist_tune.search import BatchReport, reduce_reports
+from dist_tune.sites import RankManifest, Site, note_progress, take_failures
+from dist_tune.tuning.context import TuningContext
+from dist_tune.tuning.phases.discover import MANIFESTS
+from dist_tune.tuning.phases.equals import EqualCandidates, loaded_on_all
+
+Waves = Mapping[str, Collection[int]]
+"""Site -> candidates to compile."""
+
+
+_LOAD_S = 0.05
+"""Longest time of loading between two looks at the compilations."""
+_TAIL_S = 0.1
+"""Time after which candidates that half of the threads wait for are left for later."""
+
+
+class Loaded(NamedTuple):
+    """The outcome of compiling on all ranks; the same on each."""
+
+    failures: Failures
+    """Candidates that cannot run on some rank."""
+    equal: EqualCandidates
+    late: Mapping[str, set[int]]
+    """Candidates that are still being compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """One rank's report of what it has compiled."""
+
+    failures: Failures
+    late: dict[str, list[int]] = field(default_factory=dict)
+
+
+@Reduction
+def _compiled(reports: Mapping[int, CompileReport]) -> tuple[Failures, dict[str, set[int]]]:
+    late: dict[str, set[int]] = {}
+    for report in reports.values():
+        for label, indices in report.late.items():
+            late.setdefault(label, set()).update(indices)
+    return reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, late
+
+
+def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Loaded:
+    """Compile, share and load the candidates of new sites.
+
+    Where all race, the few that take longest are left for later, so that the race of the others need not wait for them.
+    """
+    new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
+    plan, may_be_late = context.plan, set[str]()
+    if plan.search != "exhaustive" and plan.max_replays is None and plan.budget_s is None:  # else they might never race
+        may_be_late = {each.label for each in new if context.entries[each.label].guide is None and each.label not in context.race}
+    loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new}, may_be_late)
+    for site in context.sites.met.values():
+        site.is_new = False
+    for site in new:
+        if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
+            site.equal.update(mine)
+            told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
+            context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+    return loaded
+
+
+def compile_waves(context: TuningContext, waves: Waves) -> Failures:
+    """The same for candidates that guided searches ask for later."""
+    known = context.sites.met
+    sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
+    compile_keys = {label: keys for label in waves if (keys := context.entries[label].compile_keys)}
+    return load_all(context, sites, compile_keys, waves).failures
+
+
+def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
+    """Compile and load the launches of functions with their other configs, derived from recorded launches.
+
+    A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
+    """
+    met, compiler = context.sites.met, context.compiler
+    found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.launches)}
+    known: set[str] = set()
+    for label, each in list(found.items()):
+        compiler.begin(label, RecordedKernel(), each.configs, [])
+        if compiler.keys(label) in known:  # the same kernel once more, as in the next layer
+            del found[label]
+        else:
+            known.add(compiler.keys(label))
+    mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
+    manifest = context.reduce("manifest", mine, MANIFESTS)
+    kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
+    wanted = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
+    # A function may do anything with its config, so equal kernels mean nothing.
+    failed = load_all(context, list(kernels.values()), manifest.compile_keys, wanted).failures
+    for label, each in found.items():
+        _note_resources(met[each.function], kernels[label])
+        for index, failure in failed.get(label, {}).items():
+            launch = each.configs[index]
+            predicted = PredictedFailure(launch.kernel, launch.given, failure.reason)
+            recorder.failures.setdefault((each.function, index), []).append(predicted)
+
+
+def load_all(
+    context: TuningContext,
+    new: Sequence[Site],
+    compile_keys: Mapping[str, Sequence[CompileKeys]],
+    wanted: Waves,
+    may_be_late: Collection[str] = (),
+) -> Loaded:
+    """Compile, share and load the ``wanted`` candidates of some sites, but for a few of those that ``may_be_late``."""
+    if not compile_keys:  # on no rank
+        return Loaded({}, {}, {})
+    # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
+    shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
+    late_here = _compile(context, new, shares, may_be_late)
+    # What others have written by now is read and loaded while they compile the rest.
+    _compile(context, new, {each.label: context.compiler.on_disk(each.label, set(wanted[each.label]) - shares[each.label]) for each in new})
+    failed, late = context.reduce("compiled", CompileReport(take_failures(new), late_here), _compiled)
+    context.note_machine(failed)
+    wanted = {label: set(indices) - late.get(label, set()) for label, indices in wanted.items()}
+    _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
+    for site in new:
+        _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
+    context.compiler.close()
+    if told := spare.take_told():
+        context.log.warning(told)
+    not_loaded, equal = loaded_on_all(context, new)
+    context.note_machine(not_loaded)
+    for label, failures in not_loaded.items():
+        failed[label] = {**failures, **failed.get(label, {})}
+    equal = {label: {i: first for i, first in each.items() if not {i, first} & late.get(label, set())} for label, each in equal.items()}
+    return Loaded(failed, equal, late)
+
+
+def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:
+    partitions = {n_ranks: partition_configs(site.configs, n_ranks, wanted) for n_ranks in {each.n_ranks for each in compile_keys}}
+    return own_share(context.ranks.rank, compile_keys, partitions) & set(wanted)
+
+
+def _compile(
+    context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]], may_be_late: Collection[str] = ()
+) -> dict[str, list[int]]:
+    """Compile these, or most of them; returns the others."""
+    compiler, tail_since, n_all = context.compiler, 0.0, sum(map(len, shares.values()))
+    late: dict[str, list[int]] = {}
+    for label, indices in shares.items():
+        compiler.queue(label, indices)
+    for site in sites:
+        for n_pending in compiler.wait(site.label, shares[site.label] - set(late.get(site.label, ()))):
+            note_progress()
+            context.replays.watchdog.note(f"compiling {site.label}")
+            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+            context.story.compiled(compiler.ended)
+            context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
+            _load_ready(context, sites, shares)
+            if not late and may_be_late:
+                tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
+                if tail_since and time.monotonic() > tail_since + _TAIL_S:
+                    late = _late_of(context, shares, may_be_late)
+                    if site.label in late:
+                        break
+        compiler.retry(site.label, shares[site.label] - set(late.get(site.label, ())))
+        for index, failure in compiler.failures(site.label).items():
+            context.sites.reject(site, index, failure)
+    context.story.compiled(compiler.ended)
+    return late
+
+
+def _load_ready(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
+    """Load what is compiled of these, for a moment: this thread has nothing else to do, and afterwards all ranks would wait for it.
+
+    All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet to make.
+    """
+    until = time.monotonic() + _LOAD_S
+    for site in sites:
+        for index in sorted(context.compiler.ready(site.label) & shares[site.label]):
+            if time.monotonic() > until:
+                return
+            if index not in site.failures:
+                _load_one(context, site, index, is_early=True)
+
+
+def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late: Collection[str]) -> dict[str, list[int]]:
+    """Candidates that are not compiled yet; none if they are the better part of a site, or of one that has to be complete."""
+    pending = {label: found for label, share in shares.items() if (found := sorted(context.compiler.pending(label) & share))}
+    is_little = all(label in may_be_late and 2 * len(found) <= len(shares[label]) for label, found in pending.items())
+    return pending if is_little else {}
+
+
+def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:
+    for index in wanted:
+        if index in failed:
+            # Another rank found that it needs too much; so does this one, without having tried.
+            if index not in site.resources and (needed := context.compiler.known_need(site.label, index)) is not None:
+                site.resources[index] = Resources(needed, None, None)
+        elif index not in site.failures:
+            _load_one(context, site, index)
+
+
+def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
+    note_progress()
+    context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
+    context.ranks.beat(f"loading candidate {index} of {site.label}")
+    context.sites.load(site, index, is_early=is_early)
+
+
+def _site_of(launch: Precompile, function: Site) -> Site:
+    """A kernel inside a function, with the function's candidates in the same order."""
+    return Site(launch.label, launch.kernel, function.key, launch.configs, function.texts)
+
+
+def _note_resources(function: Site, kernel: Site) -> None:
+    mine = function.resources
+    for index, resources in kernel.resources.items():
+        if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
+            mine[index] = resources

@@ -1,0 +1,97 @@
+"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed up. Collective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dist_tune.errors import reasons
+from dist_tune.output import amount, closure_name
+from dist_tune.search import LateGuide, PriorTimes, guide_of
+from dist_tune.sites import SiteManifest
+from dist_tune.tuning.context import Closure, Entry, TuningContext
+from dist_tune.tuning.notices import tell_of_sites
+from dist_tune.tuning.phases.compilation import compile_new
+from dist_tune.tuning.phases.discover import discover, take_cached
+from dist_tune.tuning.phases.isolation import isolate
+from dist_tune.tuning.phases.settling import compile_variants, probe
+from dist_tune.tuning.phases.warm_up import warm_up
+from dist_tune.tuning.work import tell_of_work
+
+
+def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
+    """Enter the new sites of a manifest, and then those that warm-ups of its functions meet inside them.
+
+    Raises:
+        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
+    """
+    sites, race = context.sites, context.race
+    sites.journal.begin_phase("compile")
+    context.story.phase("compile")
+    race.expect(manifest.run_s)
+    context.records.extend(take_cached(context, manifest))
+    manifest = probe(context, closure, manifest)
+    if not manifest.to_tune:
+        return
+    while labels := manifest.to_tune:
+        context.replays.undo()
+        sites.go_on(manifest.resumed, manifest.barred, {label: prior.suspects for label, prior in manifest.prior.items()})
+        for label in labels:
+            entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
+            entry.writers.update(manifest.writers[label])
+            entry.compile_keys.extend(manifest.compile_keys.get(label, []))
+            if label in sites.met:
+                sites.met[label].untried = entry.untried
+        sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
+        n_candidates = sum(len(context.entries[label].texts) for label in labels)
+        scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
+        context.log.bind(progress=f"tuning {closure_name(context.name)}: {scope}").info(f"tuning {context.name}: {scope}")
+        tell_of_sites(context, labels)
+        loaded = compile_new(context, manifest.compile_keys)
+        several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
+        for label in labels:
+            failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
+            if label in race:  # met later on this rank than on others
+                race.split(label, {} if label in several else loaded.equal.get(label, {}))
+                race.drop(label, failures)
+            else:
+                entry, prior = context.entries[label], manifest.prior.get(label)
+                if late := loaded.late.get(label):
+                    entry = context.entries[label] = replace(entry, guide=LateGuide(len(entry.texts)))
+                    entry.untried.update(late)
+                    context.log.info(f"site={label} candidates {sorted(late)} are still being compiled, and race later")
+                equal = {} if label in several else loaded.equal.get(label)
+                race.add(label, len(entry.texts), failures, prior, equal, guide=entry.guide, untried=entry.untried)
+        context.check_alive()
+        if manifest.variants:
+            compile_variants(context)
+        # Before anything is timed: ranks meet at the first launch of a coupled kernel's candidate.
+        alone = [label for label in labels if context.entries[label].is_isolated]
+        isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
+        if not manifest.warm_ups:
+            break
+        warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
+        # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
+        inner = discover(context, closure, is_watched=True, is_under_way=True)
+        assert inner is not None  # None only where nothing is under way
+        manifest = inner
+        context.records.extend(take_cached(context, manifest))
+    repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
+    context.log.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
+    tell_of_work(context)
+    context.expenses.end_phase("compile")
+
+
+def _unmeasured(context: TuningContext, manifest: SiteManifest, label: str) -> list[int]:
+    """Candidates without a sample of an earlier attempt."""
+    return [i for i in context.race.alive(label) if i not in manifest.resumed.get(label, {})]
+
+
+def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
+    """A new site, with the candidates that are tried first."""
+    texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
+    prior = manifest.prior.get(label, PriorTimes())
+    n_warm_ups = manifest.warm_ups.get(label, 0)
+    guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
+    untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
+    is_coupled = label in context.sites.met and context.sites.met[label].is_coupled
+    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating or is_coupled, is_recorded=manifest.has_recorded)

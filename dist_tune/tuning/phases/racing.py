@@ -1,0 +1,105 @@
+"""Fourth and fifth phase: the replays that the race asks for, until every site has its winner. Collective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dist_tune.errors import Failures
+from dist_tune.replays import RACE, Conditions, finals_of
+from dist_tune.search import ReducedReport, Replay
+from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.phases.discover import discover
+from dist_tune.tuning.phases.entering import enter_sites
+from dist_tune.tuning.phases.settling import compile_variants, settle
+from dist_tune.tuning.phases.waves import try_waves
+
+_MAX_REPEATS = 4
+"""Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
+
+
+def run_race(context: TuningContext, closure: Closure) -> None:
+    """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between."""
+    race, replays = context.race, context.replays
+    struck: set[int] = set()
+    context.sites.journal.begin_phase("race")
+    in_finals = False
+    while True:
+        try_waves(context, closure)
+        batch = race.batch()
+        _tell_of_rungs(context)
+        if not batch:
+            break
+        for label in race.take_begun_anew():
+            replays.trials.samples.forget(label)
+            context.sites.journal.begin_anew(label)
+        is_final = race.is_final
+        if is_final != in_finals:  # from finals to a race where a site was missed before
+            replays.trials.samples.restart()
+            context.sites.journal.begin_phase("finals" if is_final else "race")
+        if is_final and not in_finals:
+            in_finals = True
+            if replays.trials.variants.counts:
+                compile_variants(context, is_last=True)
+                continue  # less candidates that have failed
+        in_finals = is_final
+        context.story.phase("finals" if is_final else "race", race.bound)
+        context.story.terminal.expect(race.n_queued)
+        reduced = _run(context, closure, batch, finals_of(context.plan) if is_final else RACE, struck)
+        race.tell(len(batch), reduced)
+        context.expenses.end_phase("finals" if is_final else "race")
+        if reduced.has_new_sites:
+            manifest = discover(context, closure, is_watched=True, is_under_way=True)
+            assert manifest is not None  # None only where nothing is under way
+            replays.undo()
+            enter_sites(context, closure, manifest)
+        context.check_alive()
+
+
+def _tell_of_rungs(context: TuningContext) -> None:
+    """Tell who has left the race since the last time, and who is ahead."""
+    race = context.race
+    for label in context.entries:
+        if label in race and (best := race.best(label)) is not None:
+            context.story.rung(label, race.alive(label), (best, race.kernel_ms(label, best)), race.left(label))
+
+
+def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
+    """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
+    budget_s, n_repeats = context.plan.budget_s, 0
+    todo = context.sites.journal.serve(batch, context.replays.trials.samples, is_final=not conditions.is_race)
+    failures: Failures = {}
+    has_new_sites = False
+    while True:
+        first = context.replays.n_replays
+        context.replays.run_batch(closure, todo, conditions)
+        reduced = _report(context, batch, struck)
+        has_new_sites |= reduced.has_new_sites
+        for label, each in reduced.failures.items():
+            failures[label] = each | failures.get(label, {})
+        if reduced.has_new_variants:
+            settle(context, closure)
+        todo = [schedule for k, schedule in enumerate(todo) if first + k in reduced.lost]
+        is_spent = budget_s is not None and reduced.elapsed_s >= budget_s
+        if not todo or n_repeats == _MAX_REPEATS or is_spent:
+            return replace(reduced, failures=failures, has_new_sites=has_new_sites)
+        n_repeats += 1
+        context.replays.n_thrown_away += len(todo)
+        why = "a kernel was not compiled for the arguments of a launch on some rank"
+        context.log.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
+
+
+def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> ReducedReport:
+    """Reduce the times of a batch. ``struck``: replays whose times count on no rank."""
+    samples, variants = context.replays.trials.samples, context.replays.trials.variants
+    failures = context.sites.take_failures()
+    has_new_variants = variants.has_news
+    while True:
+        local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
+        reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
+        if set(reduced.disturbed) <= struck:
+            context.sites.journal.agreed(reduced.times)
+            return reduced
+        # A stand-in on one rank makes its peers wait: the times of that replay count on none.
+        samples.strike(reduced.disturbed)
+        context.sites.journal.struck(set(reduced.disturbed) - struck)
+        struck |= set(reduced.disturbed)
