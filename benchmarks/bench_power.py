@@ -8,6 +8,7 @@ rests of 0, 0.2 and 1 ms; and 60 calls in a row after half a second without work
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
@@ -49,6 +50,7 @@ def in_turn(order: Sequence[str], runs: step_times.Contenders, rest_ms: float) -
 
 def main() -> None:
     """Time the configs, and print a line for each way."""
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/bench_power.py needs a GPU: a host has no power limit that its clock shows")
     device, console = harness.join_ranks(width=220)
