@@ -85,25 +85,27 @@ def names_of(sites: Sequence[Settled]) -> list[str]:
     )
 
 
-def block(site: Settled, log: Path, name: str = "") -> list[str]:
-    """Three lines about one site, as the terminal shows them. ``name``: where its own is another site's, too."""
+def block(site: Settled, log: Path | None, name: str = "") -> list[str]:
+    """Two or three lines about one site, as the terminal shows them. ``name``: where its own is another site's, too."""
     record = site.record
     spent = ", ".join(filter(None, [f"{record.seconds:.1f} s", drag(record)]))
-    show = f"why: dist-tune show {site.record_id}   " if site.record_id else ""
-    return [
-        f"{name or site.name}  {headline(record)}",
-        f"  {short_config(record.best)}   {fates(record).text}   {spent}",
-        f"  {show}log: {log}",
-    ]
+    lines = [f"{name or site.name}  {headline(record)}", f"  {short_config(record.best)}   {fates(record).text}   {spent}"]
+    further = _further(site.record_id or "", log)
+    return [*lines, f"  {further}"] if further else lines
 
 
-def blocks(sites: Sequence[Settled], log: Path) -> list[str]:
+def _further(record_id: str, log: Path | None) -> str:
+    """Where there is more to read: the record and the log, as far as they are kept."""
+    return "   ".join([f"why: dist-tune show {record_id}"] * bool(record_id) + [f"log: {log}"] * (log is not None))
+
+
+def blocks(sites: Sequence[Settled], log: Path | None) -> list[str]:
     """The lines of all sites; none if they are too many."""
     named = zip(sites, names_of(sites), strict=True)
     return [line for site, name in named for line in block(site, log, name)] if len(sites) <= MAX_BLOCKS else []
 
 
-def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
+def show(console: Console, sites: Sequence[Settled], log: Path | None) -> None:
     """Print blocks, or a table of the sites with the largest share of the step."""
     from rich.text import Text
 
@@ -118,8 +120,8 @@ def show(console: Console, sites: Sequence[Settled], log: Path) -> None:
         return
     console.print(_table(sites, console.width))
     more = f"and {len(sites) - _MAX_ROWS} more   " if len(sites) > _MAX_ROWS else ""
-    record, why = sites[0].record, "why: dist-tune show ID   " * any(site.record_id for site in sites)
-    console.print(Text(f"{more}{record.seconds:.1f} s   {why}log: {log}"), soft_wrap=not is_wrapped)
+    further = _further("ID" * any(site.record_id for site in sites), log)
+    console.print(Text(f"{more}{sites[0].record.seconds:.1f} s   {further}".rstrip()), soft_wrap=not is_wrapped)
 
 
 def _table(sites: Sequence[Settled], width: int) -> Table:

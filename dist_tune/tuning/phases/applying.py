@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -89,5 +90,5 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
     for line in summary(context.name, settled, seconds, meetings):
         context.log.info(line)
     context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(list(records.values())))
-    log = context.story.path
+    log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
     context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))
