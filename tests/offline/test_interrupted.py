@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dist_tune.measure import WallSpan
 from dist_tune.offline import Outcome, Problem, tune_problems
 from dist_tune.search.guided.strategies import grouped_order
+from dist_tune.testing import ExactTime
 from tests.programs import Done, run_python
 
 pytestmark = pytest.mark.once
@@ -90,6 +91,7 @@ def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(tmp
 
 def test_what_was_measured_for_other_values_is_not_gone_on_from(monkeypatch: pytest.MonkeyPatch):
     """A size in an attribute of something captured: interrupted at one size, and started again with another."""
+    monkeypatch.setattr(WallSpan, "now", ExactTime.now)
     args = SimpleNamespace(size=1)
     n_runs = 0
 
@@ -99,7 +101,7 @@ def test_what_was_measured_for_other_values_is_not_gone_on_from(monkeypatch: pyt
             n_runs += 1
             if n_runs == 40:
                 raise KeyboardInterrupt
-            time.sleep(0.001 * (1 + abs(config["i"] - args.size)))
+            ExactTime.pass_ms(1 + abs(config["i"] - args.size))
 
         return run, None
 
