@@ -161,9 +161,9 @@ class _Tuner(Generic[P, R]):
             listeners[ident] = self
             marks[mark] = True
             run.__code__ = our_code
-            if own_runs:
-                interception.enter_own_runs()
             try:
+                if own_runs:
+                    interception.enter_own_runs()
                 value = function(*args, **kwargs)
             except BaseException as error:  # raised again: only the listener is taken away, and peers are told
                 self.leave(interception.pop(), error)

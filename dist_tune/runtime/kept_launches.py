@@ -12,13 +12,16 @@ from typing import Any
 from triton.runtime.jit import KernelInterface
 
 _MAX_FRAMES = 12
-_before: dict[int, tuple[MutableMapping[Any, Any], frozenset[Any]]] = {}
-"""Id -> mapping of a wrapper, with the keys that it had before the launch."""
+_before: dict[int, dict[int, tuple[MutableMapping[Any, Any], frozenset[Any]]]] = {}
+"""Thread -> id -> mapping of a wrapper, with the keys that it had before the launch."""
 
 
-def note_keepers(kernel: Any) -> None:
-    """Called in a launch of the kernel: note what the wrappers around it, which are in the middle of this launch, hold now."""
-    frame, inner = sys._getframe(1), {id(kernel)}
+def note_keepers(kernel: Any, thread: int) -> None:
+    """Called in a launch of the kernel: note what the wrappers around it, which are in the middle of this launch, hold now.
+
+    ``thread``: whose run it is.
+    """
+    frame, inner, before = sys._getframe(1), {id(kernel)}, _before.setdefault(thread, {})
     for _ in range(_MAX_FRAMES):
         if (frame := frame.f_back) is None:  # type: ignore[assignment]  # the outermost one has none
             return
@@ -28,14 +31,13 @@ def note_keepers(kernel: Any) -> None:
         if isinstance(wrapper, KernelInterface) and any(id(each) in inner for each in vars(wrapper).values()):
             inner.add(id(wrapper))
             for each in _mappings(wrapper):
-                _before.setdefault(id(each), (each, frozenset(each)))
+                before.setdefault(id(each), (each, frozenset(each)))
 
 
-def forget_kept() -> None:
-    """After a run: take from wrappers what they have kept since."""
-    while _before:
-        mapping, known = _before.popitem()[1]
-        for key in [each for each in mapping if each not in known]:
+def forget_kept(thread: int) -> None:
+    """After a run of this thread: take from wrappers what they have kept since."""
+    for mapping, known in _before.pop(thread, {}).values():
+        for key in frozenset(mapping) - known:  # at once, because other threads may be launching
             mapping.pop(key, None)
 
 

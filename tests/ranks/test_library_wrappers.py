@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -84,19 +85,41 @@ def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(kind: str, mod
     assert "add_kernel['6_torch.float32']" in outcomes[0].log
 
 
-def _unheard(rank: int) -> Any:
-    kernel = _Searches(add_kernel, add_kernel.arg_names, configs(16, 32), ["n"], None, None)
+class _Late(_Searches):
+    """Looks its key up when all is done."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self.best_config = self.cache.setdefault(str(self.nargs["n"]), self.prune_configs(kwargs)[0])
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+class _Checks(_Late):
+    """Asks what only the kernel itself can answer, and not one that stands for it."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, Autotuner):
+            raise TypeError(f"{self} is no kernel")
+        self.best_config = self.cache.setdefault(str(args[2]), self.prune_configs(kwargs)[0])
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+def _unheard(rank: int, kind: str) -> Any:
+    kernel = globals()[kind](add_kernel, add_kernel.arg_names, configs(16, 32), ["n"], None, None)
     step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x)[0].item())
     return [step(torch.zeros(N)) for _ in range(2)], kernel.best_config.kwargs["BLOCK"]
 
 
 @pytest.mark.once
-def test_a_tuner_that_looks_nothing_up_is_named():
+@pytest.mark.parametrize("kind", ["_Searches", "_Late", "_Checks"])
+def test_a_tuner_that_looks_nothing_up_is_named(kind: str):
     """Its kernels are launched as without dist_tune; the log says why nothing is tuned, and does not say that nothing was launched."""
-    outcomes = on_ranks(2, _unheard)
+    outcomes = on_ranks(2, _unheard, kind)
     assert values(outcomes) == [([1.0, 1.0], 16)] * 2
     for each in outcomes:
-        assert "Left alone are kernels of tests.ranks.test_library_wrappers._Searches, which tune in a run of their own" in each.log
+        (told,) = (line for line in each.log.splitlines() if "Left alone are kernels of " in line)
+        assert f"tests.ranks.test_library_wrappers.{kind}" in told
+        assert "which tune in a run of their own" in told
 
 
 class _Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
@@ -146,6 +169,42 @@ def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(kind: str):
     assert first == (called, True, True, first[3], 1)
     for each in outcomes:
         assert "accumulate_kernel" in each.log
+        assert "is not tuned" not in each.log
+
+
+class _Interrupted(_Keeps):
+    """Another thread's call ends while the first launch is under way."""
+
+    n_runs = 0
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        result, self.n_runs = super().run(*args, **kwargs), self.n_runs + 1
+        if self.n_runs == 1:
+            kept = self.kept[0].pop(args[2])
+            thread = threading.Thread(target=_raising)
+            thread.start()
+            thread.join()
+            self.kept[0][args[2]] = kept
+        return result
+
+
+def _raising() -> None:
+    with pytest.raises(ZeroDivisionError):
+        contextual_autotune()(lambda: 1 / 0)()
+
+
+def _beside_threads(rank: int) -> Any:
+    kernel = _Interrupted(autotuned(accumulate_kernel, blocks=(16, 32, 64)))
+    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x, torch.zeros(N))[0].item())
+    return step(torch.ones(N)), kernel.fn.cache[N, "torch.float32", "torch.float32"] is kernel.kept[0].get(N)
+
+
+@pytest.mark.once
+def test_what_a_wrapper_keeps_is_taken_from_it_though_another_threads_call_ends_meanwhile():
+    """Each thread takes away what its own launches have left."""
+    outcomes = on_ranks(2, _beside_threads)
+    assert [called for called, _ in values(outcomes)] == [1.0] * 2
+    for each in outcomes:
         assert "is not tuned" not in each.log
 
 
