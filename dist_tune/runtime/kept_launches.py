@@ -5,8 +5,10 @@ What such a wrapper keeps while its kernel has no config is taken from it after 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, MutableMapping
+from types import CodeType
 from typing import Any
 
 from triton.runtime.jit import KernelInterface
@@ -25,9 +27,8 @@ def note_keepers(kernel: Any, thread: int) -> None:
     for _ in range(_MAX_FRAMES):
         if (frame := frame.f_back) is None:  # type: ignore[assignment]  # the outermost one has none
             return
-        code = frame.f_code
-        # Reading the variables of a frame keeps them alive as long as it runs: of no frame of the step.
-        wrapper = frame.f_locals.get("self") if code.co_name == "run" and "self" in code.co_varnames[: code.co_argcount] else None
+        # Reading the variables of a frame keeps them alive as long as it runs: of no frame of the step, which may have a "run" as well.
+        wrapper = frame.f_locals.get("self") if _is_launch(frame.f_code) else None
         if isinstance(wrapper, KernelInterface) and any(id(each) in inner for each in vars(wrapper).values()):
             inner.add(id(wrapper))
             for each in _mappings(wrapper):
@@ -39,6 +40,14 @@ def forget_kept(thread: int) -> None:
     for mapping, known in _before.pop(thread, {}).values():
         for key in frozenset(mapping) - known:  # at once, because other threads may be launching
             mapping.pop(key, None)
+
+
+def _is_launch(code: CodeType) -> bool:
+    """True for the code of ``run`` in a class of kernels, or of wrappers around them."""
+    classes: list[type] = [KernelInterface] if code.co_name == "run" else []
+    for each in classes:
+        classes += each.__subclasses__()
+    return any(getattr(inspect.unwrap(getattr(each, "run", None)), "__code__", None) is code for each in classes)  # type: ignore[arg-type]
 
 
 def _mappings(wrapper: Any) -> Iterator[MutableMapping[Any, Any]]:
