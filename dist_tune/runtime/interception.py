@@ -96,7 +96,7 @@ class _Patch:
             return
         launch = Launch(kernel, args, kwargs) if listener.is_watching else None
         if launch is not None:
-            note_keepers(kernel, _heard_thread())  # ranks may turn out to have different configs
+            note_keepers(kernel, listeners)  # ranks may turn out to have different configs
             listener.launching(launch)
         if listener.is_keeping and (kernel.restore_value or kernel.reset_to_zero):
             launch = launch or Launch(kernel, args, kwargs)
@@ -122,7 +122,7 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
-        note_keepers(kernel, _heard_thread())
+        note_keepers(kernel, listeners)
         return listener.missed(Launch(kernel, args, kwargs))
 
     def hear(self, own: OwnRun, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,6 +264,12 @@ def leave_own_runs() -> None:
             each.function.__dict__.pop(DYNAMO_SKIPS, None)
 
 
+def leave_libraries() -> None:
+    """At the end of a call of this thread that was not tuned: restore their tuners, and take from wrappers what they have kept of it."""
+    leave_own_runs()
+    forget_kept(get_ident())
+
+
 def replace(old: Listener, new: Listener) -> None:
     """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss."""
     for ident, listener in list(listeners.items()):
@@ -279,12 +285,6 @@ def _is_watching(listener: Listener) -> bool:
 def is_listening() -> bool:
     """True if the calling thread has a listener."""
     return listener_here() is not None
-
-
-def _heard_thread() -> int:
-    """The thread whose listener the calling thread has."""
-    ident = get_ident()
-    return ident if ident in listeners else next(iter(list(listeners)), ident)
 
 
 def listener_here() -> Listener | None:

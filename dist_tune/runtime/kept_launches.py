@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
+from threading import get_ident
 from types import CodeType
 from typing import Any
 
 from triton.runtime.jit import KernelInterface
 
 _MAX_FRAMES = 12
-_before: dict[int, dict[int, tuple[MutableMapping[Any, Any], frozenset[Any]]]] = {}
+keepers: dict[int, dict[int, tuple[MutableMapping[Any, Any], frozenset[Any]]]] = {}
 """Thread -> id -> mapping of a wrapper, with the keys that it had before the launch."""
 
 
-def note_keepers(kernel: Any, thread: int) -> None:
+def note_keepers(kernel: Any, threads: Collection[int]) -> None:
     """Called in a launch of the kernel: note what the wrappers around it, which are in the middle of this launch, hold now.
 
-    ``thread``: whose run it is.
+    ``threads``: those with a run under way. The launch is of the calling one's, or, on a thread of autograd's, of the only one's.
     """
-    frame, inner, before = sys._getframe(1), {id(kernel)}, _before.setdefault(thread, {})
+    thread = get_ident() if get_ident() in threads else next(iter(list(threads)), get_ident())
+    frame, inner, before = sys._getframe(1), {id(kernel)}, keepers.setdefault(thread, {})
     for _ in range(_MAX_FRAMES):
         if (frame := frame.f_back) is None:  # type: ignore[assignment]  # the outermost one has none
             return
@@ -37,7 +39,7 @@ def note_keepers(kernel: Any, thread: int) -> None:
 
 def forget_kept(thread: int) -> None:
     """After a run of this thread: take from wrappers what they have kept since."""
-    for mapping, known in _before.pop(thread, {}).values():
+    for mapping, known in keepers.pop(thread, {}).values():
         for key in frozenset(mapping) - known:  # at once, because other threads may be launching
             mapping.pop(key, None)
 

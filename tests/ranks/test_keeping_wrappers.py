@@ -129,6 +129,20 @@ def test_variables_of_the_step_live_no_longer_for_the_search_for_wrappers():
     assert values(on_ranks(2, _released)) == [(3.0, 0)] * 2
 
 
+def _alone_for_long(rank: int) -> Any:
+    kernel, tuned = _Keeps(autotuned(accumulate_kernel, blocks=(16, 32, 64))), []
+    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x, torch.zeros_like(x))[0].item())
+    for i in range(40):
+        step(torch.ones(N if i < 2 or (rank == 1 and i < 30) else 2 * N))
+        tuned.append(len(kernel.fn.cache))
+    return tuned.index(2) if 2 in tuned else None, len(step.records)
+
+
+def test_a_wrapper_around_an_untuned_kernel_keeps_nothing():
+    """A rank that is alone with a size asks for a meeting now and then, and tunes the size when its peer has come to it."""
+    assert values(on_ranks(2, _alone_for_long)) == [(34, 2)] * 2
+
+
 _launched: dict[Any, Any] = {}
 
 

@@ -30,7 +30,7 @@ def test_a_wrapper_may_keep_more_while_it_is_asked_what_it_has_kept(monkeypatch:
     thread.start()
     try:
         for _ in range(2000):
-            kept_launches._before[0] = {id(mapping): (mapping, known)}
+            kept_launches.keepers[0] = {id(mapping): (mapping, known)}
             kept_launches.forget_kept(0)
     finally:
         is_over.set()
