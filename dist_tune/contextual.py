@@ -18,7 +18,7 @@ from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, mem
 from dist_tune.errors import NestedTuningError, StuckConfigError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
-from dist_tune.runtime import Tunable, interception, own_runs
+from dist_tune.runtime import Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
@@ -161,17 +161,17 @@ class _Tuner(Generic[P, R]):
             listeners[ident] = self
             marks[mark] = True
             run.__code__ = our_code
-            if own_runs:
-                interception.enter_own_runs()
             try:
+                if own_runs:
+                    interception.enter_own_runs()
                 value = function(*args, **kwargs)
             except BaseException as error:  # raised again: only the listener is taken away, and peers are told
                 self.leave(interception.pop(), error)
                 raise
             if listeners[ident] is self:
                 del listeners[ident]
-                if own_runs:
-                    interception.leave_own_runs()
+                if own_runs or keepers:
+                    interception.leave_libraries()
                 if not listeners:
                     run.__code__ = own_code
                     marks.pop(mark, None)

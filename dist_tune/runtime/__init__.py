@@ -6,6 +6,7 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
+from dist_tune.runtime.kept_launches import keepers
 from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
 from dist_tune.runtime.own_runs import own_runs, unheard_tuners
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
@@ -17,6 +18,6 @@ from dist_tune.runtime.undo import Undo, changed
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
     "RecordedKernel", "RecordedLaunch", "Slot", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo", "Watch", "changed",
-    "compile_ahead", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "own_runs", "precompiles",
-    "specialisation", "unheard_tuners",
+    "compile_ahead", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "keepers", "own_runs",
+    "precompiles", "specialisation", "unheard_tuners",
 ]  # fmt: skip

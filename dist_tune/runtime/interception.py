@@ -96,7 +96,7 @@ class _Patch:
             return
         launch = Launch(kernel, args, kwargs) if listener.is_watching else None
         if launch is not None:
-            note_keepers(kernel)  # ranks may turn out to have different configs
+            note_keepers(kernel, listeners)  # ranks may turn out to have different configs
             listener.launching(launch)
         if listener.is_keeping and (kernel.restore_value or kernel.reset_to_zero):
             launch = launch or Launch(kernel, args, kwargs)
@@ -122,7 +122,7 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
-        note_keepers(kernel)
+        note_keepers(kernel, listeners)
         return listener.missed(Launch(kernel, args, kwargs))
 
     def hear(self, own: OwnRun, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,13 +223,17 @@ def push(listener: Listener) -> None:
     """Put a listener in place for this thread, and patch Triton."""
     patch = triton_patch()
     listeners[get_ident()] = listener
-    # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
-    patch.marks[DYNAMO_SKIPS] = True
-    patch.function.__code__ = patch.our_code
-    for own in find_own_runs(patch.hear):
-        _skip_in_dynamo(own.our_code)
-    enter_own_runs()
-    patch.is_watched |= _is_watching(listener)
+    try:
+        # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
+        patch.marks[DYNAMO_SKIPS] = True
+        patch.function.__code__ = patch.our_code
+        for own in find_own_runs(patch.hear):
+            _skip_in_dynamo(own.our_code)
+        enter_own_runs()
+        patch.is_watched |= _is_watching(listener)
+    except BaseException:  # an interrupt of the user's: later calls would be taken for calls inside this one
+        pop()
+        raise
 
 
 def pop() -> Listener:
@@ -240,7 +244,7 @@ def pop() -> Listener:
             return listeners.pop(get_ident())
         finally:
             patch.leave()
-            forget_kept()
+            forget_kept(get_ident())
     finally:
         patch.leave()  # once more: an interrupt of the user's may have come in the middle of it
 
@@ -258,6 +262,12 @@ def leave_own_runs() -> None:
         if not listeners:  # asked each time: Python may change threads in between
             each.function.__code__ = each.own_code
             each.function.__dict__.pop(DYNAMO_SKIPS, None)
+
+
+def leave_libraries() -> None:
+    """At the end of a call of this thread that was not tuned: restore their tuners, and take from wrappers what they have kept of it."""
+    leave_own_runs()
+    forget_kept(get_ident())
 
 
 def replace(old: Listener, new: Listener) -> None:

@@ -6,6 +6,7 @@ Knows ``Autotuner`` and Triton's knobs; nothing of launches, ranks or search.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import triton
@@ -68,9 +69,9 @@ class KernelSlot:
         cache = self._kernel.cache
         if self._key not in cache:
             return
-        try:
+        with suppress(TypeError, AttributeError, KeyError, NotImplementedError):  # it knows no deletion
             del cache[self._key]
-        except (TypeError, AttributeError, KeyError):  # it knows no deletion, or has the config from elsewhere
+        if self._key in cache:  # still, or it has the config from elsewhere
             self._kernel.cache = _Hiding(cache, self._key)
 
 

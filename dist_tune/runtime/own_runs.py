@@ -24,6 +24,8 @@ class OwnRun:
 
     def __init__(self, function: FunctionType, hear: Hear) -> None:
         self.function, self._hear = function, hear
+        self.has_key = True
+        """False once it was run with a stand-in for the kernel and looked up no key."""
         self.own_code: CodeType = function.__code__
         self.call = FunctionType(self.own_code, function.__globals__, function.__name__, function.__defaults__)
         """The function as its author wrote it."""
@@ -75,7 +77,8 @@ def find_own_runs(hear: Hear) -> list[OwnRun]:
 
 def unheard_tuners() -> list[str]:
     """Classes which tune in a ``run`` that cannot be heard."""
-    return [f"{each.__module__}.{each.__qualname__}" for each, function in _all_runs() if function not in own_runs]
+    runs = [(each, own_runs.get(function)) for each, function in _all_runs()]
+    return [f"{each.__module__}.{each.__qualname__}" for each, own in runs if own is None or not own.has_key]
 
 
 def _all_runs() -> list[tuple[type, Any]]:
@@ -98,9 +101,13 @@ def own_run_of(kernel: Any) -> OwnRun | None:
 
 
 def own_key(own: OwnRun, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The key that its ``run`` looks up, alone in a tuple; empty if it looks up none."""
+    """The key that its ``run`` looks up, alone in a tuple; empty if it looks up none, or fails before."""
+    key: tuple[Any, ...] = ()
     try:
         own.call(_Unlaunched(kernel), *args, **kwargs)
     except _AskedError as asked:
-        return asked.args
-    return ()
+        key = asked.args
+    except Exception:  # noqa: BLE001  # the launch itself follows: it raises the user's error, and not what a stand-in lacks
+        pass
+    own.has_key = bool(key)
+    return key

@@ -194,7 +194,7 @@ def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], w
     shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
     more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
     # Triton's words where it finds no GPU, which say nothing of GPUs.
-    has_driver = not all("active drivers ([])" in reason for reason in failures.values())
+    has_driver = not failures or not all("active drivers ([])" in reason for reason in failures.values())
     advice = (
         "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
         if has_driver

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,3 +254,23 @@ def test_errors_of_earlier_calls_are_told_with_their_ranks():
         == "rank 1 raised ValueError in f, call 1: once"
     )
     assert raised_in({0: Place("f", 1)}) == ""
+
+
+def test_threads_that_call_after_one_that_raised_count_alike():
+    """Two threads come to the look-up that such a call costs: the second may not begin a count of its own, which no peer would hear of."""
+    found: list[Calls] = []
+    thread = threading.Thread(target=lambda: found.append(calls["group"]))
+
+    def n_issued() -> int:
+        if known.n_calls and thread.ident is None and is_looking:
+            thread.start()
+            thread.join(0.2)
+        return 0
+
+    known, is_looking, calls = Calls(5), False, CallsByGroup(n_issued)
+    calls.count_on("group", known)
+    calls.note_raised("group", "f", ValueError("no batch"))
+    is_looking = True
+    assert calls["group"] is known
+    thread.join()
+    assert found[0] is known

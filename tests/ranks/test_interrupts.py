@@ -9,8 +9,9 @@ import torch
 
 from dist_tune import contextual_autotune
 from dist_tune.distributed.protocol.epochs import Epochs
-from dist_tune.runtime import interception
+from dist_tune.runtime import interception, own_runs
 from tests.ranks.kernels import autotuned, is_unpatched, launch
+from tests.ranks.test_library_wrappers import filed
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -56,3 +57,22 @@ def test_an_interrupt_while_a_listener_is_taken_away_leaves_triton_as_it_was(mon
         interception.pop()
     assert is_unpatched()
     assert not interception.triton_patch().is_watched
+
+
+def _interrupt(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("function", ["enter_own_runs", "find_own_runs"])
+def test_an_interrupt_while_a_librarys_tuners_are_patched_leaves_no_listener(monkeypatch: pytest.MonkeyPatch, function: str):
+    """A listener that stayed would take each later call for one inside another, and nothing would be tuned."""
+    filed(16, 32)
+    step = contextual_autotune(cache=False)(lambda x: x)
+    step(1)
+    assert own_runs, "the library of this test was not found"
+    with monkeypatch.context() as patch:
+        patch.setattr(interception, function, _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step(1 if function == "enter_own_runs" else 2.0)  # a steady call, or a first one
+    assert not interception.listeners
+    assert is_unpatched()

@@ -95,6 +95,33 @@ class _Bare:
         self.kept[key] = config
 
 
+class _Refusing(_Bare):
+    """One whose author has left deletion to others."""
+
+    def __delitem__(self, key: Any) -> None:
+        raise NotImplementedError
+
+
+class _Layered(_Own):
+    """A mapping in memory above one on disk, which deletion leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk: dict[Any, Any] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.disk
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kept.setdefault(key, self.disk[key])
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self.kept[key] = self.disk[key] = config
+
+    def __delitem__(self, key: Any) -> None:
+        self.kept.pop(key, None)
+
+
 class _Default(dict[Any, Any]):
     """A cache that knows a config for every key, as a library that routes keys to recorded configs."""
 
@@ -113,7 +140,7 @@ def made(kind: str, **options: Any) -> Any:
         kernel = options.pop("kernel", add_kernel)
         return classes[kind](kernel, kernel.arg_names, configs(16, 32, 64), ["n"], None, restored, **options)
     kernel = autotuned(options.pop("kernel", add_kernel), blocks=(16, 32, 64), **options)
-    kernel.cache = {"own": _Own, "bare": _Bare, "default": _Default}[kind]()
+    kernel.cache = {"own": _Own, "bare": _Bare, "default": _Default, "refusing": _Refusing, "layered": _Layered}[kind]()
     return kernel
 
 
@@ -179,7 +206,7 @@ def _disputed(rank: int, kind: str) -> Any:
     return called, own[key].kwargs["BLOCK"], len(step.records), kernel.cache is own
 
 
-@pytest.mark.parametrize("kind", ["own", "bare", "default"])
+@pytest.mark.parametrize("kind", ["own", "bare", "default", "refusing", "layered"])
 def test_a_cache_of_a_librarys_own_is_tuned_anew_where_ranks_differ(kind: str):
     """Also one that cannot forget a key: it is hidden until it has the ranks' common config, and the library's mapping is back then."""
     first, second = values(on_ranks(2, _disputed, kind))

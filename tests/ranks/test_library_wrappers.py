@@ -1,4 +1,4 @@
-"""Kernels as libraries wrap them: tuners with a run of their own, caches above the tuner, heuristics around it."""
+"""Kernels as libraries wrap them: tuners with a run of their own, and heuristics around the tuner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from triton.runtime.jit import KernelInterface
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import Mode, values
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
+from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch
 from tests.ranks.worlds import on_ranks
 
 N = 64
 QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}
 
 
-class _Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
+class Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
     """As libraries make it that keep configs in files of their own: a copy of Triton's run, with another key."""
 
     def own_key(self, named: dict[str, Any]) -> str:
@@ -43,10 +43,10 @@ class _Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
 
 def filed(*blocks: int) -> Any:
     """Such a kernel."""
-    return _Filed(add_kernel, add_kernel.arg_names, configs(*blocks), ["n"], None, None)
+    return Filed(add_kernel, add_kernel.arg_names, configs(*blocks), ["n"], None, None)
 
 
-class _Inherits(_Filed):
+class _Inherits(Filed):
     """A policy of its own on top of that run."""
 
 
@@ -60,16 +60,16 @@ class _Searches(Autotuner):  # type: ignore[misc]  # Triton is not typed
 
 
 def _own_run(rank: int, kind: str) -> Any:
-    kernel, code = globals()[kind](add_kernel, add_kernel.arg_names, configs(16, 32, 64), ["n"], None, None), _Filed.run.__code__
+    kernel, code = globals()[kind](add_kernel, add_kernel.arg_names, configs(16, 32, 64), ["n"], None, None), Filed.run.__code__
     alone = globals()[kind](add_kernel, add_kernel.arg_names, configs(16), ["n"], None, None)
     step = contextual_autotune(**QUICK)(lambda x: launch(alone, launch(kernel, x))[0].item())
     called = [step(torch.zeros(n)) for n in (N, N, N + 5, 2 * N)]
     outside = launch(kernel, torch.zeros(6 * N))[0].item()
     same = [kernel.cache[key].kwargs["BLOCK"] for key in kernel.cache]
-    return called, outside, list(kernel.cache), same[:-1], same[-1], kernel.nargs, len(step.records), _Filed.run.__code__ is code
+    return called, outside, list(kernel.cache), same[:-1], same[-1], kernel.nargs, len(step.records), Filed.run.__code__ is code
 
 
-@pytest.mark.parametrize("kind", ["_Filed", "_Inherits"])
+@pytest.mark.parametrize("kind", ["Filed", "_Inherits"])
 @pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
 def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(kind: str, mode: Mode):
     """Sizes of one key share a config; outside of the step the library tunes as ever, and its function has its own code again."""
@@ -84,102 +84,41 @@ def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(kind: str, mod
     assert "add_kernel['6_torch.float32']" in outcomes[0].log
 
 
-def _unheard(rank: int) -> Any:
-    kernel = _Searches(add_kernel, add_kernel.arg_names, configs(16, 32), ["n"], None, None)
+class _Late(_Searches):
+    """Looks its key up when all is done."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self.best_config = self.cache.setdefault(str(self.nargs["n"]), self.prune_configs(kwargs)[0])
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+class _Checks(_Late):
+    """Asks what only the kernel itself can answer, and not one that stands for it."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, Autotuner):
+            raise TypeError(f"{self} is no kernel")
+        self.best_config = self.cache.setdefault(str(args[2]), self.prune_configs(kwargs)[0])
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+def _unheard(rank: int, kind: str) -> Any:
+    kernel = globals()[kind](add_kernel, add_kernel.arg_names, configs(16, 32), ["n"], None, None)
     step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x)[0].item())
     return [step(torch.zeros(N)) for _ in range(2)], kernel.best_config.kwargs["BLOCK"]
 
 
 @pytest.mark.once
-def test_a_tuner_that_looks_nothing_up_is_named():
+@pytest.mark.parametrize("kind", ["_Searches", "_Late", "_Checks"])
+def test_a_tuner_that_looks_nothing_up_is_named(kind: str):
     """Its kernels are launched as without dist_tune; the log says why nothing is tuned, and does not say that nothing was launched."""
-    outcomes = on_ranks(2, _unheard)
+    outcomes = on_ranks(2, _unheard, kind)
     assert values(outcomes) == [([1.0, 1.0], 16)] * 2
     for each in outcomes:
-        assert "Left alone are kernels of tests.ranks.test_library_wrappers._Searches, which tune in a run of their own" in each.log
-
-
-class _Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
-    """As flag_gems' LibEntry: asks the tuner once for each kind of arguments, and launches the same kernel from then on."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.fn, self.kept = kernel, (dict[Any, Any](), dict[Any, Any]())
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        if args[2] in self.kept[0]:
-            config = self.kept[0][args[2]]
-            return self.fn.fn.run(*args, **{**kwargs, "grid": kwargs["grid"]}, **config.all_kwargs())
-        result = self.fn.run(*args, **kwargs)
-        self.kept[0][args[2]] = self.fn.best_config
-        return result
-
-
-def _kept(rank: int, kind: str) -> Any:
-    tuner = _Filed(accumulate_kernel, accumulate_kernel.arg_names, configs(16, 32, 64), ["n"], None, None)
-    timed: Any = {"do_bench": lambda call, quantiles: (call(), [1.0] * 3)[1]}
-    kernel = _Keeps(tuner if kind == "own run" else autotuned(accumulate_kernel, blocks=(16, 32, 64), **timed))
-    launch(kernel, torch.ones(2 * N), torch.zeros(2 * N))  # the library's own choice: it stays
-    before = kernel.kept[0][2 * N]
-    source = torch.zeros(N)
-    if kind == "disputed":
-        kernel.fn.cache[N, "torch.float32", "torch.float32"] = kernel.fn.configs[rank]
-
-    @contextual_autotune(**QUICK)
-    def step(x: torch.Tensor) -> float:
-        launch(kernel, torch.ones(2 * N), torch.zeros(2 * N))
-        total = launch(kernel, torch.ones(N), x if kind == "in place" else torch.zeros(N))
-        return launch(kernel, total, torch.zeros(N))[0].item()
-
-    called = [step(source) for _ in range(3)]
-    (best,) = (kernel.fn.cache[key] for key in kernel.fn.cache if str(key).startswith(("(64", "6_")))
-    return called, kernel.kept[0][N] is best, kernel.kept[0][2 * N] is before, best.kwargs["BLOCK"], len(step.records)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("kind", ["tuner", "own run", "in place", "disputed"])
-def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(kind: str):
-    """Each replay asks the tuner, also after ranks had different configs, and then the winner is kept; what was kept before is, too."""
-    outcomes = on_ranks(2, _kept, kind)
-    first, second = values(outcomes)
-    assert first == second
-    called = [1.0, 2.0, 3.0] if kind == "in place" else [1.0] * 3
-    assert first == (called, True, True, first[3], 1)
-    for each in outcomes:
-        assert "accumulate_kernel" in each.log
-        assert "is not tuned" not in each.log
-
-
-_launched: dict[Any, Any] = {}
-
-
-def _remembering(kernel: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As functions do that keep compiled kernels in a module's dict."""
-    n = x.numel()
-    if (rule := _launched.get((kernel, n))) is None:
-        launch(kernel, x, y)
-        _launched[kernel, n] = kernel.best_config
-    else:
-        kernel.fn[(triton.cdiv(n, rule.kwargs["BLOCK"]),)](x, y, n, **rule.all_kwargs())
-    return y
-
-
-def _remembered(rank: int) -> Any:
-    kernel, other = autotuned(accumulate_kernel, blocks=(16, 32, 64)), autotuned(blocks=(16, 32, 64))
-    step = contextual_autotune(**QUICK)(lambda x: _remembering(kernel, launch(other, x), torch.zeros(N))[0].item())
-    return [step(torch.zeros(N)) for _ in range(3)], best(other)
-
-
-@pytest.mark.once
-def test_a_function_that_keeps_its_first_launch_is_told_of():
-    """What no replay launches is not tuned, which is said; the other kernels of the step are."""
-    outcomes = on_ranks(2, _remembered)
-    first, second = values(outcomes)
-    assert first == second
-    assert first[0] == [1.0] * 3
-    for each in outcomes:
-        (line,) = [line for line in each.log.splitlines() if " is not tuned: the first run launched it and " in line]
-        assert "WARNING" in line
-        assert "accumulate_kernel" in line or "site 2 " in line
+        (told,) = (line for line in each.log.splitlines() if "Left alone are kernels of " in line)
+        assert f"tests.ranks.test_library_wrappers.{kind}" in told
+        assert "which tune in a run of their own" in told
 
 
 class _Wrapper(KernelInterface):  # type: ignore[misc]  # Triton is not typed

@@ -23,3 +23,7 @@ def test_the_last_line_says_what_to_do(reason: str, advice: str):
 def test_one_config_with_a_reason_of_its_own_may_be_mended():
     message = no_valid_config("gemm[8]", ["BLOCK=1", "BLOCK=2"], {0: NO_DRIVER, 1: "OutOfResources"}, "on rank 0")
     assert "TRITON_INTERPRET" not in message
+
+
+def test_configs_without_a_reason_say_nothing_of_gpus():
+    assert "TRITON_INTERPRET" not in no_valid_config("gemm[8]", ["BLOCK=1"], {}, "here")

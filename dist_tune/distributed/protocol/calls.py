@@ -7,6 +7,7 @@ one rank and is made again there counts once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class CallsByGroup(dict[Hashable, Calls]):
         super().__init__()
         self._n_issued = n_issued
         self._raised: dict[Hashable, Calls] = {}
+        self._lock = threading.Lock()
 
     def count_on(self, group: Hashable, calls: Calls) -> None:
         """Count the calls of this group as these, which its ranks know."""
@@ -117,10 +119,13 @@ class CallsByGroup(dict[Hashable, Calls]):
         self.pop(group, None)
 
     def __missing__(self, group: Hashable) -> Calls:
-        calls = self._raised.pop(group, None) or Calls()
-        calls.go_on(self._n_issued())
-        self[group] = calls
-        return calls
+        with self._lock:
+            if (known := self.get(group)) is not None and group not in self._raised:  # another thread has looked meanwhile
+                return known
+            calls = self._raised.pop(group, None) or Calls()
+            calls.go_on(self._n_issued())
+            self[group] = calls
+            return calls
 
 
 def ahead(place: Place, passed: Passed, inside: Collection[int] = ()) -> list[int]:
