@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,7 @@ class Group(Meetings):
         space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
         super().__init__(space, dist.get_rank(), members, deadline_s, Heartbeat(dist.get_rank(), members, n_collectives))
         self._group = group
+        _made.add(self)
         self.neighbours = neighbours(self.rank, members)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
 
@@ -172,8 +174,18 @@ def check_group(option: str, group: object) -> None:
 
 
 _groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}
-# A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
-atexit.register(_groups.clear)
+_made: WeakSet[Group] = WeakSet()
+"""Also those whose process group was destroyed; what a tuning has left in cycles may hold them."""
+
+
+@atexit.register
+def _let_go() -> None:
+    # A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
+    _groups.clear()
+    for each in list(_made):
+        vars(each).pop("_group", None)
+
+
 _groups_lock = threading.Lock()
 
 
