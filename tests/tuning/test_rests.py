@@ -18,7 +18,7 @@ LAUNCH_S = 0.004
 
 
 class Device:
-    """A clock whose device takes ``LAUNCH_S`` for each replay, whatever the host does meanwhile."""
+    """A clock whose device takes ``LAUNCH_S`` for each replay, while the host goes on."""
 
     def __init__(self) -> None:
         self.free_s = 0.0
