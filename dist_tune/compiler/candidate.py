@@ -240,9 +240,8 @@ def _attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, s
     with quiet_terminal.capture() as capture:
         try:
             return step()
-        # Compilers, loaders and the user's hooks may raise anything: it becomes this rank's vote that the config cannot run. Raised
-        # further, it would end a compiling thread, and the ranks would wait for the result.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
+            # Raised further, it would end a compiling thread, and the ranks would wait for the result.
             if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
                 shared_bytes = error.required
             # Raised by Python without output on descriptor 2; the user's lines may be there.

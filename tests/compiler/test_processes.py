@@ -91,8 +91,7 @@ def product_here(rank: int) -> dict[str, bytes]:
 
 
 def product_elsewhere(rank: int) -> dict[str, bytes]:
-    asked = note_stages()
-    made = tune_product(1)
+    asked, made = note_stages(), tune_product(1)
     assert asked
     return made
 

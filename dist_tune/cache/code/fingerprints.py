@@ -94,8 +94,7 @@ class Reader:
         for node in self._nodes:  # grows
             try:
                 hasher.update(ascii(self._read(node)).encode())
-            # Descriptors and metaclasses of the user's raise anything: the node counts as unreadable, and the others still count.
-            except Exception:  # noqa: BLE001
+            except Exception:  # noqa: BLE001  # descriptors of the user's raise anything: this node is unreadable, others still count
                 hasher.update(b"unreadable")
         return hasher.hexdigest()[:16]
 
@@ -243,8 +242,7 @@ class Reader:
             if kind in SCALARS or is_word(value) or (kind is int and -(1 << 64) < value < 1 << 64):
                 return value
             return self._composed(value, kind, depth + 1) if self._values_left >= 0 and depth < _MAX_DEPTH else ("beyond", name_of(kind))
-        # As in ``digest``: the value counts as unreadable.
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001  # as in ``digest``: the value counts as unreadable
             return "unreadable", name_of(kind)
 
     def _composed(self, value: Any, kind: Any, depth: int) -> Any:

@@ -164,8 +164,7 @@ def main(idle_s: float, niceness: int, paths: list[str]) -> None:
                 pipeline = Pipeline(*begun)
             assert pipeline is not None
             result = tuple(pipeline.run(stage))
-        # The rank raises it again, in the thread that waits for this kernel, where it becomes a vote.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  # the rank raises it again, in the thread that waits for this kernel: it is a vote
             result = type(error).__module__, type(error).__name__, str(error)
         send(replies, (result, _cpu_s() - began_s, _taken(output)))
 

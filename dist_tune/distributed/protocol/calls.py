@@ -1,8 +1,7 @@
 """Calls of closures, counted on each rank, by which ranks tell whether they are in the same one. Pure.
 
 Ranks make the same calls of a closure in the same order, but meet only in those that are new to some rank. A rank that waits in its third
-call must not replay it with a rank that has come to its fourth. A call that raises on
-one rank and is made again there counts once.
+call must not replay it with a rank that has come to its fourth. A call that raises on one rank and is made again there counts once.
 """
 
 from __future__ import annotations
