@@ -16,7 +16,7 @@ from typing import Any
 from dist_tune.cache import digest
 from dist_tune.compiler.partition import KEY_CHARS, Placement
 from dist_tune.distributed.protocol.reduction import Reduction
-from dist_tune.search.reports import BatchReport, ReducedReport
+from dist_tune.search.times.reports import BatchReport, ReducedReport
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS
 from dist_tune.tuning.phases.discover import MANIFESTS

@@ -21,9 +21,9 @@ from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search.guided.guide import guide_of
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
-from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
-from dist_tune.search.samples import Samples
 from dist_tune.search.selection import RacingOptions
+from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
+from dist_tune.search.times.samples import Samples
 
 HICCUP = 1.5
 """How many times as long a launch takes that something else got in the way of."""

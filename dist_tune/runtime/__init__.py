@@ -6,9 +6,9 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
-from dist_tune.runtime.kept_launches import keepers
 from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
-from dist_tune.runtime.own_runs import own_runs, unheard_tuners
+from dist_tune.runtime.libraries.kept_launches import keepers
+from dist_tune.runtime.libraries.own_runs import own_runs, unheard_tuners
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, compile_ahead, precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, Watch, dry_run
 from dist_tune.runtime.specialisation import Argument, foreseen, has_heuristics, specialisation

@@ -22,7 +22,7 @@ from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.kernel_identity import identity_of
 from dist_tune.runtime.kernel_slot import KernelSlot, config_for, own_hook
-from dist_tune.runtime.own_runs import own_key, own_run_of
+from dist_tune.runtime.libraries.own_runs import own_key, own_run_of
 from dist_tune.runtime.tunable import Slot
 from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
 

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from dist_tune.search.guided.guide import Guide, LateGuide, guide_of
     from dist_tune.search.guided.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
     from dist_tune.search.race import Race
-    from dist_tune.search.reports import BatchReport, ReducedReport, reduce_reports
-    from dist_tune.search.samples import Samples
+    from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
+    from dist_tune.search.times.samples import Samples
 else:  # these import numpy or torch, and the words for a record's choice need the values above alone
     __getattr__, __dir__ = found_on_use(
         __name__,
         {
             "guided.guide": ("Guide", "LateGuide", "guide_of"),
             "race": ("Race",),
-            "reports": ("BatchReport", "ReducedReport", "reduce_reports"),
-            "samples": ("Samples",),
+            "times.reports": ("BatchReport", "ReducedReport", "reduce_reports"),
+            "times.samples": ("Samples",),
             "guided.strategies": ("STRATEGIES", "SearchStrategy", "Strategy", "make_strategy"),
         },
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 
 from dist_tune.search.plan import Plan
-from dist_tune.search.reports import ReducedReport
+from dist_tune.search.times.reports import ReducedReport
 
 LONG_S = 0.25
 """Replays from this length on are asked for in batches of about ``BATCH_S``."""

@@ -15,11 +15,11 @@ from dist_tune.errors import reasons
 from dist_tune.search.guided.guide import Guide, LateGuide
 from dist_tune.search.pace import Pace
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
-from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
 from dist_tune.search.standings import Standings
 from dist_tune.search.suspects import held, n_trusted
+from dist_tune.search.times.reports import ReducedReport
 from dist_tune.search.turns import Turns
 
 _SHARE_SPENT = "not raced: the rest of the budget is for the function around it"

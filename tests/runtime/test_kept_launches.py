@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.runtime import kept_launches
+from dist_tune.runtime.libraries import kept_launches
 
 pytestmark = pytest.mark.once
 

@@ -11,9 +11,9 @@ import pytest
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.plan import Plan, PriorTimes, Replay, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.reports import BatchReport, LocalTimes, ReducedReport, reduce_reports
 from dist_tune.search.selection import ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
+from dist_tune.search.times.reports import BatchReport, LocalTimes, ReducedReport, reduce_reports
 
 pytestmark = pytest.mark.once
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.race import Race
-from dist_tune.search.reports import ReducedReport
 from dist_tune.search.site_race import MAX_OVERTIME
+from dist_tune.search.times.reports import ReducedReport
 from tests.search.test_race import Take, World, searching, table
 
 pytestmark = pytest.mark.once

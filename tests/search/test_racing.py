@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.reports import ReducedReport
 from dist_tune.search.selection import RacingOptions, ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
+from dist_tune.search.times.reports import ReducedReport
 from tests.search.test_race import Take, World, by_index, searching
 
 pytestmark = pytest.mark.once

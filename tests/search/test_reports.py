@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
-from dist_tune.search.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
 from dist_tune.search.selection import ReducedTimes
+from dist_tune.search.times.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
 
 pytestmark = pytest.mark.once
 

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.plan import Replay, Trial
-from dist_tune.search.reports import BatchReport, LocalTimes, reduce_reports
-from dist_tune.search.samples import Samples
+from dist_tune.search.times.reports import BatchReport, LocalTimes, reduce_reports
+from dist_tune.search.times.samples import Samples
 
 pytestmark = pytest.mark.once
 

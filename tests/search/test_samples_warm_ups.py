@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_tune.search.samples import Samples
+from dist_tune.search.times.samples import Samples
 
 
 def test_a_run_that_compiled_says_nothing_of_the_speed() -> None:

@@ -11,8 +11,8 @@ from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.guided.guide import LateGuide
 from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
-from dist_tune.search.reports import ReducedReport, reduce_reports
-from dist_tune.search.samples import Samples
+from dist_tune.search.times.reports import ReducedReport, reduce_reports
+from dist_tune.search.times.samples import Samples
 from tests.search.test_race import searching
 
 pytestmark = pytest.mark.once

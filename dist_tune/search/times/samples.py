@@ -13,7 +13,7 @@ from math import isfinite
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import Replay
-from dist_tune.search.reports import BatchReport, LocalTimes
+from dist_tune.search.times.reports import BatchReport, LocalTimes
 
 Times = Mapping[str, Mapping[int, float]]
 """Site -> candidate -> milliseconds."""
