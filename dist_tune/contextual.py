@@ -6,7 +6,6 @@ Decides when to tune, and does little where there is nothing to tune.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
@@ -15,16 +14,15 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks, n_collectives
-from dist_tune.errors import NestedTuningError, StuckConfigError
+from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
 from dist_tune.runtime import Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
-from dist_tune.tuning import Anew, TunedClosure, Tuning, TuningOptions, check_alone, note_of_tracing
+from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, check_alone, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
-from dist_tune.watch import Make
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,7 +40,6 @@ def contextual_autotune(
     reset: Callable[[], object] | None = None,
     restore: Literal["args"] | None = "args",
     release: Sequence[Any] = (),
-    make: Make | None = None,
     coupled: bool = False,
     search: SearchName | None = None,
     objective: Objective = "closure",
@@ -70,9 +67,6 @@ def contextual_autotune(
             ``reset`` it is the caller's business.
         release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
             another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
-        make: ``make()`` makes process groups anew after a config that never returned, and returns the function with them, of the same
-            signature and kernels; or a tuple of the function and the group that decides from then on. All ranks call it, outside of the
-            function, after they were freed and NCCL's groups aborted. That config is dropped, and the call goes on.
         coupled: True for kernels whose protocol between ranks depends on the config, as flags that count tiles: each config is launched
             by all ranks or by none. Or set ``kernel.coupled = True`` on such kernels alone; docs/distributed.md has the rules.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
@@ -89,7 +83,7 @@ def contextual_autotune(
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
             is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, a ``group``, ``make`` or ``coupled`` without ``is_dist``; at a call: this rank is not in ``group``.
+            ``objective``, a ``group`` or ``coupled`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -97,7 +91,7 @@ def contextual_autotune(
             "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
         )
     check_function("reset", reset, "reset()")
-    check_alone(is_dist, group=group, make=make, coupled=coupled)
+    check_alone(is_dist, group=group, coupled=coupled)
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
@@ -105,7 +99,7 @@ def contextual_autotune(
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, restore, cache, release=release, make=make, coupled=coupled)
+        options = TuningOptions(plan, reset, restore, cache, release=release, coupled=coupled)
         return _Tuner(function, is_dist, group, options).tuned()
 
     return decorate
@@ -119,7 +113,7 @@ class _Tuner(Generic[P, R]):
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         self.function = function
         self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        self.is_dist, self.group, self.options, self.anew = is_dist, group, options, Anew(options.make)
+        self.is_dist, self.group, self.options = is_dist, group, options
         self.records: list[TuningRecord] = []
         self.calls = Calls()
         self.untuned = Untuned()
@@ -129,18 +123,12 @@ class _Tuner(Generic[P, R]):
         self.note_tracing, self.turn = note_of_tracing(self.name), Turn()
         """Threads that come to a first call together wait for what one of them finds."""
         self.call: Callable[..., R] = function  # the function in the closure's place
-        self.take: Callable[[Callable[P, R]], None]
-        """Puts another function into the closure's place."""
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
         function, seen, listeners, patch = self.function, self.signatures.known, interception.listeners, interception.triton_patch()
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
         note_tracing = self.note_tracing
-
-        def take(made: Callable[P, R]) -> None:
-            nonlocal function
-            self.function = function = made
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
@@ -181,7 +169,7 @@ class _Tuner(Generic[P, R]):
             del value
             return self.tune(interception.pop(), args, kwargs, held)
 
-        self.call, self.take = call, take
+        self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
         return wrapper
@@ -218,19 +206,9 @@ class _Tuner(Generic[P, R]):
         """Go on from the first run of the closure, which returned what is ``held``. ``state``: of before that, if it was watched."""
         tuning = cast("Tuning", listener)
         state = state if is_watched else self.state_of(args, kwargs, tuning, known=self.in_place)
-        try:
-            value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
-            self.note(tuning, state)
-            return value
-        except StuckConfigError as error:
-            stuck = error
-        try:
-            function, group, is_new = self.anew.begin(tuning, stuck)
-            self.take(function)
-            self.group = group if is_new else self.group
-            return cast("R", tuning.value_of(self.first_call(args, kwargs)))
-        finally:
-            self.anew.end()
+        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
+        self.note(tuning, state)
+        return value
 
     def note(self, tuning: Tuning, state: StepState | None) -> None:
         """Note what a tuning has found."""
@@ -264,7 +242,7 @@ class _Tuner(Generic[P, R]):
         settings = read_settings()
         ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
         self.calls = ranks.calls(self.name)
-        return Tuning(self.name, self.calls, ranks, replace(self.options, barred=self.anew.barred), settings)
+        return Tuning(self.name, self.calls, ranks, self.options, settings)
 
     @property
     def members(self) -> frozenset[int]:

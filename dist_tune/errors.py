@@ -128,7 +128,7 @@ class PeerFailedError(DistTuneError):
 
 
 class StuckConfigError(PeerFailedError):
-    """A config did not return on some rank, which leaves with exit code 86 unless ``make=`` helps. Named are rank, config and phase."""
+    """A config did not return on another rank, which has left with exit code 86. Named are rank, config and phase."""
 
 
 class StoreGoneError(PeerFailedError):

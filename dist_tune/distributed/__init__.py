@@ -10,7 +10,6 @@ from dist_tune.distributed.protocol.reduction import Part, Reduction, Result
 from dist_tune.distributed.protocol.verdicts import is_secondary
 from dist_tune.distributed.ranks import (
     Ranks,
-    StoreError,
     check_group,
     device_identity,
     group_of,
@@ -20,12 +19,10 @@ from dist_tune.distributed.ranks import (
     ranks_of,
     shared_store,
 )
-from dist_tune.distributed.regroup import Regroup, abort_groups, agree_to_regroup, regroup_of
 from dist_tune.distributed.solo import Solo
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Asked", "Calls", "CallsByGroup", "Part", "Ranks", "Reduction", "Regroup", "Result", "Solo", "StoreError", "WorkQueue", "abort_groups",
-    "agree_to_regroup", "check_group", "device_identity", "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives",
-    "ranks_of", "regroup_of", "shared_store", "silent_since",
+    "Asked", "Calls", "CallsByGroup", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity",
+    "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store", "silent_since",
 ]  # fmt: skip

@@ -80,11 +80,6 @@ class FirstRun:
             self._decide()
         state.put_back()
 
-    def rewind(self) -> None:
-        """After a run that was cut off: put back what replays begin from."""
-        if self._state is not None:
-            self._state.put_back()
-
     def finish(self) -> Any:
         """The value, with the state that the run has left."""
         if self._state is not None and self._state.is_kept and not self._is_decided:

@@ -135,23 +135,6 @@ class Replayer:
         if self._first_run is not None:
             self._first_run.finish()
 
-    def rewind(self) -> Callable[[Any], Any]:
-        """After a replay that was cut off, go back to where replays begin, to make the call anew: its value -> the call's.
-
-        The first run counts all the same where the step acts in place: its value and what it has left are the call's.
-        """
-        self.undo()
-        first_run = self._first_run
-        if self._reset is not None:
-            self._reset()
-        elif first_run is None:
-            self.trials.inputs.put_back()
-        else:
-            first_run.rewind()
-            if first_run.counts:
-                return lambda value: first_run.finish()
-        return lambda value: value
-
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the function that all replays call, if the user has no ``reset``."""
         if self._reset is None:
@@ -190,7 +173,7 @@ class Replayer:
             if whole is not None:
                 whole.begin()
             with self._ranks.running(self.n_replays, doing):
-                value = self.watchdog.rescue.call(closure)
+                value = closure()
             if whole is not None:
                 whole.end()
             return value
@@ -285,7 +268,6 @@ class Replayer:
             self._ranks.beat(f"waiting for the device, {n_done} of {n_all} replays done")
             self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:
-                self.watchdog.free_device(span.is_done)
                 raise StuckDeviceError(
                     f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {n_all} within "
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."

@@ -27,7 +27,7 @@ from dist_tune.cache import (
     read_quarantine,
     sweep_journals,
 )
-from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckConfigError, StuckDeviceError
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, NoValidConfigError, StuckDeviceError
 from dist_tune.search import ReducedTimes, Replay, Samples, Trial
 from dist_tune.sites.earlier import MAX_STRIKES, Offer, Past, past_of
 from dist_tune.sites.site import Site, is_fatal
@@ -41,13 +41,13 @@ _owners: dict[Path, object] = {}
 class TuningJournal:
     """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
 
-    def __init__(self, closure: str, rank: int, n_ranks: int, lookup: CacheLookup, barred: Failures) -> None:
+    def __init__(self, closure: str, rank: int, n_ranks: int, lookup: CacheLookup) -> None:
         self._identity, self._rank = [closure, str(rank), str(n_ranks), str(os.getuid())], rank
         self._lookup = lookup
         self._file: JournalFile[JournalLine] | None = None
         self._past = Past()
         self._is_launching = False
-        self._barred: Failures = dict(barred)
+        self._barred: Failures = {}
         self._agreed: Offer = {}
         self._has_run: set[tuple[str, int]] = set()
         """Known-good ones: they are not under way when they run for a site that has nothing to time."""
@@ -59,9 +59,6 @@ class TuningJournal:
 
         ``owner``: the kernel or function. A journal that this process has left for another one is of another step of the same name.
         """
-        barred = self._barred[site.label] = dict(self._barred.get(site.label, {}))
-        site.failures.update(barred)
-        site.suspects |= barred.keys()
         place = self._lookup.place_of(site.label)
         if place is None or self._lookup.is_required:
             return
@@ -77,6 +74,7 @@ class TuningJournal:
             self._append("open")
         self._append("site", label=site.label, key=key)
         path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
+        barred = self._barred[site.label] = {}
         if self._past.keys.get(site.label, key) != key:
             self._past.forget(site.label)
         elif site.label in self._past.keys:
@@ -209,18 +207,13 @@ class TuningJournal:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def end_with(self, error: BaseException, *, is_doubtful: bool = False) -> None:
-        """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs.
-
-        ``is_doubtful``: what is under way may be the cause.
-        """
+    def end_with(self, error: BaseException) -> None:
+        """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""
         if isinstance(error, NoValidConfigError):
             self.close(delete=True)
             return
-        if not is_doubtful and not is_fatal(error) and not isinstance(error, StuckDeviceError):  # those come late
+        if not is_fatal(error) and not isinstance(error, StuckDeviceError):  # those come late: what is under way may be the cause
             self._append("stop")
-        if isinstance(error, StuckConfigError) and self._file is not None:
-            _owners.pop(self._file.path, None)  # the closure may come back with kernels that are made anew
         self.close()
 
     def close(self, *, delete: bool = False) -> None:

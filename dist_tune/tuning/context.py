@@ -20,8 +20,8 @@ from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedR
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, check_alive, check_machine
 from dist_tune.tuning.notices import Notices
-from dist_tune.validation import check_function, spelled
-from dist_tune.watch import Kind, Make, Releases, check_release
+from dist_tune.validation import spelled
+from dist_tune.watch import Kind, Releases, check_release
 
 if TYPE_CHECKING:
     from dist_tune.output import Logger
@@ -51,23 +51,17 @@ class TuningOptions:
     """Told of the decorated object so far."""
     release: Releases = ()
     """Ends what waits for ever in a replay."""
-    make: Make | None = None
-    """Makes process groups and the closure anew after a config that never returned; called by the decorator."""
     coupled: bool = False
     """True: all ranks launch the same candidate of every kernel, or none of them does."""
-    barred: Failures = field(default_factory=dict)
-    """Candidates that never returned on this rank in this call."""
 
     def __post_init__(self) -> None:
         check_release(self.release)
-        check_function("make", self.make, "make()")
         if not isinstance(self.coupled, bool):
             raise TypeError(f"coupled must be True or False, got {spelled(self.coupled)}; or set coupled = True on single kernels")
 
 
 _NEEDS_RANKS = {
     "group": "pass is_dist=True to decide together with the ranks of the group",
-    "make": "it makes process groups anew, and a process alone has none",
     "coupled": "each process would choose a config of its own, and coupled kernels need the same",
 }
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Calls, Ranks, agree_to_regroup, is_secondary
-from dist_tune.errors import DistTuneError, Failures, StuckConfigError
+from dist_tune.distributed import Calls, Ranks, is_secondary
+from dist_tune.errors import DistTuneError
 from dist_tune.measure import RngState, StepState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
 from dist_tune.replays import CoupledTrials, Coupling, FirstRun, Replayer, Variants
@@ -31,7 +31,7 @@ from dist_tune.tuning.phases.applying import apply_winners
 from dist_tune.tuning.phases.discover import discover
 from dist_tune.tuning.phases.entering import enter_sites
 from dist_tune.tuning.phases.racing import run_race
-from dist_tune.watch import Kind, Release, Rescue, Watchdog, making
+from dist_tune.watch import Kind, Release, Watchdog
 
 
 class Tuning:
@@ -42,10 +42,6 @@ class Tuning:
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
         self.is_last = False
         """True if all ranks would tune no further keys of the function."""
-        self.stuck: Failures = {}
-        """The candidate that never returned here, if this rank was freed from one."""
-        self._value_of: Callable[[Any], Any] | None = None
-        self._has_make = options.make is not None
         self._settings = settings
         self._before = RngState()
         self._exit = ExitStack()
@@ -62,10 +58,10 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup, options.barred)
+        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
-        self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release), rescue=Rescue(ranks, is_wanted=self._has_make))
+        self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
         self._exit.enter_context(ranks.beating(log.warning, self._watchdog.start_thread))
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
@@ -180,27 +176,6 @@ class Tuning:
                 return
             self._end(error)
 
-    @property
-    def can_go_on(self) -> bool:
-        """True after an error if all ranks will make process groups anew, and the call with them; then ``begin_anew``."""
-        return self._value_of is not None
-
-    def making(self, error: StuckConfigError) -> AbstractContextManager[None]:
-        """``make()`` within this block, on all ranks or on none; ``error`` is raised where it failed on another one."""
-        return making(self._context.ranks, self._settings, error)
-
-    def begin_anew(self) -> None:
-        """Go back to where the call began: generators, and kernels that have their winners already."""
-        self._before.restore()
-        for site in self._context.sites.met.values():
-            for slot in site.slots.values():
-                slot.clear()
-
-    def value_of(self, value: Any) -> Any:
-        """The value of the call, after it was made anew with this one."""
-        assert self._value_of is not None
-        return self._value_of(value)
-
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _discovered(self, closure: Closure, *, is_watched: bool) -> bool:
@@ -242,17 +217,14 @@ class Tuning:
     @contextmanager
     def _under_way(self) -> Iterator[None]:
         """One tuning at a time; an error ends it on all ranks."""
-        watchdog = self._watchdog
-        with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s), watchdog.rescue.ready():
+        with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
                 self._begin()
                 yield
                 if not self.is_alone:
                     self._trials.note_agreed()
             except BaseException as error:
-                self._end(watchdog.freed or error)
-                if watchdog.freed is not None:
-                    raise watchdog.freed from error
+                self._end(error)
                 raise
 
     def _begin(self, *, is_broken: bool = False) -> None:
@@ -268,32 +240,13 @@ class Tuning:
     def _end(self, error: BaseException) -> None:
         context = self._context
         self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
-        if error is self._watchdog.freed:
-            self.stuck = self._watchdog.take_stuck()
-            context.sites.take_failures()
-        context.sites.journal.end_with(error, is_doubtful=error is self._watchdog.freed and not self.stuck)
+        context.sites.journal.end_with(error)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
         context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
-        told = error
         try:
             context.ranks.abort(error)
-        except DistTuneError as cause:
-            told = cause
-            raise
         finally:
             with suppress(RuntimeError):  # of a device that is lost
-                if self._has_make and isinstance(told, StuckConfigError) and self._all_go_on(told):
-                    self._value_of = context.replays.rewind()
-                else:
-                    context.replays.give_up()
-                    self._watchdog.rescue.refuse()
-
-    def _all_go_on(self, error: StuckConfigError) -> bool:
-        """True if all ranks will make process groups anew. Collective."""
-        if self._context.ranks.is_alone or self._watchdog.phase == "discovery":
-            return False
-        if why := agree_to_regroup(self._context.ranks, self._settings.deadline_s):
-            error.add_note(f"process groups are not made anew: {why}")
-        return not why
+                context.replays.give_up()

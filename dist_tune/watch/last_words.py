@@ -58,7 +58,7 @@ class LastWords:
     def tell(self, what: str, then: str) -> None:
         """Write the message, with what the watchdog does ``then``, and the stacks of all threads."""
         signs: dict[int, str] = {}
-        self.within(lambda: signs.update(self._ranks.last_signs()))
+        self._within(lambda: signs.update(self._ranks.last_signs()))
         peers = "; ".join(f"rank {rank} last seen at: {sign}" for rank, sign in signs.items())
         self._say(f"rank {self._ranks.rank}: {what}; {then}. {peers and f'{peers}. '}Stacks of all threads are in {self._path}")
         with suppress(OSError, ValueError, RuntimeError):
@@ -70,7 +70,7 @@ class LastWords:
 
     def release(self, release: Callable[[], None]) -> None:
         """Call the user's functions."""
-        if error := self.within(release):
+        if error := self._within(release):
             self._say(f"rank {self._ranks.rank}: release= failed: {type(error).__name__}: {error}")
 
     def leave(self, what: str, advice: str) -> None:
@@ -79,22 +79,18 @@ class LastWords:
             f"rank {self._ranks.rank}: {what}; nothing in the process can end that, and it has left with exit code {EXIT_CODE}. The stacks "
             f"of its threads are in {self._path}. {advice}. DIST_TUNE_DEADLINE_S sets the deadline"
         )
-        self.end(StuckConfigError(told, self._ranks.rank, what))
-        self.within(_flush)
-        self.within(partial(sweep, is_own=True))
+        error, causes = StuckConfigError(told, self._ranks.rank, what), list[str]()
+        self._within(lambda: causes.append(self._ranks.end_from_outside(error)))
+        self._say(f"{told}. The tuning had been ended before: {causes[0]}" if causes and causes[0] else told)
+        self._within(_flush)
+        self._within(partial(sweep, is_own=True))
         os._exit(EXIT_CODE)
-
-    def end(self, error: StuckConfigError) -> None:
-        """End the tuning on all ranks."""
-        causes: list[str] = []
-        self.within(lambda: causes.append(self._ranks.end_from_outside(error)))
-        self._say(f"{error}. The tuning had been ended before: {causes[0]}" if causes and causes[0] else str(error))
 
     def _say(self, text: str) -> None:
         self._log.error(text)
-        self.within(lambda: to_terminal(f"dist_tune: {text}\n"))
+        self._within(lambda: to_terminal(f"dist_tune: {text}\n"))
 
-    def within(self, call: Callable[[], object]) -> Exception | None:
+    def _within(self, call: Callable[[], object]) -> Exception | None:
         """Call on another thread, and go on after ``_PATIENCE_S`` in any case; its error."""
         errors: list[Exception] = []
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 
 from dist_tune.compiler import is_compiling, noted
-from dist_tune.distributed import Asked, Ranks, abort_groups, silent_since
-from dist_tune.errors import CandidateFailure, FailureKind, Failures, StuckConfigError
+from dist_tune.distributed import Asked, Ranks, silent_since
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites
 from dist_tune.warn_once import warn_once
 from dist_tune.watch.last_words import EXIT_CODE, LastWords
 from dist_tune.watch.release import Release
-from dist_tune.watch.rescue import Rescue
 from dist_tune.watch.steps import Kind, Launch, Launching, Step
 
 if TYPE_CHECKING:
@@ -37,13 +36,10 @@ _LEAVE = 0.5
 """From the message to the end of the process."""
 _LEAVE_LATER = 0.9
 """The same for a rank outside of any launch: it may wait for a rank that is inside one, and be freed when that one leaves."""
-_FREED = 0.25
-"""From the interrupt that frees a rank to the end of its process, if the rank is still there."""
 _HELD = 1.75
 """Time without a sign of the watching thread after which faulthandler ends the process."""
 _EXCUSED = 10.0
 """Limit of compilations inside a launch, which do not count as its time."""
-_POLL_S = 1e-3
 _OF_CONFIGS = "Leave the config that hangs out, or name what it waits for in release="
 _OF_STORES = "Look at the network to the host of the store, which is rank 0's or torchrun's"
 
@@ -51,12 +47,9 @@ _OF_STORES = "Look at the network to the host of the store, which is rank 0's or
 class Watchdog:
     """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
 
-    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Logger, release: Release, *, rescue: Rescue) -> None:
+    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Logger, release: Release) -> None:
         self.phase = "discovery"
         self.log = log
-        self.rescue = rescue
-        self.freed: StuckConfigError | None = None
-        """The end of this tuning on all ranks, of which this rank was freed."""
         self.first_run_s = 0.0
         """Seconds; 0 where there is none."""
         self._ranks = ranks
@@ -75,9 +68,7 @@ class Watchdog:
         """Candidates that have been through a batch of replays on this rank."""
         self._released: list[tuple[str, int, str, float]] = []
         """Candidates under way when the flags were released, what they did, and for how many seconds."""
-        self._stuck: list[tuple[str, int]] = []
-        """Candidates under way when this rank was freed."""
-        self._freed_at, self._watched = 0.0, 0
+        self._watched = 0
         self._exit, self._over, self._lock = ExitStack(), Event(), Lock()
         self._is_armed = False
         self._thread: Thread | None = None
@@ -172,31 +163,6 @@ class Watchdog:
                 self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))
         return True
 
-    def free_device(self, is_done: Callable[[], bool]) -> None:
-        """Abort process groups while the device stands still; returns without ``make=``, or if the device does not go on for that.
-
-        Raises:
-            StuckConfigError: it goes on; it had waited in a collective.
-        """
-        if not self.rescue.is_ready:
-            return
-        self._words.within(abort_groups)
-        step, now = self._step, time.monotonic()
-        while not is_done():
-            if time.monotonic() - now > _FREED * self._deadline_s:
-                return
-            time.sleep(_POLL_S)
-        raise self._note_freed(step, now - step.since)
-
-    def take_stuck(self) -> Failures:
-        """The candidate that this rank was freed from, dropped; nothing if it may have been one of several."""
-        if len(self._stuck) != 1 or self.freed is None or (site := self._sites.met.get(self._stuck[0][0])) is None:
-            return {}
-        ((label, i),) = self._stuck
-        failure = CandidateFailure(FailureKind.STUCK, f"it never returned, and was interrupted: {self.freed.error}")
-        self._sites.fail(site, i, failure)
-        return {label: {i: failure}}
-
     # -- the watching thread -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
@@ -224,7 +190,7 @@ class Watchdog:
                 is_told = True
                 self._tell(subject, late_s)
             elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
-                self._free_or_leave(subject, late_s)
+                self._words.leave(self._text(subject, late_s), _OF_STORES if isinstance(subject, Asked) else _OF_CONFIGS)
 
     def _arm(self) -> None:
         """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
@@ -245,34 +211,12 @@ class Watchdog:
 
     def _tell(self, subject: object, late_s: float) -> None:
         """Write what is late to the log and to the terminal, with the stacks of all threads, and release it if the user says how."""
-        leaves = f"the process ends with exit code {EXIT_CODE}"
-        then = "it is interrupted, and make= is called" if self._can_free(subject) else leaves
-        self._words.tell(self._text(subject, late_s), "release= is called" if self._release else f"{then} if it does not go on")
+        leaves = f"the process ends with exit code {EXIT_CODE} if it does not go on"
+        self._words.tell(self._text(subject, late_s), "release= is called" if self._release else leaves)
         if self._release and (under_way := self._under_way(subject)):
             what = "it did not return" if isinstance(subject, Launch) else "a replay with it did not end"
             self._released = [(*each, what, late_s) for each in under_way]
             self._words.release(self._release)
-
-    def _can_free(self, subject: object) -> bool:
-        is_replay = isinstance(subject, Launch) or (isinstance(subject, Step) and subject.kind is Kind.REPLAY)
-        # What a first run has changed cannot be put back.
-        return is_replay and self.rescue.is_ready and self.phase != "discovery"
-
-    def _free_or_leave(self, subject: object, late_s: float) -> None:
-        """Free this rank, so that its groups can be made anew; end the process if that cannot be, or did not help in time."""
-        if self.freed is None and self._can_free(subject):
-            self._words.end(self._note_freed(subject, late_s))
-            self._words.within(self.rescue.free)
-        if self.freed is None or time.monotonic() - self._freed_at >= _FREED * self._deadline_s:
-            self._words.within(self.rescue.refuse)
-            self._words.leave(self._text(subject, late_s), _OF_STORES if isinstance(subject, Asked) else _OF_CONFIGS)
-
-    def _note_freed(self, subject: object, late_s: float) -> StuckConfigError:
-        what, rank = self._text(subject, late_s), self._ranks.rank
-        told = f"rank {rank}: {what}; process groups are made anew by make= where all ranks have one. {_OF_CONFIGS}"
-        self._stuck, self._freed_at = self._under_way(subject), time.monotonic()
-        self.freed = StuckConfigError(told, rank, what)
-        return self.freed
 
     def _under_way(self, subject: object) -> list[tuple[str, int]]:
         """Candidates that may be what hangs."""

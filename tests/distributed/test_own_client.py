@@ -17,7 +17,7 @@ import json, os, resource, signal, subprocess, sys, threading, time
 from contextlib import contextmanager, suppress
 import torch.distributed as dist
 from dist_tune import DistTuneError, MachineError
-from dist_tune.distributed import group_of, regroup_of, shared_store
+from dist_tune.distributed import group_of, shared_store
 from dist_tune.distributed.protocol.meetings import Meetings
 from dist_tune.distributed.liveness.outside import WatchedStore, own_client
 from dist_tune.distributed.protocol.reduction import Reduction
@@ -82,7 +82,7 @@ with no_descriptors():
     found = [told(lambda: meet(ranks))]
 meet(ranks)
 with no_descriptors():
-    found += [told(lambda: regroup_of(ranks)), told(lambda: shared_store("work"))]
+    found += [told(lambda: shared_store("work"))]
     with ranks.beating(beats.append, lambda: None):
         time.sleep(4.0)
     signs = told(ranks.last_signs)

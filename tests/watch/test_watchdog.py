@@ -40,12 +40,9 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
 
     ranks: Any = SimpleNamespace(rank=0, asked=asked, unanswered_since=None, absent=(), gather_s=60.0)
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
-    monkeypatch.setattr(
-        "dist_tune.watch.watchdog.LastWords", lambda *args: SimpleNamespace(tell=tell, leave=leave, within=lambda call: None)
-    )
-    rescue: Any = SimpleNamespace(is_ready=False, refuse=None)
+    monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: SimpleNamespace(tell=tell, leave=leave))
     anything: Any = SimpleNamespace()
-    watchdog = Watchdog(ranks, anything, settings, anything, (), rescue=rescue)  # type: ignore[arg-type]
+    watchdog = Watchdog(ranks, anything, settings, anything, ())  # type: ignore[arg-type]
     monkeypatch.setattr(watchdog, "_arm", lambda: None)
     monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
     with pytest.raises(_Left, match="the c10d store has not answered for"):
@@ -57,7 +54,7 @@ def _watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
     anything: Any = SimpleNamespace(asked=None)
     monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: anything)
-    return Watchdog(anything, anything, settings, anything, (), rescue=anything)  # type: ignore[arg-type]
+    return Watchdog(anything, anything, settings, anything, ())  # type: ignore[arg-type]
 
 
 def test_a_function_is_not_late_for_a_meeting_at_a_launch_inside_it(monkeypatch: pytest.MonkeyPatch):
