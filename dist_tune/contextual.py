@@ -21,7 +21,7 @@ from dist_tune.runtime import Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
-from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, check_alone, note_of_tracing
+from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary, spelled
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def contextual_autotune(
     reset: Callable[[], object] | None = None,
     restore: Literal["args"] | None = "args",
     release: Sequence[Any] = (),
-    coupled: bool = False,
     search: SearchName | None = None,
     objective: Objective = "closure",
     max_replays: int | None = None,
@@ -67,8 +66,6 @@ def contextual_autotune(
             ``reset`` it is the caller's business.
         release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
             another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
-        coupled: True for kernels whose protocol between ranks depends on the config, as flags that count tiles: each config is launched
-            by all ranks or by none. Or set ``kernel.coupled = True`` on such kernels alone; docs/distributed.md has the rules.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others.
@@ -83,7 +80,7 @@ def contextual_autotune(
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
             is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, a ``group`` or ``coupled`` without ``is_dist``; at a call: this rank is not in ``group``.
+            ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -91,7 +88,8 @@ def contextual_autotune(
             "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
         )
     check_function("reset", reset, "reset()")
-    check_alone(is_dist, group=group, coupled=coupled)
+    if group is not None and not is_dist:
+        raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
     if restore not in ("args", None):
@@ -99,7 +97,7 @@ def contextual_autotune(
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, restore, cache, release=release, coupled=coupled)
+        options = TuningOptions(plan, reset, restore, cache, release=release)
         return _Tuner(function, is_dist, group, options).tuned()
 
     return decorate

@@ -102,10 +102,6 @@ class Group(Meetings):
         """A run of the closure."""
         return self.life.run(number, doing)
 
-    def interrupted(self) -> AbstractContextManager[None]:
-        """Meetings inside a run of the closure."""
-        return self.life.interrupted()
-
     def watch_troubles(self, troubles: list[str]) -> None:
         """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
         self.life.troubles = troubles

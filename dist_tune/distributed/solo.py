@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -42,7 +42,7 @@ class Solo:
     def begin_first_run(self, closure: str, number: int) -> None:
         """Without peers there is nothing to say."""
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False, is_broken: bool = False) -> None:
+    def enter(self, closure: str, number: int = 0, options: str = "", *, is_broken: bool = False) -> None:
         """Without peers there is nothing to say."""
 
     def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
@@ -62,10 +62,6 @@ class Solo:
     def running(self, number: int, doing: str) -> Iterator[None]:
         """Without peers there is nothing to say."""
         yield
-
-    def interrupted(self) -> AbstractContextManager[None]:
-        """Without peers there are no meetings."""
-        return nullcontext()
 
     def watch_troubles(self, troubles: list[str]) -> None:
         """Without peers there is nothing to say."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dist_tune.compiler import NotLoaded
-
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -23,16 +21,8 @@ class Failed:
     """Collectives that it had issued before, if it is the whole closure."""
 
 
-@dataclass(frozen=True, slots=True)
 class NotMade:
-    """A launch that was not made."""
-
-    is_refused: bool = True
-    """True because it would have compiled its kernel; False because not all ranks can make it."""
-
-
-class NotAgreedError(NotLoaded):
-    """Raised in place of a launch that some rank cannot make."""
+    """A launch that was not made, because it would have compiled its kernel."""
 
 
 Launched = Returned | Failed | NotMade

@@ -15,7 +15,7 @@ from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
 from dist_tune.measure import Clock, Inputs, Span
-from dist_tune.replays.launched import Failed, Launched, NotAgreedError, NotMade, Returned
+from dist_tune.replays.launched import Failed, Launched, NotMade, Returned
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
 from dist_tune.search import Replay, Samples, Trial
@@ -174,12 +174,9 @@ class Trials:
         message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
         raise no_fit(message, site) from site.last_error
 
-    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial, *, only: bool = False) -> Launched:
-        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for.
-
-        ``only``: that candidate or none.
-        """
-        ready, is_asked = self.variants.ready(site, launch, index, self._replay, only=only)
+    def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> Launched:
+        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
+        ready, is_asked = self.variants.ready(site, launch, index, self._replay)
         if not is_asked and self._is_timed:
             self.samples.lose(self._replay)
         return Failed() if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
@@ -211,8 +208,8 @@ class Trials:
                     warm_up.end()
             if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
                 return NotMade()
-        except NotLoaded as error:
-            return NotMade(is_refused=not isinstance(error, NotAgreedError))
+        except NotLoaded:
+            return NotMade()
         # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
         except Exception as error:
             if checker is not None:

@@ -92,11 +92,10 @@ class Variants:
         variant.is_foreseen = False
         return variant
 
-    def ready(self, site: Site, launch: Tunable, index: int, replay: int, *, only: bool) -> tuple[int | None, bool]:
+    def ready(self, site: Site, launch: Tunable, index: int, replay: int) -> tuple[int | None, bool]:
         """The candidate to launch in place of one that is not in memory, and True if it is the one asked for.
 
-        A candidate that is loaded for these arguments, else the one that compiles fastest; ``only`` the one that is asked for. None if none
-        runs here. Loads it.
+        A candidate that is loaded for these arguments, else the one that compiles fastest; None if none runs here. Loads it.
         """
         variant = self.see(site, launch, replay)
         if self._is_adopted(site, variant, index, launch):
@@ -109,7 +108,7 @@ class Variants:
         self._log.debug(f"site={site.label} replay={replay} candidate={index} is not loaded for {_differing(site, variant)}")
         if site.is_new:  # what is under way is most likely for arguments that do not come again; if not, it goes on after the next meeting
             self._compiler.dequeue(site.label)
-        for i in [index] if only else self._in_turn(site, variant):
+        for i in self._in_turn(site, variant):
             if self._load(site, variant, i):
                 return i, False
         return None, False

@@ -7,7 +7,7 @@ ranks, times or search, and does not patch anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -153,18 +153,6 @@ class Launch:
         if post_hook is not None:
             post_hook(full, exception=None)
         return result
-
-    def asking(self, ask: Callable[[], None]) -> Launch:
-        """The same launch, which calls ``ask()`` last: hooks have run, and its kernel is loaded. A grid is evaluated just before."""
-        args, kwargs = self.arguments
-        own = kwargs["grid"]
-
-        def grid(meta: Any) -> Any:
-            shape = own(meta) if callable(own) else own
-            ask()
-            return shape
-
-        return Launch(self.kernel, args, {**kwargs, "grid": grid})
 
     def keep(self, undo: Undo) -> None:
         """Keep the tensors that the kernel restores or zeroes while it is tuned: what a known config does to them counts once."""

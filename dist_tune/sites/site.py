@@ -108,10 +108,6 @@ class Site:
     """A candidate that has run here, for launches whose own candidate fails."""
     is_replayed: bool = False
     """True once a replay has launched it."""
-    is_coupled: bool = False
-    """True if all ranks launch the same candidate, or none does."""
-    run_by_all: set[int] = field(default_factory=set)
-    """Candidates of such a site that all ranks have launched; the same on all."""
     is_given_up: bool = False
     """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
     last_error: Exception | None = None

@@ -4,12 +4,12 @@ Ranks talk only between replays; each decision follows from what all of them agr
 Used by the two decorators and by tuning scripts.
 """
 
-from dist_tune.tuning.context import TuningOptions, check_alone
+from dist_tune.tuning.context import TuningOptions
 from dist_tune.tuning.notices import newer_than_tested, note_of_tracing, tell_of_endless_keys
 from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "check_alone", "newer_than_tested", "note_of_tracing",
+    "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing",
     "shown_signature", "tell_of_endless_keys",
 ]  # fmt: skip

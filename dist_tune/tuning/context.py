@@ -20,7 +20,6 @@ from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedR
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, check_alive, check_machine
 from dist_tune.tuning.notices import Notices
-from dist_tune.validation import spelled
 from dist_tune.watch import Kind, Releases, check_release
 
 if TYPE_CHECKING:
@@ -51,30 +50,9 @@ class TuningOptions:
     """Told of the decorated object so far."""
     release: Releases = ()
     """Ends what waits for ever in a replay."""
-    coupled: bool = False
-    """True: all ranks launch the same candidate of every kernel, or none of them does."""
 
     def __post_init__(self) -> None:
         check_release(self.release)
-        if not isinstance(self.coupled, bool):
-            raise TypeError(f"coupled must be True or False, got {spelled(self.coupled)}; or set coupled = True on single kernels")
-
-
-_NEEDS_RANKS = {
-    "group": "pass is_dist=True to decide together with the ranks of the group",
-    "coupled": "each process would choose a config of its own, and coupled kernels need the same",
-}
-
-
-def check_alone(is_dist: bool, **options: object) -> None:
-    """Refuse options of a process that decides alone which need other ranks.
-
-    Raises:
-        ValueError: one of them is given.
-    """
-    for name, value in options.items():
-        if value is not None and value is not False and not is_dist:
-            raise ValueError(f"{name}= is given but is_dist is False: {_NEEDS_RANKS[name]}")
 
 
 @dataclass(frozen=True, slots=True)

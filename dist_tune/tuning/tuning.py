@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
@@ -20,7 +19,7 @@ from dist_tune.distributed import Calls, Ranks, is_secondary
 from dist_tune.errors import DistTuneError
 from dist_tune.measure import RngState, StepState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
-from dist_tune.replays import CoupledTrials, Coupling, FirstRun, Replayer, Variants
+from dist_tune.replays import FirstRun, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
@@ -65,8 +64,7 @@ class Tuning:
         self._exit.callback(self._watchdog.stop)
         self._exit.enter_context(ranks.beating(log.warning, self._watchdog.start_thread))
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
-        trials = CoupledTrials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
-        trials.coupling = Coupling(ranks, self._watchdog, partial(self._enter, is_inside=True), is_for_all=options.coupled)
+        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         ranks.watch_troubles(trials.suspects)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
         self._trials = trials
@@ -221,8 +219,6 @@ class Tuning:
             try:
                 self._begin()
                 yield
-                if not self.is_alone:
-                    self._trials.note_agreed()
             except BaseException as error:
                 self._end(error)
                 raise
@@ -231,11 +227,8 @@ class Tuning:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
             self._watchdog.start(is_late=True)  # a thread that starts costs a hit a third of a millisecond
-        self._enter(is_broken=is_broken)
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_broken=is_broken)
         self._context.expenses.begin_search()
-
-    def _enter(self, *, is_inside: bool = False, is_broken: bool = False) -> None:
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_inside=is_inside, is_broken=is_broken)
 
     def _end(self, error: BaseException) -> None:
         context = self._context

@@ -57,7 +57,5 @@ class Launching:
         self._before, self._watchdog.launch = self._watchdog.launch, self._own
 
     def __exit__(self, *error: object) -> None:
-        outer, met_at = self._before, self._watchdog.met_at
-        # A function's launch around this one is not late for the time of a meeting in here.
-        self._watchdog.launch = outer._replace(since=met_at) if outer is not None and outer.since < met_at else outer
+        self._watchdog.launch = self._before
         self._watchdog.take_released()

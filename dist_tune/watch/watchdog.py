@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from threading import Event, Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 
@@ -60,10 +59,8 @@ class Watchdog:
         self._step = Step("the first run", Kind.UNLIMITED, time.monotonic(), {})
         self.launch: Launch | None = None
         """The innermost launch of a candidate that is under way."""
-        self.met_at = 0.0
-        """End of the latest meeting inside a run, by the monotonic clock."""
-        self._replay_began, self._shortest_s = 0.0, 0.0
-        """Of the latest replay; of the replays so far."""
+        self._shortest_s = 0.0
+        """Of the replays so far."""
         self._returned: set[tuple[str, int]] = set()
         """Candidates that have been through a batch of replays on this rank."""
         self._released: list[tuple[str, int, str, float]] = []
@@ -111,19 +108,6 @@ class Watchdog:
     def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), schedule or {})
-        if kind is Kind.REPLAY:
-            self._replay_began = self._step.since
-
-    @contextmanager
-    def meeting(self, topic: str) -> Iterator[None]:
-        """A meeting inside a run of the closure; what it interrupts is not late for the time that it takes."""
-        step, launch, self.launch = self._step, self.launch, None
-        self.note(f"the meeting {topic!r}", Kind.UNLIMITED)
-        try:
-            yield
-        finally:
-            self.met_at = now = time.monotonic()
-            self._step, self.launch = step._replace(since=now), launch and launch._replace(since=now)
 
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Launching:
         """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
@@ -140,7 +124,7 @@ class Watchdog:
 
     def end_replay(self) -> bool:
         """The closure has returned; true if it had to be released."""
-        took_s = time.monotonic() - self._replay_began  # of all of it: a step since its last meeting would make the limit too short
+        took_s = time.monotonic() - self._step.since
         self._shortest_s = min(took_s, self._shortest_s or took_s)
         self.note("work between replays", Kind.WORK, self._step.schedule)  # which may wait for the device
         return self.take_released()

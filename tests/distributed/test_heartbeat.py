@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,21 +75,6 @@ def test_beats_and_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pyt
     assert counts.n_beats * n_ranks / 640 <= max(512, 2 * n_ranks if n_ranks <= 256 else 0)
     assert counts.n_looks * n_ranks / 640 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
     assert beating._every_s <= 10.0
-
-
-def test_a_first_run_that_a_meeting_interrupted_may_last_as_before():
-    """A coupled kernel's ranks meet at its launch; peers wait on for the rest of the run, and are told of that."""
-    beating = Heartbeat(0, (0, 1), lambda: 0)
-    beating.begin(lambda: Place("step", 1))
-    posted = list[str]()
-    store: Any = SimpleNamespace(set=lambda key, value: posted.append(value))
-    beating.post(store)
-    with beating.interrupted():
-        beating.at("the meeting for 'launch'")
-        beating.post(store)
-    beating.post(store)
-    doing = [(life["doing"], life["may_last"]) for life in map(json.loads, posted)]
-    assert doing == [("its first run", True), ("the meeting for 'launch'", False), ("its first run", True)]
 
 
 class OneLife(CountingStore):

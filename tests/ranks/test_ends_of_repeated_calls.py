@@ -24,8 +24,7 @@ pytestmark = pytest.mark.once
 
 def _hangs(rank: int, who: int, where: str, n_failures: int) -> Any:
     """Rank 1 fails before it has issued a collective, and calls again; rank 0 waits in its first call meanwhile."""
-    kernel, coupled = autotuned(), autotuned()
-    coupled.coupled = True
+    kernel = autotuned()
     stuck = stuck_kernel("sleep", 0, 1 if rank == who else 0)
     runs = []
 
@@ -37,8 +36,6 @@ def _hangs(rank: int, who: int, where: str, n_failures: int) -> Any:
         if where == "before":
             y = launch(stuck, y)
         dist.all_reduce(y)
-        if where == "coupled":
-            y = launch(coupled, y)
         if where == "killed" and rank == 1:
             time.sleep(1.0)  # it tells where it is
             os.kill(os.getpid(), signal.SIGKILL)
@@ -71,13 +68,6 @@ def test_a_config_that_hangs_in_a_call_made_again_is_named(where: str, n_failure
     first, second = on_ranks(2, _hangs, 1, where, n_failures, timeout_s=25)
     left_with(second, 86)
     _is_told(first, 1)
-
-
-def test_a_config_that_hangs_is_named_where_ranks_have_agreed_on_the_number_of_the_call():
-    """At the launch of a coupled kernel, within the first run that goes on after it: the end is that of the number which all count by."""
-    first, second = on_ranks(2, _hangs, 0, "coupled", 1, timeout_s=25)
-    left_with(first, 86)
-    _is_told(second, 0)
 
 
 def test_a_rank_that_dies_in_a_call_made_again_is_told_as_dead():

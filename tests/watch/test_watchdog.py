@@ -11,7 +11,6 @@ import pytest
 
 from dist_tune.distributed import Asked
 from dist_tune.distributed.liveness.heartbeat import Heartbeat
-from dist_tune.watch.steps import Kind
 from dist_tune.watch.watchdog import Watchdog
 
 DEADLINE_S = 4.0
@@ -55,32 +54,6 @@ def _watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     anything: Any = SimpleNamespace(asked=None)
     monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: anything)
     return Watchdog(anything, anything, settings, anything, ())  # type: ignore[arg-type]
-
-
-def test_a_function_is_not_late_for_a_meeting_at_a_launch_inside_it(monkeypatch: pytest.MonkeyPatch):
-    """Ranks that wait for a slow one at the launch of a coupled kernel do not hang, neither in it nor around it."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watchdog = _watchdog(monkeypatch)
-    with watchdog.launching("function", 0, is_known=True):
-        with watchdog.launching("kernel", 1, is_known=True), watchdog.meeting("launch"):
-            now[0] += 100.0
-        assert watchdog.launch is not None
-        assert (watchdog.launch.label, watchdog.launch.since) == ("function", 100.0)
-
-
-def test_the_limit_of_a_replay_is_of_all_of_it_where_ranks_met_in_it(monkeypatch: pytest.MonkeyPatch):
-    """A replay of a minute with the launch of a coupled kernel near its end: the next one may take longer than a deadline."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watchdog = _watchdog(monkeypatch)
-    watchdog.note("replay 1", Kind.REPLAY)
-    now[0] += 60.0
-    with watchdog.meeting("launch"):
-        now[0] += 1.0
-    watchdog.end_replay()
-    watchdog.note("replay 2", Kind.REPLAY)
-    assert watchdog._subject()[2] >= 60.0
 
 
 @pytest.mark.parametrize("has_thread", [True, False], ids=["in a silent call", "no more threads"])

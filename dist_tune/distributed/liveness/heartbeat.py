@@ -93,15 +93,6 @@ class Heartbeat:
             self.post(introduced_on)
 
     @contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """Meetings inside a run of the closure, which goes on after them: a first run may last then as before."""
-        doing, may_last = self._doing, self._may_last
-        try:
-            yield
-        finally:
-            self.at(doing, may_last=may_last)
-
-    @contextmanager
     def run(self, number: int, doing: str) -> Iterator[None]:
         """A run of the closure; counts its collectives, unless it raises."""
         self.at(doing)

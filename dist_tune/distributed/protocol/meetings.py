@@ -56,15 +56,14 @@ class Meetings(Epochs):
         self._first_run = Place(closure, number, self.n_issued, before=self.n_issued)
         self.life.begin(self.place)
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, is_inside: bool = False, is_broken: bool = False) -> None:
-        """Come to the meetings of a call of ``closure``, past those that were ended before; ``is_inside``: from within its first run.
+    def enter(self, closure: str, number: int = 0, options: str = "", *, is_broken: bool = False) -> None:
+        """Come to the meetings of a call of ``closure``, past those that were ended before.
 
-        ``is_broken``: a collective of that run has failed.
+        ``is_broken``: a collective of its first run has failed.
 
         Raises:
             DistTuneError: the others have ended this very call, and none of them is waiting now.
         """
-        number = calls_of(self.members, closure).known_as.get(number, number)
         first_run = self._first_run if self._first_run is not None and self._first_run.closure == closure else None
         n_issued = self.n_issued
         before = n_issued if first_run is None else first_run.before
@@ -84,7 +83,7 @@ class Meetings(Epochs):
                     self._first_run = None
                     raise self._error(verdict)
                 self._doubted = verdict
-        self._first_run = self._first_run if is_inside else None
+        self._first_run = None
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
@@ -208,8 +207,6 @@ class Meetings(Epochs):
     def _count_as(self, number: int) -> None:
         calls_of(self.members, self._place.closure).count_as(self._place.number, number)
         self._place = self._place._replace(number=number)
-        if self._first_run is not None:  # it goes on after this meeting
-            self._first_run = self._first_run._replace(number=number)
 
     def _end_in(self, verdict: Verdict) -> Verdict | None:
         """The verdict, if it is the end of this rank's call; that of another one is kept until this rank comes to it."""

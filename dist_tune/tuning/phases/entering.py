@@ -64,7 +64,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.check_alive()
         if manifest.variants:
             compile_variants(context)
-        # Before anything is timed: ranks meet at the first launch of a coupled kernel's candidate.
         alone = [label for label in labels if context.entries[label].is_isolated]
         isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
         if not manifest.warm_ups:
@@ -93,5 +92,4 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_warm_ups = manifest.warm_ups.get(label, 0)
     guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
     untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
-    is_coupled = label in context.sites.met and context.sites.met[label].is_coupled
-    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating or is_coupled, is_recorded=manifest.has_recorded)
+    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)
