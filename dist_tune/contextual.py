@@ -5,10 +5,11 @@ Decides when to tune, and does little where there is nothing to tune.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
@@ -16,13 +17,14 @@ from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks, n_collectives
 from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
-from dist_tune.measure import StepState, is_capturing, is_traced, named_roots
+from dist_tune.measure import StepState, is_capturing, is_traced
+from dist_tune.replays import FirstRun
 from dist_tune.runtime import Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
 from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, note_of_tracing
-from dist_tune.validation import check_function, check_ordinary, spelled
+from dist_tune.validation import check_function, check_ordinary
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,7 +40,7 @@ def contextual_autotune(
     *,
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
-    restore: Literal["args"] | None = "args",
+    restore: object = False,
     release: Sequence[Any] = (),
     search: SearchName | None = None,
     objective: Objective = "closure",
@@ -52,7 +54,8 @@ def contextual_autotune(
     runs it once more and returns that value. Any other call is an ordinary call. With ``is_dist`` all ranks of ``group``
     must call the function; a config that fails on any rank is dropped on all, and the slowest rank's time decides.
 
-    Replays repeat the function's side effects; what is put back stands in docs/side-effects.md.
+    A function is replayed only if that gives the same value and leaves the same state, or with ``reset``; any other one is not tuned, and
+    one line says why (docs/side-effects.md).
 
     Args:
         is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
@@ -61,9 +64,7 @@ def contextual_autotune(
         n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.
-        restore: "args" puts back what the function changes in place: arguments, captured tensors, and parameters, gradients and
-            optimizers that it reaches, as long as copies fit into a quarter of the free memory. None refuses such a function. With
-            ``reset`` it is the caller's business.
+        restore: without effect, and accepted for one more release.
         release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
             another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
@@ -92,12 +93,13 @@ def contextual_autotune(
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
-    if restore not in ("args", None):
-        raise ValueError(f'restore must be "args" or None, got {spelled(restore)}')
+    if restore is not False:
+        told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is not tuned"
+        warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, restore, cache, release=release)
+        options = TuningOptions(plan, reset, uses_cache=cache, release=release)
         return _Tuner(function, is_dist, group, options).tuned()
 
     return decorate
@@ -115,8 +117,8 @@ class _Tuner(Generic[P, R]):
         self.records: list[TuningRecord] = []
         self.calls = Calls()
         self.untuned = Untuned()
-        self.in_place: frozenset[str] = frozenset()
-        """Names of what the function was seen to change in place."""
+        self.why_not = ""
+        """Why no run of the function may be repeated, if a first run has shown it."""
         self.signatures = Signatures()
         self.note_tracing, self.turn = note_of_tracing(self.name), Turn()
         """Threads that come to a first call together wait for what one of them finds."""
@@ -165,7 +167,7 @@ class _Tuner(Generic[P, R]):
                 return value
             held = [value]
             del value
-            return self.tune(interception.pop(), args, kwargs, held)
+            return self.tune_missed(cast("Tuning", interception.pop()), args, kwargs, held)
 
         self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
@@ -189,42 +191,40 @@ class _Tuner(Generic[P, R]):
 
     def first_call(self, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
-        state = self.state_of(args, kwargs)
         interception.push(self.open())
         try:
-            held = [self.function(*args, **kwargs)]
+            first = self.first_run(args, kwargs, is_watched=True)
+            with first.watched():
+                first.end([self.function(*args, **kwargs)])
         except BaseException as error:  # raised again: peers are told, and the listener is taken away
             self.leave(interception.pop(), error)
             raise
-        return self.tune(interception.pop(), args, kwargs, held, state, is_watched=True)
+        self.why_not = self.why_not or first.why_not
+        return self.tune(cast("Tuning", interception.pop()), args, kwargs, first, is_watched=True)
 
-    def tune(
-        self, listener: object, args: Any, kwargs: Any, held: list[R], state: StepState | None = None, *, is_watched: bool = False
-    ) -> R:
-        """Go on from the first run of the closure, which returned what is ``held``. ``state``: of before that, if it was watched."""
-        tuning = cast("Tuning", listener)
-        state = state if is_watched else self.state_of(args, kwargs, tuning, known=self.in_place)
-        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), held, state, is_watched=is_watched))
-        self.note(tuning, state)
-        return value
+    def tune_missed(self, tuning: Tuning, args: Any, kwargs: Any, held: list[R]) -> R:
+        """Go on from a run that had begun as an ordinary call, and returned what is ``held``."""
+        try:
+            first = self.first_run(args, kwargs, is_watched=False)
+        except BaseException as error:  # raised again: peers are told
+            tuning.leave(error)
+            raise
+        first.end(held)
+        return self.tune(tuning, args, kwargs, first, is_watched=False)
 
-    def note(self, tuning: Tuning, state: StepState | None) -> None:
-        """Note what a tuning has found."""
-        if state is not None:
-            self.in_place |= state.names
+    def tune(self, tuning: Tuning, args: Any, kwargs: Any, first: FirstRun, *, is_watched: bool) -> R:
+        """Go on from the first run of a call. ``is_watched``: it was heard from its beginning."""
+        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
         self.records += [each for each in tuning.records if each not in self.records]  # a kernel made anew in each call has its own again
         self.signatures.is_waived |= tuning.is_alone
         self.untuned.note(tuning.untuned)
+        return value
 
-    def state_of(self, args: Any, kwargs: Any, tuning: Tuning | None = None, known: frozenset[str] | None = None) -> StepState | None:
-        """The state that a call can change; None where ``reset`` puts it back. The other ranks hear of an error, as of a copy."""
+    def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
+        """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
         if self.options.reset is not None:
-            return None
-        try:
-            return StepState(named_roots(self.function, args, kwargs), restores=self.options.restore == "args", known=known)
-        except BaseException as error:
-            (tuning or self.open()).leave(error)
-            raise
+            return FirstRun(None)
+        return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), self.why_not)
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""

@@ -20,7 +20,8 @@ from dist_tune.configs import as_configs, distinct
 from dist_tune.distributed import CallsByGroup, Ranks, check_group, member_ranks, n_collectives, ranks_of
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
-from dist_tune.measure import is_traced
+from dist_tune.measure import StepState, is_traced
+from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
@@ -258,12 +259,14 @@ class _FunctionTuner:
         n_calls, signature = self.calls[group].n_calls, signature_of(launch.arguments)
         options = replace(self.options, is_verbose=is_verbose, is_last=self.history.is_last(n_calls, signature))
         tuning = Tuning(launch.name, ranks.calls(launch.name), ranks, options, settings)
+        is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)
+            first = None if is_free else FirstRun(StepState(self.tunable.function, *launch.given))
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
             raise
-        value = tuning.tune(partial(tuning.missed, launch))
+        value = tuning.tune(partial(tuning.missed, launch), first)
         self.records += tuning.records
         self.untuned.note(tuning.untuned)
         if not all(each.is_recalled for each in tuning.records):

@@ -136,6 +136,19 @@ def tensors_in(value: Any) -> dict[Path, torch.Tensor]:
     return {path: leaf for path, leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)}
 
 
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor, or those that it is a wrapper of."""
+    value: Any = tensor
+    if hasattr(value, "trigger_wait"):  # the result of a collective, which may still be under way
+        value = value.trigger_wait()
+    if is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            if isinstance(inner := getattr(value, name), torch.Tensor):  # a mesh of devices is none
+                yield from plain_tensors(inner)
+    else:
+        yield value
+
+
 def held_by_objects(roots: tuple[Any, ...]) -> list[torch.Tensor] | None:
     """Tensors in attributes of objects, at any depth; None if there are too many objects to search.
 

@@ -1,165 +1,291 @@
-"""Tensors that a function can reach: its arguments, what it captures, and the modules and optimizers among these and their attributes.
+"""What a step can reach: tensors and plain values of its arguments, of what it captures, and of the modules and objects among these.
 
-Knows Python's functions, torch's modules and optimizers; nothing of replays. Runs no code of the user's objects.
+Knows Python's functions and objects, torch's modules and optimizers, numpy's arrays; nothing of runs. Runs no code of the user's objects.
 """
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from io import IOBase
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from dist_tune.measure.memory import is_mapping
+from dist_tune.distributed import is_symmetric
+from dist_tune.measure.memory import is_mapping, plain_tensors
 
 _MAX_DEPTH = 4
 """Of objects within objects."""
 _MAX_OBJECTS = 10_000
-"""Objects that are looked into; tensors of others are not known."""
+"""Objects that are looked into; what others hold is not known."""
 _MAX_ITEMS = 1000
-"""Items of a container in an attribute; longer ones hold data."""
-_PLAIN_STATE = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, *_PLAIN_STATE)
-"""Kinds of attributes of an object that count. Not its tensors: in a context for communication they are flags and buffers of peers."""
-_GLOBALS = (torch.Tensor, *_STATEFUL)
-"""Kinds of globals that count; a module's other globals are rarely state of one step."""
+"""Items of a container; longer ones hold data."""
+_TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_NOT_CAPTURED = (ModuleType, type, BuiltinFunctionType)
+_OTHERS = sys.stdlib_module_names - {"types", "argparse"} | {"torch", "triton", "numpy", "dist_tune"}
+"""Packages whose objects are not looked into: locks, loggers, process groups, kernels."""
+_OF_MODULES = vars(torch.nn.Module()).keys()
+_ABSENT = object()
+
+Kind = Literal["argument", "captured", "training", "object"]
+"""How a value is held: by arguments and their containers, by captures and theirs, by an optimizer and the like, by any other object."""
 
 
-class Reached(NamedTuple):
-    """A tensor and the name that a user knows it by."""
+class Leaf(NamedTuple):
+    """A tensor, or the memory of a numpy array, and the name that a user knows it by."""
 
     name: str
     tensor: torch.Tensor
-    is_compared: bool
-    """True if its values are compared, because a write to it may go uncounted: an argument, a captured value, in a container of these, too,
-    or a module's buffer. Not a parameter, or a tensor of an optimizer."""
+    is_state: bool
+    """False for what plain objects hold: flags and buffers of a context for communication are the step's own business."""
+    owners: tuple[int, ...]
+    """Identities of the objects that lead to it."""
 
 
-class Reachable(NamedTuple):
+class Holder(NamedTuple):
+    """A container or object whose items or attributes a step may exchange."""
+
+    name: str
+    value: Any
+    is_state: bool
+    """True for containers among the arguments, and for optimizers, schedulers and scalers."""
+
+    def read(self) -> Any:
+        """A shallow copy of the contents."""
+        value = self.value
+        if isinstance(value, dict | list | set | deque):
+            return value.copy()
+        return _attributes(value)
+
+    def part(self, key: Any) -> str:
+        """Name of an item or attribute."""
+        if isinstance(self.value, dict | list | set | deque):
+            return f"{self.name}[{key!r:.40}]"
+        return f"{self.name}.{key}" if self.name and key else f"{self.name}{key}"
+
+    def write(self, contents: Any) -> None:
+        """Put such a copy back."""
+        value = self.value
+        if isinstance(value, dict | set):
+            value.clear()
+            value.update(contents)
+        elif isinstance(value, list | deque):
+            value.clear()
+            value.extend(contents)
+        elif isinstance(value, CellType):
+            value.cell_contents = contents[""]
+        elif isinstance(value, _Globals):
+            value.namespace.update(contents)
+        else:
+            for name in _attributes(value).keys() | contents.keys():
+                slot = inspect.getattr_static(type(value), name, None)
+                if hasattr(slot, "__set__"):
+                    slot.__set__(value, contents[name]) if name in contents else slot.__delete__(value)
+                elif name in contents:
+                    vars(value)[name] = contents[name]
+                else:
+                    del vars(value)[name]
+
+
+@dataclass
+class Reachable:
     """All that was found."""
 
-    tensors: dict[int, Reached]
-    """By identity."""
-    states: list[dict[Any, Any]]
-    """Dicts of optimizers, schedulers and scalers, with their plain values."""
-    buffers: set[int]
-    """Identities of tensors that are buffers of modules."""
-    generators: list[torch.Generator]
-    attributes: dict[int, Reached]
-    """By identity: other tensors of objects and modules, which are not counted as state of the step."""
+    leaves: dict[int, Leaf] = field(default_factory=dict)
+    """By identity of the tensor or array."""
+    holders: list[Holder] = field(default_factory=list)
+    once: list[str] = field(default_factory=list)
+    """Iterators, DataLoaders and private random generators, described: a run takes from them what the next one does not get."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Identity of an object -> its name."""
+    parameters: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    """Tensors that autograd makes gradients of, with their names."""
+    shared: set[int] = field(default_factory=set)
+    """Identities of objects that lead to memory which peers can reach: what else they hold may count for peers, too."""
 
 
-def named_roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> object, of a call: arguments by the function's parameters, the object of a bound method, captured values and globals."""
-    roots: dict[str, Any] = {}
-    while isinstance(function, partial):
-        roots |= {f"argument {i}": value for i, value in enumerate(function.args)} | dict(function.keywords)
-        function = function.func
-    try:
-        bound = inspect.signature(function).bind_partial(*args, **kwargs)
-        bound.apply_defaults()
-        roots |= bound.arguments
-    except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
-        roots |= {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
-    if isinstance(function, MethodType):
-        roots["self"] = function.__self__
-        function = function.__func__
-    elif not isinstance(function, FunctionType):
-        roots["self"] = function
-    return roots | _captured(inspect.unwrap(function))
+@dataclass(frozen=True, eq=False)
+class _Globals:
+    """The globals that a function names."""
+
+    namespace: dict[str, Any]
+    names: frozenset[str]
 
 
-def reachable(roots: Mapping[str, Any]) -> Reachable:
-    """The tensors reached from these objects."""
-    found = Reachable({}, [], set(), [], {})
-    seen: set[int] = set()
-    waiting = [(name, value, True, 0) for name, value in reversed(list(roots.items()))]
+class _Found(NamedTuple):
+    name: str
+    value: Any
+    kind: Kind
+    depth: int
+    owners: tuple[int, ...]
+    """Identities of the objects that lead to it."""
+
+
+def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reachable:
+    """All that a call of a function can reach: its arguments, the object of a bound method, captured values and globals that it names."""
+    found = Reachable()
+    seen: dict[int, Any] = {}  # kept, so that no identity is given away again
+    roots, namespace = _roots(function, args, kwargs)
+    waiting = roots[::-1]
     while waiting and len(seen) < _MAX_OBJECTS:
-        name, value, is_compared, depth = waiting.pop()
+        name, value, kind, depth, owners = waiting.pop()
         if isinstance(value, torch.Tensor):
-            found.tensors.setdefault(id(value), Reached(name, value, is_compared))
-            if value.is_leaf and value.grad is not None:
-                found.tensors.setdefault(id(value.grad), Reached(f"{name}.grad", value.grad, is_compared=False))
-        elif id(value) not in seen and depth <= _MAX_DEPTH:
-            seen.add(id(value))
-            if isinstance(value, torch.optim.Optimizer):
-                found.states.extend([value.state, *value.state.values(), *value.param_groups])
-            elif isinstance(value, _PLAIN_STATE):
-                found.states.append(vars(value))
-            elif isinstance(value, torch.Generator):
-                found.generators.append(value)
-            if isinstance(value, torch.nn.Module):  # torch does not count how a batch norm writes its statistics
-                found.buffers.update(map(id, value.buffers()))
-                waiting += [(f"{name}.{path}", each, True, depth + 1) for path, each in value.named_buffers()]
-            found.attributes.update((id(each), Reached(f"{name}{path}", each, is_compared=False)) for path, each in _attributes(value))
-            is_compared = is_compared and (isinstance(value, list | tuple | deque) or is_mapping(value))
-            waiting += [(f"{name}{path}", each, is_compared, depth + 1) for path, each in _parts(value)]
+            if value.is_leaf and value.requires_grad:
+                found.parameters.append((name, value))
+            for tensor in plain_tensors(value):
+                if is_symmetric(tensor):
+                    found.shared.update(owners)
+                elif tensor.device.type != "meta":
+                    _enter(found, tensor, Leaf(name, tensor, kind != "object", owners))
+            continue
+        if id(value) in seen or depth > _MAX_DEPTH or value is None or isinstance(value, int | float | complex | str | bytes):
+            continue
+        seen[id(value)] = value
+        found.names[id(value)] = name
+        if isinstance(value, np.ndarray):
+            with suppress(TypeError, ValueError):  # of objects, or with negative strides
+                if value.flags.writeable:
+                    _enter(found, value, Leaf(name, torch.from_numpy(value), kind != "object", owners))
+        elif _is_used_up(value):
+            found.once.append(f"{name} ({type(value).__name__})")
+        else:
+            of_training = kind == "training" or isinstance(value, _TRAINING)
+            if of_training or isinstance(value, list | dict | set | deque | CellType | _Globals) or _is_object(value):
+                found.holders.append(Holder(name, value, of_training or (kind == "argument" and not _is_object(value))))
+            inner = depth + (type(value) not in (list, tuple, dict, set))
+            waiting += [
+                _Found(f"{name}{path}", part, of, depth if isinstance(part, torch.nn.Module) else inner, (*owners, id(value)))
+                for path, part, of in _parts(value, kind, namespace)
+            ][::-1]
     return found
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _enter(found: Reachable, key: object, leaf: Leaf) -> None:
+    known = found.leaves.get(id(key))
+    if known is None or (leaf.is_state and not known.is_state):
+        found.leaves[id(key)] = leaf
+
+
+def _roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[_Found], Any]:
+    """What a call is given and what its function captures; the function's globals."""
+    arguments: dict[str, Any] = {}
+    captured: list[tuple[str, Any]] = []
+    while isinstance(function, partial):
+        arguments |= {f"argument {i}": value for i, value in enumerate(function.args)} | dict(function.keywords)
+        function = function.func
+    try:
+        bound = inspect.signature(function).bind_partial(*args, **kwargs)
+        arguments |= bound.arguments
+        bound.apply_defaults()
+        captured += [(name, value) for name, value in bound.arguments.items() if name not in arguments]
+    except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
+        arguments |= {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
+    if isinstance(function, MethodType):
+        captured.append(("self", function.__self__))
+        function = function.__func__
+    elif not isinstance(function, FunctionType):
+        captured.append(("self", function))
+    function = inspect.unwrap(function)
+    namespace = getattr(function, "__globals__", None)
+    captured += _captured(function, namespace)
+    roots = [_Found(name, value, "argument", 0, ()) for name, value in arguments.items()]
+    return roots + [_Found(name, value, "captured", 0, ()) for name, value in captured], namespace
+
+
+def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, Kind]]:
+    """The values in a value: name, value, how it is held. ``namespace``: the globals of the module whose functions' globals count, too."""
     if isinstance(value, torch.nn.Module):
-        yield from ((f".{path}", each) for path, each in value.named_parameters())
-    elif isinstance(value, torch.optim.Optimizer):
-        yield from ((".params", each) for group in value.param_groups for each in group["params"])
-        yield from ((f".state.{key}", each) for state in value.state.values() for key, each in state.items())
-    elif isinstance(value, _PLAIN_STATE):
-        yield from ((f".{name}", each) for name, each in vars(value).items() if isinstance(each, torch.Tensor | torch.optim.Optimizer))
-    elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{i}]", each) for i, each in enumerate(value))
+        own = {**value._parameters, **value._buffers, **value._modules}
+        yield from ((f".{name}", each, "captured") for name, each in own.items())
+        if _is_object(value):
+            yield from ((f".{name}", each, "object") for name, each in _attributes(value).items())
+    elif isinstance(value, _TRAINING):
+        yield from ((f".{name}", each, "training") for name, each in vars(value).items())
+    elif isinstance(value, list | tuple | set | deque):
+        yield from ((f"[{i}]", each, kind) for i, each in enumerate(value) if len(value) <= _MAX_ITEMS)
     elif is_mapping(value):
-        yield from ((f"[{key!r}]", each) for key, each in value.items())
+        yield from ((f"[{key!r:.40}]", each, kind) for key, each in value.items() if len(value) <= _MAX_ITEMS)
+    elif isinstance(value, CellType | _Globals):
+        yield from ((name, each, kind) for name, each in _attributes(value).items())
     elif isinstance(value, FunctionType):
-        yield from ((f".{name}", each) for name, each in _captured(value).items())
+        yield from ((f".{name}", each, "captured") for name, each in _captured(value, namespace))
     elif isinstance(value, MethodType):
-        yield from ((".self", value.__self__), (".function", value.__func__))
+        yield from ((".self", value.__self__, "captured"), (".function", value.__func__, "captured"))
     elif isinstance(value, partial):
-        yield from ((f".{name}", each) for name, each in (("func", value.func), ("args", value.args), ("keywords", value.keywords)))
+        yield from ((f".{name}", getattr(value, name), "captured") for name in ("func", "args", "keywords"))
+    elif isinstance(value, BuiltinFunctionType | MethodWrapperType):  # a generator's __next__
+        yield ".self", value.__self__, "captured"
     elif _is_object(value):
-        yield from ((f".{name}", each) for name, each in vars_of(value).items() if isinstance(each, _STATEFUL))
+        yield from ((f".{name}", each, "object") for name, each in _attributes(value).items())
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in attributes of a module's parts or of an object, also in containers there."""
-    owners = value.named_modules() if isinstance(value, torch.nn.Module) else [("", value)] if _is_object(value) else []
-    for path, owner in owners:
-        for name, each in vars_of(owner).items():
-            if not name.startswith("_"):  # those of a module hold its parameters and buffers
-                place = f".{path}.{name}" if path else f".{name}"
-                yield from ((f"{place}{at}", tensor) for at, tensor in _within(each) if isinstance(tensor, torch.Tensor))
-
-
-def _within(value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, or what a short plain container holds."""
-    if type(value) in (list, tuple, dict) and len(value) <= _MAX_ITEMS:
-        yield from ((f"[{key!r}]", each) for key, each in (value.items() if isinstance(value, dict) else enumerate(value)))
-    else:
-        yield "", value
+def _is_used_up(value: Any) -> bool:
+    """True for what gives other values at each use: not torch's, numpy's and Python's global generators, which replays put back."""
+    if isinstance(value, _GENERATORS):
+        shared = (random._inst, np.random.mtrand._rand, torch.default_generator, *getattr(torch.cuda, "default_generators", ()))
+        return all(value is not each for each in shared)
+    if isinstance(value, torch.utils.data.DataLoader):
+        return True
+    return hasattr(type(value), "__next__") and not isinstance(value, IOBase)
 
 
 def _is_object(value: Any) -> bool:
-    """True for an object of a class of the user's."""
-    return type(value).__module__.partition(".")[0] not in ("builtins", "torch", "triton", "numpy") and isinstance(vars_of(value), dict)
+    """True for an object of a class that is neither Python's own nor of a library below this one, and for torch's layers."""
+    if isinstance(value, (*_NOT_CAPTURED, FunctionType, torch.Tensor)) or is_mapping(value):
+        return False
+    module = type(value).__module__
+    return module.partition(".")[0] not in _OTHERS or module.startswith("torch.nn.modules.")
 
 
-def vars_of(value: object) -> Any:
-    """An object's own attributes; None if it has none."""
-    return getattr(value, "__dict__", None)
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes, in slots, too; what a cell holds; the globals that a function names."""
+    if isinstance(value, CellType):
+        return {"": value.cell_contents} if value != CellType() else {}
+    if isinstance(value, _Globals):
+        return {name: each for name in sorted(value.names) if _may_count(each := value.namespace.get(name), value.namespace)}
+    own = getattr(value, "__dict__", {})
+    found = {name: each for name, each in own.items() if name not in _OF_MODULES} if isinstance(value, torch.nn.Module) else dict(own)
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(slot := vars(cls).get(name), "__get__") and (each := _slot(slot, value)) is not _ABSENT:
+                found[name] = each
+    return found
 
 
-def _captured(function: Any) -> dict[str, Any]:
+def _slot(slot: Any, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:  # not filled
+        return _ABSENT
+
+
+def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:
+    """True for a global that may be state: no module, class, or function of another module."""
+    return not isinstance(value, _NOT_CAPTURED) and not (isinstance(value, FunctionType) and value.__globals__ is not namespace)
+
+
+def _captured(function: Any, namespace: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value: cells, and the globals that the code names, if they are these."""
     code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    cells = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    named = {name: function.__globals__.get(name) for name in code.co_names}
-    return cells | {name: value for name, value in named.items() if isinstance(value, _GLOBALS)}
+    if isinstance(code, CodeType):
+        yield from zip(code.co_freevars, function.__closure__ or (), strict=True)
+        if function.__globals__ is namespace:
+            yield "", _Globals(namespace, frozenset(_names_in(code)))
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):  # a comprehension, a lambda
+            yield from _names_in(each)

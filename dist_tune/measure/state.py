@@ -1,30 +1,42 @@
-"""The state that a step changes in place, so that replays of it leave what its first run left.
+"""Whether running a step again gives the same and leaves the same: what a run changes is found, copied, compared, and put back.
 
-The first run shows which tensors a step changes: torch counts its writes to them (``_version``), and arguments that kernels write have
-other values after the next run. The state after the first run is kept and put back, so a step that acts in place acts once, by its first
-run, whose value is the call's. Replays draw random numbers, too, and the generators are put back. Knows tensors and who can reach them;
-nothing of candidates or ranks.
+The first run shows what a step changes: by version counters, and by sums of bits for writes that torch does not count (``.data``,
+collectives, statistics of a batch norm, kernels). Only of that a copy is made before the second run, the probe. Gradients are set aside.
+Knows tensors and who holds them; nothing of candidates or ranks.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dist_tune.distributed import is_symmetric
-from dist_tune.errors import InPlaceError
-from dist_tune.measure.memory import has_same_bits, leaves_of, memory_of, overwrite, room_bytes, shares_memory, version_of
-from dist_tune.measure.reachable import Reachable, Reached, reachable
+from dist_tune.measure.compare import difference
+from dist_tune.measure.memory import (
+    bits_of,
+    has_same_bits,
+    leaves_of,
+    memory_of,
+    overwrite,
+    plain_tensors,
+    room_bytes,
+    shares_memory,
+    version_of,
+)
+from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
-_SMALL_BYTES = 64 << 20
-_COMPARED_SHARE = 0.05
-"""Share of a device's peak so far for copies of arguments that only might have been changed; larger ones are copied to the host."""
+_MAX_NAMED = 5
 
 
 def _cuda_state() -> torch.Tensor | None:
@@ -59,192 +71,291 @@ class RngState:
             generator.set_state(state)
 
 
+@contextmanager
+def noting_training() -> Iterator[list[Any]]:
+    """The optimizers, schedulers and scalers that step meanwhile, on any thread: autograd's runs optimizers in hooks."""
+    stepped: list[Any] = []
+
+    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            stepped.append(owner)
+            return run(owner, *args, **kwargs)
+
+        return step
+
+    with ExitStack() as stack:
+        hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: stepped.append(optimizer))
+        stack.callback(hook.remove)
+        for cls in (*_with_subclasses(LRScheduler), *_with_subclasses(torch.amp.GradScaler)):
+            for name in ("step", "update"):
+                if (run := vars(cls).get(name)) is not None:
+                    setattr(cls, name, noted(run))
+                    stack.callback(setattr, cls, name, run)
+        yield stepped
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for each in cls.__subclasses__():  # type: ignore[var-annotated]
+        yield from _with_subclasses(each)
+
+
+class _Look(NamedTuple):
+    """What tells without a copy whether a tensor was changed."""
+
+    version: int | None
+    shape: torch.Size
+    address: int
+    bits: torch.Tensor | None
+    """Their sum, on the device."""
+    node: Any
+    """The tensor's place in the graph of autograd."""
+
+    @classmethod
+    def at(cls, tensor: torch.Tensor) -> _Look:
+        memory, shape = memory_of(tensor), torch.Size() if tensor.is_nested else tensor.shape
+        if memory is None:
+            return cls(version_of(tensor), shape, 0, None, tensor.grad_fn)
+        return cls(version_of(tensor), shape, memory.data_ptr(), _sum_of_bits(memory), tensor.grad_fn)
+
+
+class _Copy(NamedTuple):
+    name: str
+    memory: torch.Tensor
+    values: torch.Tensor
+    is_state: bool
+    is_put_back: bool
+
+
+class _Aside(NamedTuple):
+    name: str
+    parameter: torch.Tensor
+    grad: torch.Tensor
+    """What the first run left."""
+    is_new: bool
+    """True if there was none before it, so that each run makes one."""
+
+
 class StepState:
-    """The state that one call's step can reach."""
+    """The state that one call of a function can reach; made before its first run."""
 
-    def __init__(self, roots: Mapping[str, Any], *, restores: bool, known: frozenset[str] | None = None) -> None:
-        """Note the versions of tensors before the first run.
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_watched: bool = True) -> None:
+        """``is_watched``: False if the first run has been made already, so that what it has changed is not known."""
+        self._call = function, args, kwargs
+        self._is_watched = is_watched
+        self._reached = reachable(*self._call)
+        self._tensors = _with_gradients(self._reached)
+        self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()} if is_watched else {}
+        self._graded = {id(each) for _, each in self._reached.parameters if each.grad is not None}
+        self._untouched: set[int] = set()
+        """Tensors that the first run has left as they were."""
+        self._aside: list[_Aside] = []
+        self._copies: list[_Copy] = []
+        self._holders: list[tuple[Holder, Any]] = []
+        self._aliases: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors, and others in their memory, by which ``resize_`` and ``.data =`` are put back."""
+        self.repeated: list[str] = []
+        """Names of what plain objects hold and the probe has changed: each replay does so again."""
 
-        ``restores``: False refuses a step that changes its state. ``known``: the first run has begun already, and these are the names of
-        what it changes, as an earlier call has shown.
-        """
-        self.has_changed = known is not None
-        """True if the first run counts, because the step acts in place, or because it is not known."""
-        self._roots = roots
-        self._restores = restores
-        self._known = known
-        self.names: set[str] = set()
-        """Names of what the step was seen to change."""
-        self._written: list[Reached] = []
-        # The tensors are kept with their versions, so that no identity is given away again.
-        reached = reachable(roots)
-        self._before = {key: (each, version_of(each.tensor)) for key, each in reached.tensors.items()}
-        self._buffers: dict[int, torch.Tensor] = {}
-        """Identity of a module's buffer -> its values: torch does not count the writes of a batch norm to its statistics."""
-        if known is None:
-            buffers = [reached.tensors[key] for key in reached.buffers if not is_symmetric(reached.tensors[key].tensor)]
-            self._buffers = {id(each.tensor): copy for each, copy in _small_copies(buffers)}
-        self._attributes = [(each, version_of(each.tensor)) for key, each in reached.attributes.items() if key not in self._before]
-        self.not_kept: list[str] = []
-        """Names of tensors that the first run has changed and that replays change again: attributes of objects."""
-        self._bare = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf and each.tensor.grad is None}
-        """Tensors without a gradient: one that a run makes is made again by the next."""
-        self._graded = {key for key, (each, _) in self._before.items() if each.tensor.is_leaf} - self._bare
-        self._changed: list[tuple[Reached, torch.Tensor]] = []
-        """Tensors that the step changes, with copies of what its first run left."""
-        self._versions: list[tuple[torch.Tensor, int]] = []
-        """Of these tensors, as the first run left them: the graph of its value may have saved them."""
-        self._compared: list[tuple[Reached, torch.Tensor]] = []
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
-        """Tensor, its gradient at the beginning of a replay, and the one that the first run left."""
-        self._states: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        """Dicts of optimizers and the like, with copies."""
-        self._generators = [(each, each.get_state()) for each in reached.generators]
-        """Generators of random numbers of the step's own, at the beginning of a replay."""
-        self._generators_left: list[tuple[torch.Generator, torch.Tensor]] = []
-        """The same, as the first run left them."""
-        self.is_kept = False
-        """True after ``keep``."""
-        self.is_comparing = True
-        """False after ``keep`` if what kernels write shall not be found: the first run counts only if torch has written."""
+    def why_not(self, stepped: Iterable[Any]) -> str:
+        """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
+        for each in stepped:
+            return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
+        if self._reached.once:
+            return f"can use up {_listed(self._reached.once)}"
+        known = [(self._tensors[key], look.node) for key, look in self._looks.items()]
+        moved = [each.name for each, node in known if each.tensor.grad_fn is not node]
+        return f"changes the autograd graph of {_listed(moved)}" if moved else ""
 
-    def note_first_run(self) -> None:
-        """Find out what the first run has changed, by the versions."""
-        self._after = reachable(self._roots)
-        made = {id(each.tensor.grad) for key, each in self._after.tensors.items() if key in self._bare}
-        written = [each for key, each in self._after.tensors.items() if key not in made and self._is_written(key, each)]
-        self._written = [each for each in written if not is_symmetric(each.tensor)]
-        self.has_changed |= bool(self._written)
-        self.names |= {each.name for each in self._written}
-        self._buffers.clear()
-        changed = [each for each, version in self._attributes if version is not None and version != version_of(each.tensor)]
-        changed = [each for each in changed if id(each.tensor) not in self._after.tensors and not is_symmetric(each.tensor)]
-        # Views of one tensor count their writes together.
-        self.not_kept = [each.name for each in changed if not shares_memory(each.tensor, [other.tensor for other in self._written])]
-        self._attributes.clear()
+    def keep(self) -> str:
+        """Before the probe: copy what the first run has changed, set gradients aside. Why that cannot be; empty if all is well."""
+        before, known = self._looks, self._tensors
+        self._reached = reachable(*self._call)
+        self._tensors = _with_gradients(self._reached)
+        self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
+        same = before.keys() & self._looks.keys() - _differing(before, self._looks, counts_writes=True)
+        del known  # until here no identity is given away again
+        graded: set[int] = set()
+        for name, tensor in self._reached.parameters:
+            if tensor.grad is None:
+                continue
+            parts = {id(each) for each in plain_tensors(tensor.grad)}
+            graded |= parts
+            if not parts <= same:
+                self._aside.append(_Aside(name, tensor, tensor.grad, self._is_watched and id(tensor) not in self._graded))
+        self._untouched = same - graded
+        changed = [each for key, each in self._tensors.items() if key not in same | graded and (each.is_state or self._is_watched)]
+        for each in sorted(changed, key=lambda each: not each.is_state):
+            if not self._copy(each.name, each.tensor, each) and each.is_state:
+                return f"changes {each.name}, of which no copy can be made"
+        self._holders = [(each, each.read()) for each in self._reached.holders]
+        self._aliases = [(each.tensor, each.tensor.detach()) for key, each in self._tensors.items() if self._looks[key].bits is not None]
+        return ""
 
-    def keep(self, *, is_comparing: bool = True) -> str:
-        """Before the second run: copy what the first one left; returns what is kept, for people.
+    def changed(self) -> str:
+        """In the first run: names of what it has changed so far; empty if nothing, or if that is not known. Waits for the device."""
+        now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
+        return _listed(self._tensors[key].name for key in _differing(self._looks, now, counts_writes=False))
 
-        ``is_comparing``: False if ``compare`` is not worth the memory.
+    def keep_written(self, name: str, tensor: torch.Tensor) -> None:
+        """Before a kernel of the probe writes to memory that was there before it: copy that."""
+        leaf = next((each for each in self._reached.leaves.values() if shares_memory(each.tensor, [tensor])), None)
+        self._copy(leaf.name if leaf is not None else name, tensor, leaf)
 
-        Raises:
-            InPlaceError: the step changes tensors, and may not or cannot be restored.
-        """
-        self.is_kept = True
-        self.is_comparing = is_comparing and self._restores
-        self._before.clear()
-        n_bytes = _n_bytes(self._written)
-        names = ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each in self._written[:5])
-        names += f" and {len(self._written) - 5} more" if len(self._written) > 5 else ""
-        remedy = "pass reset= with a function that puts them back before each replay, or call the step once on copies to tune it"
-        if self._written and not self._restores:
-            raise InPlaceError(
-                f"the step changes {names} in place, and tuning runs it many times: {remedy}, or leave restore= at its default."
-            )
-        if not _fits(self._written):
-            raise InPlaceError(f"the step changes {names} in place, {n_bytes} bytes in all, too much for copies in free memory: {remedy}.")
-        self._changed = [(each, each.tensor.detach().clone()) for each in self._written]
-        self._versions = [(each.tensor, version) for each in self._written if (version := version_of(each.tensor)) is not None]
-        if self.is_comparing:
-            mine = {id(each.tensor) for each in self._written}
-            rest = [each for each in self._after.tensors.values() if each.is_compared and id(each.tensor) not in mine]
-            self._compared = _small_copies([each for each in rest if not is_symmetric(each.tensor)])
-        self._keep_objects(self._after)
-        self._generators_left = [(each, each.get_state()) for each, _ in self._generators]
-        del self._after
-        return names
+    def compare(self) -> str:
+        """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
+        now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
+        other = _differing(self._looks, now, counts_writes=False)
+        found = [(self._tensors[key].name, self._tensors[key].is_state) for key in other]
+        found += [(each.name, each.is_state) for each in self._copies if not has_same_bits(each.memory, each.values)]
+        found += [(name, each.is_state) for each, contents in self._holders for name in _changes(each, contents)]
+        for each in self._aside:
+            grad = each.parameter.grad
+            if each.is_new and (grad is None or _is_another(grad, each.grad)):
+                found.append((f"{each.name}.grad", True))
+        self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
+        changed = list(dict.fromkeys(name for name, is_state in found if is_state))
+        return f"changes {_listed(changed)} each time it runs" if changed else ""
 
-    def compare(self, written: list[torch.Tensor]) -> str:
-        """After the second run: find arguments with other values than the first one left, which kernels have written; their names.
+    def put_back(self) -> None:
+        """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
+        for tensor, alias in self._aliases:
+            if tensor.shape != alias.shape or tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata:
+                tensor.data = alias
+        for each in reversed(self._copies):
+            if each.is_put_back:
+                overwrite(each.memory, each.values)
+        for holder, contents in self._holders:
+            if id(holder.value) not in self._reached.shared and any(_changes(holder, contents)):
+                holder.write(contents)
+        # The graph of the first run's value may have saved these versions.
+        looks = [(self._tensors[key].tensor, look.version) for key, look in self._looks.items() if look.version is not None]
+        if looks:
+            torch._C._autograd._unsafe_set_version_counter(*zip(*looks, strict=True))
+        self._finish(is_first=True)
 
-        ``written``: memory that holds what the first run left, and that the second has changed as well.
-        """
-        found = [(each, copy) for each, copy in self._compared if shares_memory(each.tensor, written) or not _is_same(each.tensor, copy)]
-        self._compared.clear()
-        self.is_comparing = False
-        self._changed += found
-        self.names |= {each.name for each, _ in found}
-        self.has_changed |= bool(found)
-        if not self.has_changed:
-            self._gradients = [(tensor, at_first, None) for tensor, at_first, _ in self._gradients]
-        return ", ".join(f"{each.name} ({_n_bytes([each])} bytes)" for each, _ in found)
+    def accept(self) -> None:
+        """After a yes: free the copies, and what the first run has made of gradients; replays make them again."""
+        self._copies.clear()
+        self._holders.clear()
+        self._aliases.clear()
+        self._reached = Reachable()
+        self._tensors = {key: self._tensors[key] for key in self._untouched if self._tensors[key].is_state}
+        self._looks = {key: self._looks[key] for key in self._tensors}
+        self._aside = [each._replace(grad=torch.empty(0)) if each.is_new else each for each in self._aside]
 
-    def put_back(self, *, is_last: bool = False) -> None:
-        """Put back what the first run left, if the step changes it. Gradients that it made are left out, until the end."""
-        for tensor, at_first, left in self._gradients:
-            tensor.grad = left.to(tensor.device) if is_last and left is not None else at_first
-        for generator, state in self._generators_left if is_last else self._generators:
-            generator.set_state(state)
-        if self.has_changed or is_last:
-            # Those that were not compared yet at the end, because there was one run too few, may have changed, too.
-            for each, copy in [*self._changed, *(self._compared if is_last else [])]:
-                overwrite(each.tensor, copy)
-            if is_last and self._versions:
-                torch._C._autograd._unsafe_set_version_counter(*zip(*self._versions, strict=True))
-            for mine, kept in self._states:
-                mine.clear()
-                mine.update(kept)
+    def begin_replay(self) -> None:
+        """Before each run but the first: gradients are not there, as before the first run or after it has added to them."""
+        for each in self._aside:
+            each.parameter.grad = None
 
-    def forget(self) -> None:
-        """Free the copies."""
-        for kept in (self._written, self._changed, self._versions, self._compared, self._gradients, self._states, self._before):
-            kept.clear()
+    def finish(self) -> str:
+        """After the last run: put back the gradients that the first run has added to, once; names of what other configs have changed."""
+        self._finish(is_first=False)
+        return self.changed()
 
-    def _is_written(self, key: int, each: Reached) -> bool:
-        if self._known is not None:
-            return each.name in self._known
-        if key not in self._before:
-            return True  # made by the run: an optimizer's state
-        version = version_of(each.tensor)
-        if version is not None and version != self._before[key][1]:
+    def _finish(self, *, is_first: bool) -> None:
+        for each in self._aside:
+            if is_first or not each.is_new:
+                each.parameter.grad = each.grad
+        self._aside.clear()
+
+    def _copy(self, name: str, tensor: torch.Tensor, leaf: Leaf | None) -> bool:
+        """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: the holder knows it by this."""
+        memory = memory_of(tensor)
+        if memory is None:
+            return tensor.numel() == 0
+        if any(_covers(each.memory, memory) for each in self._copies):
             return True
-        copy = self._buffers.get(key)
-        return copy is not None and (copy.shape != each.tensor.shape or not _is_same(each.tensor, copy))
-
-    def _keep_objects(self, reached: Reachable) -> None:
-        """Gradients, and plain values of optimizers and the like, which replays replace."""
-        leaves = [(key, each.tensor) for key, each in reached.tensors.items() if each.tensor.is_leaf]
-        made = [(leaf, leaf.grad) for key, leaf in leaves if key in self._bare and leaf.grad is not None]
-        if not self.has_changed:  # most likely they are not needed, and the next run makes them again
-            n_bytes = sum(grad.numel() * grad.element_size() for _, grad in made)
-            self.is_comparing = self.is_comparing and n_bytes <= _HOST_LIMIT_BYTES
-            made = [(leaf, grad.cpu() if self.is_comparing else grad) for leaf, grad in made]
-        keeps = self.is_comparing or self.has_changed
-        self._gradients = [(leaf, None, grad if keeps else None) for leaf, grad in made]
-        # Not those of tensors that the run has made: the gradients themselves among them.
-        self._gradients += [(leaf, leaf.grad, leaf.grad) for key, leaf in leaves if key in self._graded]
-        self._states = [(each, dict(each)) for each in reached.states]
+        if _n_bytes(memory) > room_bytes(memory.device, _HOST_LIMIT_BYTES - sum(_n_bytes(each.values) for each in self._copies)):
+            return False
+        try:
+            values = memory.clone()
+        except torch.OutOfMemoryError:
+            return False
+        is_state = leaf is None or leaf.is_state
+        is_shared = leaf is not None and not self._reached.shared.isdisjoint(leaf.owners)
+        self._copies.append(_Copy(name, memory, values, is_state, is_put_back=is_state or not is_shared))
+        return True
 
 
-def _n_bytes(tensors: Iterable[Reached]) -> int:
-    return sum(each.tensor.numel() * each.tensor.element_size() for each in tensors)
+def _with_gradients(reached: Reachable) -> dict[int, Leaf]:
+    grads = [(name, each) for name, tensor in reached.parameters if tensor.grad is not None for each in plain_tensors(tensor.grad)]
+    return reached.leaves | {id(each): Leaf(f"{name}.grad", each, True, ()) for name, each in grads}
 
 
-def _small_copies(tensors: list[Reached]) -> list[tuple[Reached, torch.Tensor]]:
-    """Copies of the smaller tensors: on their device first, then on the host, as far as both have room for what may not be needed."""
-    copies, n_bytes = [], 0
-    on_device_bytes = max(_SMALL_BYTES, _COMPARED_SHARE * peak_bytes())
-    for each in sorted(tensors, key=lambda each: _n_bytes([each])):
-        n_bytes += _n_bytes([each])
-        if n_bytes <= _HOST_LIMIT_BYTES and memory_of(each.tensor) is not None:
-            copies.append((each, each.tensor.detach().clone() if n_bytes <= on_device_bytes else each.tensor.detach().cpu()))
-    return copies
+def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, counts_writes: bool) -> set[int]:
+    """Keys of both whose tensors were changed in between; ``counts_writes``: or written to. Waits for the device."""
+    pairs = {key: (before[key], look) for key, look in after.items() if key in before}
+    differing = {key for key, (mine, theirs) in pairs.items() if mine.shape != theirs.shape or (mine.bits is None) != (theirs.bits is None)}
+    counted = {key for key, (mine, theirs) in pairs.items() if (mine.version, mine.address) != (theirs.version, theirs.address)}
+    sums = [(key, mine.bits, theirs.bits) for key, (mine, theirs) in pairs.items() if mine.bits is not None and theirs.bits is not None]
+    differing |= counted if counts_writes else counted - {key for key, _, _ in sums}
+    for _, of_device in groupby(sorted(sums, key=lambda each: str(each[1].device)), key=lambda each: each[1].device):
+        keys, mine, theirs = zip(*of_device, strict=True)
+        is_other = (torch.stack(mine) != torch.stack(theirs)).tolist()
+        differing.update(key for key, is_changed in zip(keys, is_other, strict=True) if is_changed)
+    return differing
+
+
+def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
+    """The sum of the elements as integers, on their device."""
+    bits = bits_of(memory)
+    if bits.dtype == torch.int64:  # whose sums lose their upper bits: zeros and 64 twos would have the same
+        bits = bits.contiguous().flatten().view(torch.int32)
+    return bits.sum()
+
+
+def _changes(holder: Holder, before: Any) -> Iterator[str]:
+    """Names of items or attributes that are others than before."""
+    now = holder.read()
+    if isinstance(before, dict):
+        for key in before.keys() | now.keys():
+            if key not in before or key not in now or not _is_same(before[key], now[key]):
+                yield holder.part(key)
+    elif not _is_same(before, now):
+        yield holder.name or "?"
+
+
+def _is_same(mine: Any, other: Any) -> bool:
+    """True for one value or equal ones. Of objects of other kinds only the type is compared: a step may make them anew."""
+    if mine is other:
+        return True
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, torch.Tensor):
+        return not _is_another(mine, other)
+    if isinstance(mine, int | float | complex | str | bytes):
+        return bool(mine == other or (mine != mine and other != other))
+    if isinstance(mine, list | tuple | deque):
+        return len(mine) == len(other) and all(map(_is_same, mine, other))
+    if isinstance(mine, dict):
+        return mine.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in mine.items())
+    return len(mine) == len(other) if isinstance(mine, set) else True
+
+
+def _is_another(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return any(bool(difference(*each)) for each in zip(plain_tensors(mine), plain_tensors(other), strict=True))
+
+
+def _covers(memory: torch.Tensor, other: torch.Tensor) -> bool:
+    mine, theirs = memory.untyped_storage(), other.untyped_storage()
+    return mine._cdata == theirs._cdata and (memory.storage_offset(), memory.shape, memory.stride(), memory.dtype) == (
+        other.storage_offset(), other.shape, other.stride(), other.dtype
+    )  # fmt: skip
+
+
+def _n_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
 
 
 def peak_bytes() -> int:
     """Peak of the memory that this process has allocated on the current GPU; 0 without one."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
-
-
-def _fits(tensors: list[Reached]) -> bool:
-    """True if copies of the tensors fit into the free memory of their devices."""
-    devices = {each.tensor.device for each in tensors}
-    on = {device: _n_bytes(each for each in tensors if each.tensor.device == device) for device in devices}
-    return all(on[device] <= room_bytes(device, _HOST_LIMIT_BYTES) for device in devices)
-
-
-def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """True if all bits are equal, NaN's too."""
-    mine, theirs = (memory_of(each) for each in (tensor.detach().to(copy.device), copy))
-    return mine is None or theirs is None or has_same_bits(mine, theirs)

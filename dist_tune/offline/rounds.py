@@ -95,7 +95,7 @@ class Rounds:
         tuning = Tuning(self._name, context.ranks.calls(self._name), context.ranks, TuningOptions(plan), quiet)
         site = tuning.meet(launch)
         try:
-            tuning.tune(partial(tuning.missed, launch))
+            tuning.tune(partial(tuning.missed, launch), None)
         except NoValidConfigError:
             why = tuning.failures(site.label) or reasons(site.failures)  # of the very first run, before there is a race
             self.last_error = site.last_error

@@ -1,119 +1,147 @@
-"""The first run of a step, made before it is known that there is something to tune: is it the one that counts?
+"""The first run of a step, and whether others may follow: only where they give the same and leave the same.
 
-It is not, where the step leaves all it can reach as it was: what its kernels changed is undone, and the last run counts, with the winners.
-It is, where the step acts in place: torch writes to a tensor that it did not make, or a kernel to an argument. Then replays begin from
-the state that the first run has left, and that state and the first run's value are the call's. Knows nothing of candidates or ranks.
+Two looks decide. The first needs no run: an optimizer has stepped, an iterator is at hand. The second is the probe, another run with the
+configs of the first. A *no* of any rank is a no of all; then the first run is the call's. Knows nothing of candidates or other ranks.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from dist_tune.measure import StepState, tensors_in
-from dist_tune.runtime import Undo, changed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
-
-    from dist_tune.measure import Region
-    from dist_tune.output import Logger
-
-_BYTES = re.compile(r"\((\d+) bytes\)")
+from dist_tune.distributed import is_secondary
+from dist_tune.errors import DistTuneError, free_frames
+from dist_tune.measure import RngState, StepState, difference, noting_training, plain_tensors, tensors_of
+from dist_tune.runtime import StoreWatch, Undo
+from dist_tune.sites import is_fatal
 
 
 class FirstRun:
-    """The first run of one call, after it was made."""
+    """The first run of one call, before, while and after it is made."""
 
-    def __init__(self, held: list[Any], state: StepState | None, closure: str, log: Logger) -> None:
-        """``held``: its value, alone in a list, so that it can be freed. ``state``: None where the user's ``reset`` puts all back."""
-        self._held = held
+    def __init__(self, state: StepState | None, why_not: str = "") -> None:
+        """``state``: what the call can reach, before the run; None where the user's ``reset`` answers for it. ``why_not``: known before."""
+        self.why_not = why_not
+        """Why no other run may follow, as found on this rank."""
+        self.probe_error: Exception | None = None
+        """Raised in the second run on this rank."""
+        self.is_probed = False
+        """True once a second run has been made."""
         self._state = state
-        self._closure = closure
-        self._log = log
-        self._undo, self._has_taken = Undo(), False
-        self._put_back: Mapping[Region, torch.Tensor] = {}
-        """Memory under ``restore_value`` as the second run found it."""
-        self._is_decided = False
-        if state is not None:
-            state.note_first_run()
+        self._stores = StoreWatch()
+        self._after = RngState()
+        self._is_prepared = self._is_accepted = False
+        self._error: BaseException | None = None
+        self._held: list[Any] = []
+        """Its value, alone in a list, so that it can be freed."""
+        self._undo: Undo | None = None
+        """What it has changed under ``restore_value``."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """The run is made in this block, and heard from its beginning."""
+        with noting_training() as stepped, self._stores.first_run():
+            yield
+        if self._state is not None:
+            self.why_not = self.why_not or self._state.why_not(stepped)
+
+    def end(self, held: list[Any], error: BaseException | None = None) -> None:
+        """Take the value, in a list from which it can be freed; or the ``error`` by which there is none on this rank."""
+        self._held, self._error = held, error
+        self._after = RngState()
+
+    def changed(self) -> str:
+        """Names of what the run has changed so far."""
+        return self._state.changed() if self._state is not None else ""
+
+    def prepare(self) -> None:
+        """Before ranks decide on the probe: copy what it may change."""
+        if not self._is_prepared and self._state is not None:
+            self._is_prepared = True
+            self.why_not = self.why_not or self._state.keep()
 
     @property
-    def counts(self) -> bool:
-        """True if its value is the call's; also as long as no second run has shown whether kernels change anything."""
-        return self._state is not None and (self._state.has_changed or not self._is_decided)
+    def value(self) -> Any:
+        """The value, as long as it is held."""
+        return self._held[0] if self._held else None
 
     def take(self, undo: Undo) -> None:
-        """Take what the run changed under ``restore_value``, until it is decided; the first time counts."""
-        if not self._has_taken:
-            self._undo, self._has_taken = undo, True
+        """Take what the run has changed under ``restore_value``; the first time counts."""
+        self._undo = self._undo or undo
 
-    def restart(self) -> None:
-        """Before a further run: put back what the step changes.
+    def probe(self, run: Callable[[], Any], before: RngState) -> None:
+        """Run the step again, from the generators ``before`` and memory under ``restore_value`` as the first run found them; compare.
 
-        Raises:
-            InPlaceError: it acts in place, and may not or cannot be restored.
+        An error of that run is a no; one that loses the device, or says that another rank has left, is raised.
         """
+        self.is_probed = True
         state = self._state
-        if state is None:
-            self._decide()
-            return
-        if not state.is_kept:
-            self._warn(state.not_kept)
-            # A value with its graph holds all activations: until the end of the next run they would be there twice.
-            has_graph = any(each.grad_fn is not None for each in tensors_in(self._held).values())
-            self._tell(state.keep(is_comparing=state.has_changed or not has_graph))
-            if state.has_changed or not state.is_comparing:
-                self._decide()
-            else:
-                self._put_back = self._undo.exchange()
-        elif state.is_comparing:  # also if it is decided: kernels may change what torch does not
-            written: list[torch.Tensor] = []
-            if not self._is_decided:
-                # Undone, but not as it was before that run: other launches write there before the one that restores.
-                written = changed(self._put_back)
-                self._put_back = {}
-                self._undo.exchange()
-            self._tell(state.compare(written))
-            self._decide()
-        state.put_back()
-
-    def finish(self) -> Any:
-        """The value, with the state that the run has left."""
-        if self._state is not None and self._state.is_kept and not self._is_decided:
+        if state is not None:
+            self.prepare()
+            state.begin_replay()
+        if self._undo is not None:
             self._undo.exchange()
-        self._undo.forget()
-        if self._state is not None:
-            self._state.put_back(is_last=True)
-            self._state.forget()
+        if state is None:
+            run()
+            return
+        before.restore()
+        try:
+            with noting_training() as stepped, self._stores.probe(state.keep_written):
+                value = run()
+        # Any error of a second run is a reason against a third: the size of a cache, an iterator at its end, memory.
+        except Exception as error:
+            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+                raise
+            self.probe_error = error
+            free_frames(error)
+            self.why_not = self.why_not or f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
+        else:
+            self.why_not = self.why_not or state.why_not(stepped) or self._another(value) or state.compare()
+        finally:
+            self._after.restore()
+
+    def accept(self) -> list[str]:
+        """All ranks say yes: free the value and the copies. Names of what each replay changes in plain objects."""
+        self._is_accepted = True
+        self._held.clear()
+        self._undo = None
+        if self._state is None:
+            return []
+        self._state.accept()
+        return self._state.repeated
+
+    def begin_replay(self) -> None:
+        """Before each run that follows."""
+        if self._state is not None and self.is_probed:
+            self._state.begin_replay()
+
+    def refuse(self) -> Any:
+        """This is the run that counts, or all others have ended in an error: its value, with the state that it has left."""
+        if not self._is_accepted and self.is_probed:
+            if self._undo is not None:
+                self._undo.exchange()
+            if self._state is not None:
+                self._state.put_back()
+            self._after.restore()
+        elif self._is_accepted:
+            self.finish()
+        if self._error is not None and not self._is_accepted:
+            raise self._error
         return self._held.pop() if self._held else None
 
-    def _decide(self) -> None:
-        if not self._is_decided:
-            self._is_decided = True
-            if self.counts:
-                self._undo.forget()
-            else:
-                self._undo.restore()
-                self._held.clear()
+    def finish(self) -> str:
+        """After the last run: names of what other configs than the first have changed."""
+        self._after.restore()
+        return self._state.finish() if self._state is not None and self._is_accepted else ""
 
-    def _warn(self, names: list[str]) -> None:
-        if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            self._log.bind(progress=True).warning(
-                f"closure={self._closure} changes {shown} in place, and every replay does so again: attributes of objects are not put "
-                f"back, because peers may read them. Pass reset= with a function that puts them back, or pass them as arguments"
-            )
-
-    def _tell(self, names: str) -> None:
-        if names:
-            told = "closure=%s acts in place on %s: its first run counts, replays are undone"
-            shown = _BYTES.sub(lambda found: f"({_size(int(found[1]))})", names)
-            self._log.bind(progress=told % (self._closure, shown)).info(told % (self._closure, names))
-
-
-def _size(n_bytes: int) -> str:
-    unit, n_unit = next((each for each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= each[1]), ("bytes", 1))
-    return f"{n_bytes / n_unit:.4g} {unit}"
+    def _another(self, value: Any) -> str:
+        """How a second value differs from the first beyond rounding; empty if it does not, or objects cannot be compared."""
+        if self._error is not None:
+            return ""
+        mine, other = ([list(plain_tensors(each)) for each in tensors_of(whole).values()] for whole in (value, self.value))
+        try:
+            wrong = difference(mine, other) or (not mine and difference(value, self.value))
+        except TypeError:  # other objects
+            wrong = ""
+        return f"returns another value when it runs again ({wrong})" if wrong else ""

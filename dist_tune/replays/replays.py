@@ -62,32 +62,47 @@ class Replayer:
     """The replays of one tuning."""
 
     def __init__(
-        self, ranks: Ranks, trials: Trials, clock: Clock, reset: Callable[[], object] | None, stuck_after_s: float, *, sites: Sites
+        self,
+        ranks: Ranks,
+        trials: Trials,
+        clock: Clock,
+        reset: Callable[[], object] | None,
+        stuck_after_s: float,
+        *,
+        sites: Sites,
+        start: Callable[[], None],
     ) -> None:
+        """``start``: called before replays."""
         self.watchdog: Watchdog = trials.watchdog
         self.n_replays = 0
-        """Runs of the closure so far; the caller says so if it has made the first."""
+        """Runs of the closure so far, one that the caller has made among them."""
         self.n_thrown_away = 0
         """Replays that did not count and were run again, because a kernel was not compiled before. The same on all ranks."""
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""
         self.batch_s = 0.0
         """Seconds of the latest batch, until the device was through."""
-        self.first_run_counts = False
-        """True after the last run if the value of the call is the first run's."""
         self.trials = trials
         self._ranks = ranks
         self._sites = sites
         self._journal = sites.journal
         self._clock = clock
         self._reset = reset
+        self._start = start
+        self._before = RngState()
         self._first_run: FirstRun | None = None
+        """None for a function that is free to run again, with fresh arguments."""
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
         self._n_jumps = 0
         self._phase = "", 0
         """The latest phase, and its first replay."""
+
+    def begin(self, first_run: FirstRun | None, before: RngState, *, is_made: bool) -> None:
+        """Go on from the first run of a call, which the caller has made, or ``run_first`` will. ``before``: generators before it."""
+        self._first_run, self._before = first_run, before
+        self.n_replays += is_made
 
     def undo(self) -> None:
         """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
@@ -100,49 +115,87 @@ class Replayer:
         else:
             undo.restore()
 
-    def begin_after(self, first_run: FirstRun | None) -> None:
-        """Go on from a run that the caller has made; None if ``reset`` puts all back."""
-        self.n_replays += 1
-        self._first_run = first_run
+    def run_first(self, closure: Callable[[], Any]) -> Any:
+        """Make the first run; its value, unless that is held until it is known whether it counts."""
+        if self._first_run is None:
+            return self.run(closure, {})
+        self.trials.changed = self._first_run.changed
+        with self._first_run.watched():
+            held = [self.run(closure, {})]
+        self.trials.changed = None
+        self._first_run.end(held, self.trials.failed)
+        return None
 
-    def last_run(self, closure: Callable[[], Any], before: RngState) -> Any:
-        """The value of the call: of one more run, as its caller would make it, or of the first, if that one counts."""
+    @property
+    def is_undecided(self) -> bool:
+        """True as long as it is not known whether the closure may be replayed."""
+        return self._first_run is not None and (self.n_replays == 0 or not self._first_run.is_probed)
+
+    def why_not(self, *, is_asking: bool) -> str:
+        """Why it may not, as found on this rank; ``is_asking``: this rank would replay it."""
+        if self._first_run is None or self.n_replays == 0:
+            return ""
+        if is_asking:
+            self._first_run.prepare()
+        return self._first_run.why_not
+
+    def again(self, closure: Callable[[], Any]) -> None:
+        """Run the closure once more outside of the race: the first time is the first run, the second the probe."""
+        self._start()
+        if self.n_replays == 0:
+            self.run_first(closure)
+            return
+        self.undo()
+        self.restart()
+        if self._first_run is not None and not self._first_run.is_probed:
+            self._first_run.probe(lambda: self.run(closure, {}), self._before)
+            if (error := self.probe_error) is not None:  # told to ranks that wait for this one in a collective of that run
+                self.trials.suspects.append(f"its second run with {type(error).__name__}: {error}")
+        else:
+            self.run(closure, {})
+        self.undo()
+
+    @property
+    def probe_error(self) -> Exception | None:
+        """The error of the second run on this rank."""
+        return self._first_run.probe_error if self._first_run is not None else None
+
+    def accept_first(self) -> list[str]:
+        """Replays may follow, on all ranks. Names of what each will change in plain objects."""
+        return self._first_run.accept() if self._first_run is not None else []
+
+    def refuse_first(self, value: Any) -> Any:
+        """The first run counts; its value, or the given one where there is no such run."""
+        self.trials.take_undo().forget()
+        return value if self._first_run is None else self._first_run.refuse()
+
+    def last_run(self, closure: Callable[[], Any]) -> Any:
+        """The value of the call: of one more run, as its caller would make it."""
         self.watchdog.phase = "last run"
         self.restart()
-        if self._first_run is not None and self._first_run.counts:
-            self.first_run_counts = True
-            if not self._ranks.is_alone:
-                # Whether the first run counts is this rank's own finding; so all ranks make the last one, and their collectives match.
-                self.run(closure, {})
-                self.undo()
-            return self._first_run.finish()
         self.trials.inputs.forget()
-        before.restore()
+        self._before.restore()
         value = self.run(closure, {})
         self.trials.take_undo().forget()
+        if self._first_run is not None and (names := self._first_run.finish()):
+            self._sites.story.log.bind(progress=True).warning(f"some config has changed {names}, which the first one leaves as it is")
         return value
-
-    def finish_first(self) -> Any:
-        """The value of the first run, after which there was nothing to tune."""
-        self.trials.take_undo().forget()
-        assert self._first_run is not None
-        return self._first_run.finish()
 
     def give_up(self) -> None:
         """Leave what the first run left, after an error."""
         self.undo()
         self.trials.inputs.put_back()
         if self._first_run is not None:
-            self._first_run.finish()
+            self._first_run.refuse()
 
     def keep(self, launch: Tunable) -> None:
-        """Copy the arguments of the function that all replays call, if the user has no ``reset``."""
-        if self._reset is None:
+        """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""
+        if self._reset is None and launch.checker() is not None:
             wait_for_device()  # what is under way may be writing to them
             self.trials.inputs.keep(launch.owner.function, *launch.arguments)
 
     def restart(self, *, compares: bool = True) -> None:
-        """Call the user's ``reset``, or put back what the step changes in place: before each replay but the first.
+        """Call the user's ``reset``, or put back the arguments of a checked function: before each replay but the first.
 
         ``compares``: the kept arguments with what the last replay changed, and none before; that waits for the device.
 
@@ -156,7 +209,7 @@ class Replayer:
             self._reset()
             self.watchdog.note("work between replays")
         elif self._first_run is not None:
-            self._first_run.restart()
+            self._first_run.begin_replay()
         else:
             self.trials.inputs.restart(compares=compares)
 

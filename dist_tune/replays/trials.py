@@ -5,7 +5,7 @@ Another candidate stands in for one that fails, so that a bad config never abort
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
@@ -41,6 +41,10 @@ class Trials:
         """Sites whose config from the cache has answered wrongly -> how."""
         self.inputs = Inputs()
         """Arguments of the function that is tuned, if it is the whole closure."""
+        self.changed: Callable[[], str] | None = None
+        """In the first run of a function: names of what it has changed so far."""
+        self.failed: Exception | None = None
+        """The error of a function's run that gave no value, because its collectives were made."""
         self._closure = closure
         self._rank = ranks.rank
         self._sites = sites
@@ -167,6 +171,7 @@ class Trials:
     def _suspect(self, site: Site, index: int) -> None:
         """Note that peers may wait for what a failed candidate did not do."""
         self.samples.disturb(self._replay)
+        self.failed = site.last_error
         self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
 
     def _give_up(self, site: Site) -> NoReturn:
@@ -216,6 +221,9 @@ class Trials:
                 with suppress(RuntimeError):  # of a device that is lost
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+                raise
+            if launch.is_whole and self.changed is not None and (names := self.changed()):
+                error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
             self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import digest
-from dist_tune.compiler import KEY_CHARS, Compiler, Failure, compile_cost, split_keys
+from dist_tune.compiler import Compiler, Failure, compile_cost
 from dist_tune.runtime import Argument, Tunable, foreseen, has_heuristics, specialisation
 from dist_tune.sites import Site, Sites, Variant
 
@@ -29,7 +29,7 @@ _MAX_FORESEEN = 2
 _FREQUENT = 0.25
 """Share of replays from which on a variant that they met is compiled for all candidates at once."""
 PROBED = 16
-"""Compilations from which on a replay is made before them: an argument that changes shows then, and not after them."""
+"""Warm-ups of a function from which on the first is made twice: an argument that changes shows then."""
 _MAX_SHOWN = 5
 _CODE, _HEURISTICS = "its code", "its heuristics"
 _ASKED = "asked"
@@ -48,7 +48,7 @@ class Variants:
         self._compiler = compiler
         self._log = log
         self.n_probes = 0
-        """Untimed replays before the sites that are new now are compiled."""
+        """Runs beside the first before the sites that are new now are compiled."""
         self._lazy: Counter[tuple[str, ...]] = Counter()
         """Kernel, and functions under way with their candidates -> compilations within timed replays."""
         self._warned: set[str] = set()
@@ -65,14 +65,10 @@ class Variants:
         """Site -> its variants so far, where there are several."""
         return {site.label: len(site.variants) for site in self._sites.met.values() if len(site.variants) > 1}
 
-    def wants_probe(self, keys: Mapping[str, str]) -> bool:
-        """True if so much is to be compiled that a replay before shows whether it is the right thing. ``keys``: compile keys of new sites.
-
-        And another one, if the last such replay has met new variants.
-        """
-        if self.n_probes > 0:
-            return self._has_news
-        return sum(len(set(split_keys(each)) - {" " * KEY_CHARS}) for each in keys.values()) > PROBED
+    @property
+    def wants_probe(self) -> bool:
+        """True if the latest run before compilation has met new variants: another one shows whether there are more."""
+        return 0 < self.n_probes <= MAX_VARIANTS and self._has_news
 
     def all(self) -> Iterator[tuple[Site, Variant]]:
         """Variants beside the first of each site that is tuned."""
@@ -123,7 +119,7 @@ class Variants:
         return len(variant.replays) >= max(2.0, _FREQUENT * self._n_replays)
 
     def end_probe(self) -> None:
-        """After the meeting that follows an untimed replay: further ones are needed if they meet further variants."""
+        """After the meeting that follows a run: further ones are needed if they meet further variants."""
         self._has_news = False
 
     def begin_interval(self) -> None:

@@ -142,8 +142,6 @@ class TunableFunction:
 class FunctionSlot:
     """A function's config for one key. A ``Slot``."""
 
-    launched: FunctionConfig | None = None
-
     def __init__(self, winners: dict[Hashable, FunctionConfig], key: Hashable) -> None:
         self._winners = winners
         self._key = key

@@ -23,16 +23,6 @@ class KernelSlot:
         self._kernel = kernel
         self._key = key
 
-    @property
-    def launched(self) -> Any:
-        """The kernel's ``best_config``: of its last launch, for any key."""
-        return getattr(self._kernel, "best_config", None)
-
-    @launched.setter
-    def launched(self, config: Any) -> None:
-        if config is not None:
-            self._kernel.best_config = config
-
     def fill(self, config: triton.Config, timings: Timings) -> None:
         """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
         cache = self._kernel.cache

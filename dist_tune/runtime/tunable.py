@@ -23,9 +23,6 @@ class Timings:
 class Slot(Protocol):
     """The place of the config for one key, for later calls."""
 
-    launched: Any
-    """The config that the kernel was launched with last, as far as the kernel says so; the tuner may put it back."""
-
     def fill(self, config: Any, timings: Timings) -> None:
         """Use ``config`` from now on."""
 

@@ -6,11 +6,9 @@ with their copies: a step of many layers has temporaries in each. Knows tensors 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from dist_tune.measure import Region, has_same_bits, overwrite
+from dist_tune.measure import Region, overwrite
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with a copy of its values."""
@@ -36,14 +34,13 @@ class Undo:
         put_back(self._alive())
         self.forget()
 
-    def exchange(self) -> Mapping[Region, torch.Tensor]:
-        """Put all back, and keep the values that were there instead; returns what was put back."""
+    def exchange(self) -> None:
+        """Put all back, and keep the values that were there instead."""
         alive = self._alive()
         values = [memory.clone() for memory, _ in alive]
         put_back(alive)
         regions = [region for region in self._saved if region.tensor() is not None]
         self._saved = dict(zip(regions, values, strict=True))
-        return {region: copy for region, (_, copy) in zip(regions, alive, strict=True)}
 
     def _alive(self) -> Copies:
         return [(memory, _real(copy)) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
@@ -51,12 +48,6 @@ class Undo:
     def forget(self) -> None:
         """Let what was written stand."""
         self._saved.clear()
-
-
-def changed(values: Mapping[Region, torch.Tensor]) -> list[torch.Tensor]:
-    """Memory that holds other values than these."""
-    now = [(region.tensor(), value) for region, value in values.items()]
-    return [memory for memory, value in now if memory is not None and not has_same_bits(memory, value)]
 
 
 def _real(copy: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,8 @@ class RankManifest:
     """True if this rank would see a replay before it compiles its new sites."""
     n_threads: int = 1
     """That compile on this rank."""
+    why_not: str = ""
+    """Why the closure must not be replayed, as this rank has found."""
     resumed: Offer = field(default_factory=dict)
     """Samples of earlier attempts that this rank's journal has."""
     suspects: dict[str, list[int]] = field(default_factory=dict)
@@ -131,6 +133,8 @@ class SiteManifest:
     wants_probe: bool = False
     n_threads: int = 1
     """That compile on the host with the most."""
+    why_not: str = ""
+    """The reason of the first rank that has one against replays, with the rank if there are several; empty if nothing asks for any."""
     resumed: Offer = field(default_factory=dict)
     """Samples of earlier attempts that all ranks have that met the site."""
     barred: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -164,13 +168,16 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     kinds = {base: [mine.kinds[base] for mine in everyone if base in mine.kinds] for base in bases}
     unread = [base for base, by_rank in kinds.items() if is_unread(by_rank)]
     suspects = all_suspects(mine.suspects for mine in everyone)
+    disputed = sorted(_disputed(manifests))
+    is_asking = disputed or refused or any(label not in cached for label in sites)
+    against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
         lists={label: texts for label, texts in lists.items() if any(label not in mine.sites for mine in everyone)},
         unlisted=sorted({label for mine in everyone for label, each in mine.sites.items() if digest(lists.get(label, [])) != each}),
         mismatch=mismatch,
-        disputed=sorted(_disputed(manifests)),
+        disputed=disputed,
         is_watched=is_equal or all(mine.is_watched for mine in everyone),
         compile_keys=_compile_keys(manifests),
         cached=cached,
@@ -192,6 +199,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
         in_full=sorted({label for mine in everyone for label in mine.in_full}),
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
+        why_not=next((why if len(manifests) == 1 else f"{why} on rank {rank}" for rank, why in against), ""),
         wants_probe=any(mine.wants_probe for mine in everyone),
         n_threads=_n_threads(manifests),
     )

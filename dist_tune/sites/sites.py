@@ -51,7 +51,6 @@ class Sites:
         self._uncached: set[str] = set()
         self._outcomes: dict[str, Outcome] = {}
         self._to_reset: set[str] = set()
-        self._launched: list[tuple[Slot, Any]] = []
 
     @property
     def new(self) -> list[str]:
@@ -202,15 +201,6 @@ class Sites:
             except Exception as error:
                 error.add_note(f"site {label} has its config nevertheless: {site.texts[site.configs.index(site.winner)]}")
                 raise
-
-    def note_launched(self) -> None:
-        """Note the configs that the kernels were launched with last."""
-        self._launched = [(slot, slot.launched) for site in self.met.values() for slot in site.slots.values()]
-
-    def restore_launched(self) -> None:
-        """Say of all kernels that these were the last ones: the run that counts was made with them."""
-        for slot, config in self._launched:
-            slot.launched = config
 
     def leave_given_up(self) -> None:
         """Let Triton launch the first config where none runs here: it raises the error that the step expects."""

@@ -121,5 +121,9 @@ class FakeH200:
 
 
 def install_fake_driver() -> None:
-    """Make ``FakeH200`` Triton's driver in this process, whose ``TRITON_INTERPRET`` must not be 1."""
+    """Make ``FakeH200`` Triton's driver in this process, whose ``TRITON_INTERPRET`` must not be 1.
+
+    New tensors are filled, because its kernels write nothing: a step that returns them shall return the same each time.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
     driver.set_active(FakeH200())

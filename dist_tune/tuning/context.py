@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import CompileKeys, Compiler, Placement
@@ -39,8 +39,6 @@ class TuningOptions:
     plan: Plan
     reset: Callable[[], object] | None = None
     """Called before each replay but the first."""
-    restore: Literal["args"] | None = "args"
-    """State that is put back without ``reset``; None refuses a step that acts in place."""
     uses_cache: bool = False
     is_last: bool = False
     """True: this rank would tune no further keys of the function. So it is, if all ranks would not."""

@@ -11,7 +11,7 @@ import torch
 from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Solo, member_ranks
-from dist_tune.output import amount, tuning_log
+from dist_tune.output import amount, closure_name, tuning_log
 from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
@@ -96,6 +96,14 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"given. Pass is_dist=True to decide together"
         )
         context.notices.say(context.log, "alone", text)
+
+
+def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
+    """Once for a decorated object: what plain objects hold and each replay changes, which is the step's own business."""
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        text = f"{closure_name(context.name)} changes {shown}, and each replay does so again: give reset= if they must count once"
+        context.notices.note(context.log, "repeated", text)
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Calls, Ranks, is_secondary
-from dist_tune.errors import DistTuneError
-from dist_tune.measure import RngState, StepState, device_clock, no_full_collections, peak_bytes
+from dist_tune.errors import DistTuneError, PeerFailedError
+from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
 from dist_tune.replays import FirstRun, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
@@ -25,11 +25,12 @@ from dist_tune.search import Race
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
-from dist_tune.tuning.notices import tell_of_first_run
+from dist_tune.tuning.notices import tell_of_first_run, tell_of_repeated
 from dist_tune.tuning.phases.applying import apply_winners
 from dist_tune.tuning.phases.discover import discover
 from dist_tune.tuning.phases.entering import enter_sites
 from dist_tune.tuning.phases.racing import run_race
+from dist_tune.tuning.phases.refusing import leave_untuned
 from dist_tune.watch import Kind, Release, Watchdog
 
 
@@ -42,6 +43,7 @@ class Tuning:
         self.is_last = False
         """True if all ranks would tune no further keys of the function."""
         self._settings = settings
+        self._has_started = False
         self._before = RngState()
         self._exit = ExitStack()
         self._number = self._exit.enter_context(calls.one())
@@ -66,7 +68,7 @@ class Tuning:
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         ranks.watch_troubles(trials.suspects)
-        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites)
+        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
         self._trials = trials
         self._context = TuningContext(
             name, ranks, options.plan, log, story,
@@ -120,42 +122,39 @@ class Tuning:
         """Candidate -> why it was dropped, on the first rank that dropped it."""
         return {i: each.failure for i, each in enumerate(self._context.race.results(label)) if each.failure is not None}
 
-    def tune_after(self, closure: Closure, held: list[Any], state: StepState | None, *, is_watched: bool) -> Any:
-        """Tune the sites of a first run of ``closure``; the value of a clean run, or of that one.
+    def tune_after(self, closure: Closure, first: FirstRun, *, is_watched: bool) -> Any:
+        """Tune the sites of a ``first`` run of ``closure``; the value of the last run, or of that one where no other may follow.
 
-        Collective. ``held``: the first run's value, alone in a list, so that it can be freed. ``state``: what it may have changed in
-        place; None where ``reset`` puts that back. ``is_watched``: whether it was heard from its beginning, so that hits are known, too.
+        Collective. ``is_watched``: whether it was heard from its beginning, so that hits are known, too.
 
         Raises:
             DistTuneError: on all ranks, for a reason that is the same on all.
             Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
-        run_s = self._watchdog.first_run_s = time.monotonic() - self._context.expenses.began
+        context = self._context
+        context.replays.run_s = self._watchdog.first_run_s = time.monotonic() - context.expenses.began
         with self._under_way():
-            after = RngState()
-            context = self._context
-            context.replays.begin_after(FirstRun(held, state, context.name, context.log))
-            context.sites.note_launched()
-            context.replays.run_s = run_s
+            context.replays.begin(first, self._before, is_made=True)
             is_tuned = self._discovered(closure, is_watched=is_watched)
-            tell_of_first_run(context, held[0] if held else None, is_watched=is_watched)
-            if is_tuned:
-                return self._finish(closure, after)
-            self._counted(after)
-            return context.replays.finish_first()
+            tell_of_first_run(context, first.value, is_watched=is_watched)
+            return self._finish(closure) if is_tuned else self._counted()
 
-    def tune(self, closure: Closure) -> Any:
-        """Tune the sites that were met (``meet``) without a first run; the value of a clean run. Collective; raises as ``tune_after``."""
+    def tune(self, closure: Closure, first: FirstRun | None) -> Any:
+        """Tune the site that was met (``meet``), of which no run was made; the value of a clean run. Collective; raises as ``tune_after``.
+
+        ``first``: its first run; None for a function that may run again with fresh arguments, because ``reset`` or a check says so.
+        """
         with self._under_way():
+            self._context.replays.begin(first, self._before, is_made=False)
             if self._discovered(closure, is_watched=True):
-                return self._finish(closure, None)
+                return self._finish(closure)
+            if self._context.replays.n_replays > 0:  # and no other run may follow
+                return self._counted()
             # Its config was in the cache, or other ranks are not here.
-            value = self._context.replays.run(closure, {})
-            after = RngState()
+            value = self._context.replays.run_first(closure)
             if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
-                return self._finish(closure, after)
-            self._counted(after)
-            return value
+                return self._finish(closure)
+            return self._counted(value)
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
@@ -184,43 +183,51 @@ class Tuning:
         context.expenses.end_phase("discover")
         if manifest is not None:
             self.is_last |= manifest.is_last
+            if manifest.why_not:
+                leave_untuned(context, manifest)
+                return False
             if manifest.to_tune:
-                # Not before: until here a rank may be late for reasons of its own.
-                self._exit.enter_context(context.ranks.short_timeouts())
-                self._exit.enter_context(no_full_collections())
-                self._watchdog.start()
+                self._start()
+                tell_of_repeated(context, context.replays.accept_first())
             enter_sites(context, closure, manifest)
         return bool(context.entries)
 
-    def _finish(self, closure: Closure, after: RngState | None) -> Any:
-        """Race, and apply. ``after``: the generators where the first run left them, and so shall the last."""
+    def _start(self) -> None:
+        """Before the first replay: until here a rank may be late for reasons of its own."""
+        if not self._has_started:
+            self._has_started = True
+            self._exit.enter_context(self._context.ranks.short_timeouts())
+            self._exit.enter_context(no_full_collections())
+            self._watchdog.start()
+
+    def _finish(self, closure: Closure) -> Any:
+        """Race, and apply."""
         untuned_bytes = peak_bytes()
         run_race(self._context, closure)
-        if after is not None:
-            self._exit.callback(after.restore)
-        return apply_winners(self._context, closure, self._before, untuned_bytes)
+        return apply_winners(self._context, closure, untuned_bytes)
 
-    def _counted(self, after: RngState) -> None:
-        """A run had nothing to tune, so it counts."""
+    def _counted(self, value: Any = None) -> Any:
+        """The first run counts: there was nothing to tune, or no other may follow. ``value``: of a function that was free to run again."""
         context = self._context
-        self._trials.take_undo().forget()
         context.sites.journal.close(delete=True)
         context.sites.leave_given_up()
-        if context.replays.n_replays > 1:
-            after.restore()
         context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
+        return context.replays.refuse_first(value)
 
     # -- around them ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """One tuning at a time; an error ends it on all ranks."""
+        """One tuning at a time; an error ends it on all ranks. One of the second run that left peers in a collective is this rank's own."""
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
                 self._begin()
                 yield
             except BaseException as error:
                 self._end(error)
+                own = self._context.replays.probe_error
+                if own is not None and isinstance(error, PeerFailedError):
+                    raise own from error
                 raise
 
     def _begin(self, *, is_broken: bool = False) -> None:

@@ -57,9 +57,9 @@ class Job:
             job.phase = "race" if conditions.is_race else "finals"
             run_batch(replayer, closure, replays, conditions)
 
-        def last(replayer: Replayer, closure: Any, before: Any) -> Any:
+        def last(replayer: Replayer, closure: Any) -> Any:
             job.phase = "apply"
-            return last_run(replayer, closure, before)
+            return last_run(replayer, closure)
 
         compilation.load_all, Replayer.run_batch, Replayer.last_run = loading, batch, last  # type: ignore[assignment, method-assign]
 

@@ -233,7 +233,7 @@ def _reset(rank: int) -> Any:
 
 def test_reset_is_called_before_every_replay_but_the_first():
     """The caller's state is left to the first run; afterwards the closure has acted once."""
-    assert values(on_ranks(2, _reset)) == [(1.0, 1.0, 3 * 2 + 1, 2.0, 7)] * 2
+    assert values(on_ranks(2, _reset)) == [(1.0, 1.0, 1 + 3 * 2 + 1, 2.0, 8)] * 2
 
 
 def test_kernels_of_several_triton_versions_are_heard_the_same_way():

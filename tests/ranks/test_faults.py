@@ -95,7 +95,7 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
     winner, failures, n_replays = got[0]
     assert winner != [32]
     assert "rank 1: CompileTimeAssertionFailure" in failures[1]
-    assert n_replays == 1 + 2 * 2 + 1
+    assert n_replays == 2 + 2 * 2 + 1
 
 
 def _too_large(rank: int) -> Any:
@@ -182,7 +182,7 @@ def _user_error(rank: int, who: list[int], when: int) -> Any:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("when", [1, 2, 4])
+@pytest.mark.parametrize("when", [1, 3, 5])
 def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
     """In discovery, in a timed replay and in the final run: the rank raises its own, the others name it."""
     outcomes = on_ranks(3, _user_error, [1], when)
@@ -192,7 +192,7 @@ def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("when", [1, 3])
 def test_the_same_exception_on_all_ranks_stays_the_users(when: int):
     """Every rank raises its own."""
     outcomes = on_ranks(2, _user_error, [0, 1], when)

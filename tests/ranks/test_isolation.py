@@ -21,9 +21,9 @@ def test_a_config_that_ends_its_process_alone_is_in_quarantine_after_one_death(t
     assert attempt(tmp_path, ends, n_kernels, DIST_TUNE_ISOLATE="1")[1].error == "Died"
     got = values(attempt(tmp_path, ends, n_kernels, DIST_TUNE_ISOLATE="1"))
     assert launches(tmp_path)[32, 1] == 1
-    # The first run, each config alone (the other kernel runs one that is known to), all of them timed, and the last run.
+    # The first run, the probe, each config alone (the other kernel runs one that is known to), all of them timed, and the last run.
     alone = (N - 1) + N * (n_kernels - 1)
-    assert [each["runs"] for each in got] == [1 + alone + N - (n_kernels == 1) + 1] * 2
+    assert [each["runs"] for each in got] == [2 + alone + N - (n_kernels == 1) + 1] * 2
     for record in got[0]["records"]:
         is_first = record[1].startswith("[64,")
         assert [i for i, each in enumerate(record[3]) if each] == ([BLOCKS.index(32)] if is_first else [])

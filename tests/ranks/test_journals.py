@@ -38,15 +38,15 @@ def events(path: Path, kind: str) -> list[Any]:
 @pytest.mark.parametrize("n_kernels", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path, rank: int, n_kernels: int):
-    """A rank is killed in the fifth replay: the four before it count, and the job needs a first run, two replays and a last run."""
-    ends = (0, rank, 5, "once")
+    """A rank is killed in the sixth run: four timed ones count, and the job needs a first run, the probe, two replays and a last run."""
+    ends = (0, rank, 6, "once")
     assert attempt(tmp_path, ends, n_kernels)[rank].error == "Died"
     assert [len(events(path, "measured")) for path in journals(tmp_path)] == [4, 4]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in journals(tmp_path))
     assert (tmp_path / "cache" / "journals").stat().st_mode & 0o777 == 0o700
     got = values(attempt(tmp_path, ends, n_kernels))
     # Where there are two kernels, the config under way is timed alone, and so is the other kernel's that was under way with it.
-    assert [each["runs"] for each in got] == [N - 4 + 2 + (n_kernels == 2)] * 2
+    assert [each["runs"] for each in got] == [N - 4 + 3 + (n_kernels == 2)] * 2
     assert got[0]["best"] == got[1]["best"]
     assert [each[3] for each in got[0]["records"]] == [[None] * N] * n_kernels
     assert journals(tmp_path) == []
@@ -66,7 +66,7 @@ def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_pa
     got = values(attempt(tmp_path, ends, n_kernels))
     assert launches(tmp_path)[block, 1] == 2
     # The other kernel's config that was under way with it at the first death is a suspect, too, and has its turn.
-    assert got[0]["runs"] <= 1 + n_kernels
+    assert got[0]["runs"] <= 2 + n_kernels
     assert got[0]["best"][0] != [block]
     (record,) = [each for each in got[0]["records"] if each[1].startswith("[64,")]
     assert "rank 1: quarantined" in record[3][BLOCKS.index(block)]
@@ -101,48 +101,48 @@ def test_deaths_of_a_config_add_up_over_ranks(tmp_path: Path, function: Any):
 def test_an_exception_of_the_user_casts_no_suspicion_and_costs_no_replay(tmp_path: Path):
     """Raised on one rank in the middle, twice with the same config under way."""
     for _ in range(2):
-        outcomes = attempt(tmp_path, None, 1, (5, 1))
+        outcomes = attempt(tmp_path, None, 1, (6, 1))
         assert outcomes[1].error == "ValueError", outcomes[1]
     assert not (tmp_path / "cache" / "quarantine").exists()
     told = launches(tmp_path)
-    n_measured = min(sum(n for (_, r), n in told.items() if r == rank) for rank in range(2)) - 2  # without both first runs
+    n_measured = min(sum(n for (_, r), n in told.items() if r == rank) for rank in range(2)) - 4  # without first runs and probes
     got = values(attempt(tmp_path))
     assert n_measured > 0
-    assert got[0]["runs"] <= N - n_measured + 2  # a rank that was behind has measured less, and the shorter journal counts
+    assert got[0]["runs"] <= N - n_measured + 3  # a rank that was behind has measured less, and the shorter journal counts
     assert got[0]["records"][0][3] == [None] * N
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path):
     """On one rank; the other hears of it."""
-    outcomes = attempt(tmp_path, None, 1, (5, 1), (("budget_s", 1000.0),))
+    outcomes = attempt(tmp_path, None, 1, (6, 1), (("budget_s", 1000.0),))
     assert outcomes[1].error == "KeyboardInterrupt", outcomes[1]
-    assert values(attempt(tmp_path))[0]["runs"] == N - 3 + 2
+    assert values(attempt(tmp_path))[0]["runs"] == N - 3 + 3
 
 
 def test_an_exception_in_the_last_run_loses_no_finished_tuning(tmp_path: Path):
-    """The next process times nothing: it makes a first run and a last one."""
-    outcomes = attempt(tmp_path, None, 1, (N + 2, 1))
+    """The next process times nothing: it makes a first run, the probe and a last one."""
+    outcomes = attempt(tmp_path, None, 1, (N + 3, 1))
     assert outcomes[1].error == "ValueError", outcomes[1]
     got = values(attempt(tmp_path))
-    assert got[0]["runs"] == 2
+    assert got[0]["runs"] == 3
     assert got[0]["records"][0][3] == [None] * N
     assert journals(tmp_path) == []
 
 
 def test_a_rank_without_its_journal_lets_all_begin_anew(tmp_path: Path):
     """On all ranks or on none."""
-    ends = (0, 1, 5, "once")
+    ends = (0, 1, 6, "once")
     attempt(tmp_path, ends)
     journals(tmp_path)[0].unlink()
     got = values(attempt(tmp_path, ends))
-    assert [each["runs"] for each in got] == [N + 2] * 2
+    assert [each["runs"] for each in got] == [N + 3] * 2
     assert got[0]["best"] == got[1]["best"]
 
 
 @pytest.mark.parametrize("damage", ["torn", "noise", *map(further, ["types", "fifo", "folder"])])
 def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
     """What cannot be read is measured again; a fifo is not waited for."""
-    ends = (0, 1, 5, "once")
+    ends = (0, 1, 6, "once")
     attempt(tmp_path, ends)
     for path in journals(tmp_path):
         if damage == "torn":
@@ -157,12 +157,12 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
             os.mkfifo(path) if damage == "fifo" else path.mkdir()
     got = values(attempt(tmp_path, ends))
     assert got[0]["best"] == got[1]["best"]
-    assert got[0]["runs"] == (N + 2 if damage in ("noise", "fifo", "folder") else N - 4 + 2)
+    assert got[0]["runs"] == (N + 3 if damage in ("noise", "fifo", "folder") else N - 4 + 3)
 
 
 def test_without_a_cache_there_is_no_journal(tmp_path: Path):
     """And nothing is gone on from."""
-    assert attempt(tmp_path, (0, 1, 5, "once"), 1, (), (("cache", False),))[1].error == "Died"
+    assert attempt(tmp_path, (0, 1, 6, "once"), 1, (), (("cache", False),))[1].error == "Died"
     assert not (tmp_path / "cache").exists()
 
 
@@ -171,19 +171,19 @@ def test_a_folder_that_cannot_be_written_costs_the_journal_only(tmp_path: Path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "journals").write_text("mine")
     got = values(attempt(tmp_path))
-    assert got[0]["runs"] == N + 2
+    assert got[0]["runs"] == N + 3
     assert all(each[4] for each in values(attempt(tmp_path))[0]["records"])
 
 
 @pytest.mark.parametrize("how", ["term", pytest.param("int", marks=pytest.mark.slow)])
 def test_a_signal_keeps_what_was_measured_and_leaves_nothing_behind(tmp_path: Path, how: str):
     """As a scheduler, torchrun or Ctrl-C ends a rank: the next attempt goes on, and neither journals nor temporary files are left."""
-    ends, env = (0, 1, 5, how), {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
+    ends, env = (0, 1, 6, how), {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
     (tmp_path / "tmp").mkdir()
     assert on_ranks(2, tune_in, tmp_path, ends, mode="fake", env=env)[1].error == {"term": "Died", "int": "KeyboardInterrupt"}[how]
     assert [len(events(path, "measured")) for path in journals(tmp_path)] == [4, 4]
     got = values(on_ranks(2, tune_in, tmp_path, ends, mode="fake", env=env))
-    assert got[0]["runs"] == N - 4 + 2
+    assert got[0]["runs"] == N - 4 + 3
     assert journals(tmp_path) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -192,7 +192,7 @@ def test_a_signal_keeps_what_was_measured_and_leaves_nothing_behind(tmp_path: Pa
 def test_the_finals_go_on_where_they_were(tmp_path: Path):
     """Killed in the finals of a race: what had left the race does not run again."""
     options = (("search", "racing"), ("n_repeat", 4))
-    ends = (0, 1, 5, "finals")
+    ends = (0, 1, 6, "finals")
     assert attempt(tmp_path, ends, 1, (), options)[1].error == "Died"
     before = launches(tmp_path)
     assert all(sum(each["is_final"] for each in events(path, "measured")) >= 3 for path in journals(tmp_path))

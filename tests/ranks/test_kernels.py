@@ -141,5 +141,5 @@ def test_hooks_run_as_in_vanilla_triton():
     for while_tuning, later, winner in values(on_ranks(2, _hooks)):
         one, other = ["pre 16 64", "post NoneType"], ["config 32", "pre 32 64", "post NoneType"]
         final = ["reset"] + (["config 32"] if winner == [32] else [])
-        assert while_tuning == one + one + other + final
+        assert while_tuning == one + one + one + other + final
         assert later == final[1:]

@@ -58,28 +58,31 @@ def functions() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "slow"), [("one of three", [2]), ("the first", [0]), ("seven of eight", [*range(7)]), ("checked", [1])])
 def test_a_slow_config_runs_twice_at_most(functions: list[dict[str, Any]], name: str, slow: list[int]):
-    """Once untimed, because its first run may compile, and once timed: 500 times slower than the best, it has had its chance."""
+    """Once untimed, because its first run may compile, and once timed: 500 times slower than the best, it has had its chance.
+
+    The config of the first run and of the probe runs twice more.
+    """
     for rank in functions:
         ran, _, winner, whys = rank[name]
         assert all(whys[i] for i in slow)
-        assert {ran[i] for i in slow} <= {1, 2}
+        assert {ran[i] - 2 * (i == 0) for i in slow} <= {1, 2}
         assert winner not in slow
 
 
 def test_the_slow_ones_cost_two_runs_of_each(functions: list[dict[str, Any]]):
     """Seven of 0.3 s beside a quick one: twice that and little more, and a slow first config is not run in between."""
     ran, seconds, winner, _ = functions[0]["seven of eight"]
-    assert (ran[:7], winner) == ([2] * 7, 7)
-    assert seconds < 2 * 7 * 0.3 + 2
-    assert functions[0]["the first"][0][0] == 2
+    assert (ran[:7], winner) == ([4, *[2] * 6], 7)
+    assert seconds < 2 * 8 * 0.3 + 2
+    assert functions[0]["the first"][0][0] == 4
 
 
 def test_long_configs_are_tuned_in_a_small_multiple_of_one_run_of_each(functions: list[dict[str, Any]]):
-    """The only one runs once to see that it runs, and once for its value; of four alike none runs more than five times."""
-    assert functions[0]["the only one"][0] == [2]
+    """The only one runs once more to see that it runs; of four alike none runs more than seven times."""
+    assert functions[0]["the only one"][0] == [4]
     ran, seconds, winner, _ = functions[0]["all alike"]
-    assert (max(ran) <= 5, ran[3], winner) == (True, 2, 0)
-    assert seconds < 4 * (0.6 + 0.62 + 0.64 + 0.9)
+    assert (max(ran) <= 7, ran[3], winner) == (True, 2, 0)
+    assert seconds < 5 * (0.6 + 0.62 + 0.64 + 0.9)
 
 
 def test_a_config_that_is_slow_on_one_rank_is_dropped_by_name(functions: list[dict[str, Any]]):

@@ -98,12 +98,12 @@ def _plain(rank: int, n_values: int) -> Any:
 
 @pytest.mark.parametrize("n", [further(1), 2])
 def test_a_replay_that_compiles_a_kernel_beside_the_tuned_one_does_not_count(n: int) -> None:
-    """Five values in turn, two of them in runs before: three replays are thrown away."""
+    """Five values in turn, three of them in runs before: two replays are thrown away."""
     outcomes = on_fake(n, _plain, 5)
     for n_in_timed, winners, _, unmeasured in values(outcomes):
-        assert (n_in_timed, winners, unmeasured) == (3, [32], [])
-    assert all(each.log.count("does not count: it compiled tests.ranks.test_variants_endless.plain_kernel") == 3 for each in outcomes)
-    assert all(" thrown_away=3 " in each.log for each in outcomes)
+        assert (n_in_timed, winners, unmeasured) == (2, [32], [])
+    assert all(each.log.count("does not count: it compiled tests.ranks.test_variants_endless.plain_kernel") == 2 for each in outcomes)
+    assert all(" thrown_away=2 " in each.log for each in outcomes)
 
 
 def test_replays_count_in_spite_of_a_kernel_that_each_of_them_compiles() -> None:

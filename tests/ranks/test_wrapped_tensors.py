@@ -50,9 +50,9 @@ def _distributed_tensors(rank: int) -> Any:
         return x.add_(1)
 
     y: Any = step(x)
-    return y.to_local().tolist(), [each.failure for each in step.records[0].candidates]
+    return y.to_local().tolist(), len(step.records)
 
 
 def test_a_distributed_tensor_is_changed_once():
-    """Its part on this rank is what is copied and put back."""
-    assert values(on_ranks(2, _distributed_tensors)) == [([2.0] * 4, [None] * 3)] * 2
+    """Its part on this rank is what is copied and put back, because the function is not tuned."""
+    assert values(on_ranks(2, _distributed_tensors)) == [([2.0] * 4, 0)] * 2

@@ -75,8 +75,8 @@ def _few_configs(rank: int) -> Any:
 
 
 def test_kernels_with_one_config_need_no_replay():
-    """One config, one left after pruning, one repeated: nothing to choose, so the closure runs for discovery and once more."""
-    assert values(on_ranks(2, _few_configs)) == [(3.0, 2, [32], [32], 0, [1, 1])] * 2
+    """One config, one left after pruning, one repeated: nothing to choose: the closure runs for discovery, as the probe, and once more."""
+    assert values(on_ranks(2, _few_configs)) == [(3.0, 3, [32], [32], 0, [1, 1])] * 2
 
 
 def _keywords(rank: int) -> Any:
@@ -142,7 +142,7 @@ def _made_anew(rank: int) -> Any:
 
 def test_a_kernel_decorated_anew_in_every_replay():
     """Code and configs make the site, not the object."""
-    assert values(on_ranks(2, _made_anew)) == [(1.0, 1 + 2 + 1, 1, 1)] * 2
+    assert values(on_ranks(2, _made_anew)) == [(1.0, 2 + 2 + 1, 1, 1)] * 2
 
 
 def _descriptor_hook(full: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
-"""State that a step reaches beside its arguments: generators, deques, attributes of objects. What is not put back is told."""
+"""State that a step reaches beside its arguments: generators, deques, attributes of objects. What each replay repeats is told."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,57 +41,78 @@ class _Module(torch.nn.Module):
         self.inner.total += launch(self.kernel, x)
 
 
-def _run(rank: int, kind: str) -> None:
-    owner: Any = _Trainer() if kind == "object" else _Module()
-    contextual_autotune(**QUICK)(owner.step)(torch.ones(64))
+class _Numbers:
+    __slots__ = ("array", "kernel", "n", "parts")
+
+    def __init__(self) -> None:
+        self.array, self.parts, self.n = np.zeros(2), {"rows": [torch.zeros(2)]}, 0
+        self.kernel = autotuned(blocks=(16, 32, 64))
+
+    def step(self, x: torch.Tensor) -> None:
+        launch(self.kernel, x)
+        self.array += 1
+        self.parts["rows"][0] += 1
+        self.n += 1
 
 
-@pytest.mark.parametrize(("kind", "names"), [("object", "self.total, self.log[1]"), ("module", "self.inner.total")])
-def test_attributes_that_are_not_put_back_are_told_once(kind: str, names: str):
-    """Tensors that torch has written to in the first run, and that are no arguments, captured values, parameters or buffers."""
-    outcomes = on_ranks(1, _run, kind, is_dist=False)
-    values(outcomes)
-    assert outcomes[0].log.count(f"changes {names} in place, and every replay does so again") == 1
+OWNERS = {"object": _Trainer, "module": _Module, "slots": _Numbers}
 
 
-def _arguments(rank: int) -> None:
-    class Holder:
-        view = None
-
-    holder: Any = Holder()
-    total, kernel = torch.zeros(64), autotuned(blocks=(16, 32, 64))
-    holder.view = total[:32]
-
-    def step(total: torch.Tensor, holder: Any) -> None:
-        total.add_(launch(kernel, torch.ones(64)))
-
-    contextual_autotune(**QUICK)(step)(total, holder)
-    assert total[0] == 2.0
+def _run(rank: int, kind: str) -> int:
+    owner: Any = OWNERS[kind]()
+    step = contextual_autotune(**QUICK)(owner.step)
+    step(torch.ones(64))
+    return len(step.records)
 
 
-def test_views_of_what_is_put_back_are_not_told():
-    """They count writes together with the argument that they are views of."""
-    outcomes = on_ranks(1, _arguments, is_dist=False)
-    values(outcomes)
-    assert "every replay does so again" not in outcomes[0].log
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("object", ["self.total", "self.log[1]"]),
+        ("module", ["self.inner.total"]),
+        ("slots", ["self.array", "self.parts['rows'][0]", "self.n"]),
+    ],
+)
+def test_what_plain_objects_hold_is_repeated_and_told_once(kind: str, names: list[str]):
+    """In attributes, slots, lists in dicts and arrays: the step's own business, and it is tuned."""
+    (outcome,) = on_ranks(1, _run, kind, is_dist=False)
+    assert values([outcome]) == [1]
+    (line,) = [each for each in outcome.log.splitlines() if "each replay does so again" in each]
+    assert all(name in line for name in names), line
 
 
-def _drawn(rank: int, is_in_place: bool) -> Any:
-    generator, total, kernel = torch.Generator().manual_seed(5), torch.zeros(64), autotuned(blocks=(16, 32, 64))
+def _drawn(rank: int) -> Any:
+    generator, kernel = torch.Generator().manual_seed(5), autotuned(blocks=(16, 32, 64))
 
-    def step(total: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, torch.zeros(64)) * torch.rand(64, generator=generator)
-        return total.add_(y) if is_in_place else y
+    def step() -> torch.Tensor:
+        return launch(kernel, torch.zeros(64)) * torch.rand(64, generator=generator)
 
-    values = [contextual_autotune(**QUICK)(step)(total).tolist(), torch.rand(3, generator=generator).tolist()]
+    step = contextual_autotune(**QUICK)(step)
+    values = [step().tolist(), torch.rand(3, generator=generator).tolist()]
     generator.manual_seed(5)
-    return values == [torch.rand(64, generator=generator).tolist(), torch.rand(3, generator=generator).tolist()]
+    return values == [torch.rand(64, generator=generator).tolist(), torch.rand(3, generator=generator).tolist()], len(step.records)
 
 
-@pytest.mark.parametrize("is_in_place", [True, False])
-def test_generators_that_a_step_has_captured_draw_as_in_one_run(is_in_place: bool):
-    """The value, and the numbers that are drawn after it, are those of a step that was not tuned."""
-    assert values(on_ranks(1, _drawn, is_in_place, is_dist=False)) == [True]
+def test_a_step_with_a_generator_of_its_own_draws_once():
+    """It is not tuned: the value, and the numbers that are drawn after it, are those of a plain call."""
+    assert values(on_ranks(1, _drawn, is_dist=False)) == [(True, 0)]
+
+
+def _dropped(rank: int) -> Any:
+    kernel, mask = autotuned(blocks=(16, 32, 64)), torch.nn.Dropout()
+    step = contextual_autotune(**QUICK)(lambda x: mask(launch(kernel, x)) + random.random() + np.random.rand())
+    drawn = []
+    for function in (step, step.__wrapped__):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        drawn.append((function(torch.zeros(64)).tolist(), torch.rand(1).item(), random.random(), float(np.random.rand())))
+    return drawn[0] == drawn[1], len(step.records)
+
+
+def test_torch_s_and_python_s_own_generators_are_put_back():
+    """A step that draws from them is tuned: each run draws the same, and the last one what a plain call would."""
+    assert values(on_ranks(1, _dropped, is_dist=False)) == [(True, 1)]
 
 
 def _queued(rank: int) -> Any:

@@ -1,4 +1,6 @@
-"""Arguments of an autotuned function: every config, and the run whose value is returned, starts from what the caller gave.
+"""Arguments of an autotuned function with a check: every config, and the run whose value is returned, starts from what the caller gave.
+
+Without a check, a function that changes them is not tuned.
 
 Writes through numpy stand for those of Triton's kernels: torch does not count them.
 """
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune import DistTuneError, NoValidConfigError, autotune, contextual_autotune
+from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.measure import inputs
 from dist_tune.testing import on_ranks, values
 from tests.function_options import BLOCKS, QUICK, quiet
@@ -63,12 +65,11 @@ def test_a_config_that_harms_its_input_is_dropped_and_undone(check: Any, is_coun
     assert "it changes its argument x" in reason or "is_one_more returned False" in reason
 
 
-@pytest.mark.parametrize("check", [None, lambda x: x + 1])
-def test_a_config_that_raises_halfway_is_undone(check: Any):
+def test_a_config_that_raises_halfway_is_undone():
     """Also for the config that stands in for it in the same run."""
     seen = []
 
-    @autotune(BLOCKS, None, check=check, **QUICK)
+    @autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
         seen.append(x.tolist())
         if block == 1:
@@ -83,12 +84,11 @@ def test_a_config_that_raises_halfway_is_undone(check: Any):
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
-@pytest.mark.parametrize("check", [None, lambda c, x: c + x])
-def test_a_function_that_changes_its_argument_does_so_once(check: Any, is_counted: bool):
+def test_a_function_that_changes_its_argument_does_so_once(is_counted: bool):
     """Each run of the tuning finds the caller's values, and the last one leaves what one call leaves."""
     seen = []
 
-    @autotune(BLOCKS, None, check=check, n_warmup=2, n_repeat=3, cache=False)
+    @autotune(BLOCKS, None, check=lambda c, x: c + x, n_warmup=2, n_repeat=3, cache=False)
     def step(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
         seen.append(c.tolist())
         write(c, float(c[0] + x[0]), is_counted=is_counted)
@@ -151,25 +151,74 @@ def is_told(result: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> bool:
     return torch.allclose(out, x + 1)
 
 
-def test_what_does_not_fit_is_told_before_a_second_run(monkeypatch: pytest.MonkeyPatch):
-    """With the argument's name and what to do; arguments that nothing writes may have any size."""
-    monkeypatch.setattr(inputs, "_MAX_HOST_BYTES", 8)
-    n_runs = []
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_without_a_check_such_a_function_is_not_tuned(is_counted: bool):
+    """Its arguments, and a list that it has captured, are as after one call."""
+    seen = []
 
     @autotune(BLOCKS, None, **QUICK)
     def step(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
-        n_runs.append(block)
-        return c.add_(x)
+        seen.append(block)
+        write(c, float(c[0] + x[0]), is_counted=is_counted)
+        return c
 
-    with pytest.raises(DistTuneError, match=r"step changes its argument c .*reset="):
-        step(torch.ones(4), torch.ones(4))
-    assert len(n_runs) == 1
+    c, x = torch.ones(4), torch.full((4,), 2.0)
+    assert step(c, x) is c
+    assert c.tolist() == [3.0] * 4
+    assert (seen, step.records) == ([1], [])
+    step(c, x)
+    assert (c.tolist(), seen) == ([5.0] * 4, [1, 1])
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.c, self.total = 0, torch.zeros(1)
 
     @autotune(BLOCKS, None, **QUICK)
-    def reads(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
-        return c + x
+    def step(self, x: torch.Tensor, block: int) -> torch.Tensor:
+        self.c += 1
+        self.total += 1
+        return x + 1
 
-    assert reads(torch.ones(4), torch.ones(4)).tolist() == [2.0] * 4
+
+def test_a_counter_of_a_method_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Each call of the tuning counts it, as one line says."""
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "normal")
+    Counter().step(torch.ones(4))
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "each replay does so again" in each]
+    assert "self.c" in line
+    assert "self.total" in line
+
+
+def test_what_another_config_changes_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """An argument that the first config leaves as it is."""
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "normal")
+
+    @autotune(BLOCKS, None, **QUICK)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        result = torch.ones(4)
+        if block == 2:
+            x.add_(1)
+        return result
+
+    step(torch.ones(4))
+    assert "some config has changed x, which the first one leaves as it is" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_first_config_that_harms_its_argument_and_raises_is_the_callers_error(is_counted: bool):
+    """No other one can stand in for it, because it would find another argument."""
+
+    @autotune(BLOCKS, None, **QUICK)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        if block == 1:
+            write(x, 5.0, is_counted=is_counted)
+            raise RuntimeError("no more")
+        return x + 1
+
+    with pytest.raises(RuntimeError, match="no more") as raised:
+        step(torch.ones(4))
+    assert "has changed x before" in raised.value.__notes__[0]
 
 
 def test_a_config_that_needs_the_memory_of_the_copies_gets_it(monkeypatch: pytest.MonkeyPatch):
@@ -183,7 +232,7 @@ def test_a_config_that_needs_the_memory_of_the_copies_gets_it(monkeypatch: pytes
 
     monkeypatch.setattr(inputs.Inputs, "move_to_host", move)
 
-    @autotune(BLOCKS, None, **QUICK)
+    @autotune(BLOCKS, None, check=lambda c: c + 1, **QUICK)
     def step(c: torch.Tensor, block: int) -> torch.Tensor:
         c.add_(1)
         if not moves:
@@ -210,7 +259,7 @@ def test_reset_is_the_users_own_way():
 def test_an_error_leaves_the_callers_values():
     """For the caller's own way out, when no config runs."""
 
-    @autotune(BLOCKS, None, **QUICK)
+    @autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
         write(x, 5.0, is_counted=False)
         raise RuntimeError("no more")
@@ -229,7 +278,7 @@ def _known_with_new_kernels(rank: int, folder: str) -> Any:
 
         @autotune(BLOCKS, None, n_warmup=0, n_repeat=1)
         def step(c: torch.Tensor, block: int) -> torch.Tensor:
-            return c.copy_(launch(kernel, c))
+            return launch(kernel, c)
 
         return step(torch.ones(4)).tolist(), [record.is_recalled for record in step.records]
 

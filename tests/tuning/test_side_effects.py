@@ -1,15 +1,15 @@
-"""Steps that change what they are given: a tuned call leaves what one plain call would leave."""
+"""Kernels that restore or zero what they change, and steps that change state: a call leaves what one plain call leaves."""
 
 from __future__ import annotations
 
-import os
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import triton
 
-from dist_tune import DistTuneError, contextual_autotune
+from dist_tune import contextual_autotune
 from dist_tune.testing import on_ranks, values
 from tests.cases import further
 from tests.ranks.kernels import accumulate_kernel, autotuned, launch
@@ -167,7 +167,7 @@ def _bound(rank: int) -> Any:
     return model.count.item()
 
 
-def test_buffers_of_a_bound_method_are_put_back():
+def test_buffers_of_a_bound_method_count_once():
     """A batch counter in the module of a decorated bound method counts one."""
     assert only(_bound) == 1.0
 
@@ -198,42 +198,20 @@ def test_statistics_of_batch_norm_are_those_of_one_run(tracks: bool):
     assert only(_normed, tracks) == pytest.approx(0.1)
 
 
-def _refused(rank: int) -> Any:
-    kernel, runs = autotuned(blocks=(16, 32)), []
-
-    @contextual_autotune(restore=None, **QUICK)
-    def step(total: torch.Tensor, x: torch.Tensor) -> None:
-        runs.append(1)
-        total.add_(launch(kernel, x))
-
-    try:
-        step(torch.zeros(64), torch.ones(64))
-    except DistTuneError as error:
-        return type(error).__name__, str(error), len(runs)
-    return None
+def _warned(rank: int) -> Any:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        contextual_autotune(restore=None, **QUICK)
+        contextual_autotune(restore="args", **QUICK)
+        contextual_autotune(**QUICK)
+    return [str(each.message) for each in told]
 
 
-def test_without_restoring_an_in_place_step_is_refused():
-    """Before its second run, with the name of the argument and what to do."""
-    kind, message, n_runs = only(_refused)
-    assert (kind, n_runs) == ("InPlaceError", 1)
-    assert "total" in message
-    assert "reset=" in message
-
-
-def _told(rank: int) -> Any:
-    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
-    kernel = autotuned(blocks=(16, 32))
-    step = contextual_autotune(**QUICK)(lambda c, x: c.add_(launch(kernel, x)))
-    step(torch.zeros(64), torch.ones(64))
-
-
-def test_what_is_put_back_is_told_in_one_line(capfd: pytest.CaptureFixture[str]):
-    """The log names the argument and the bytes."""
-    (outcome,) = on_ranks(1, _told, is_dist=False)
-    lines = [line for line in outcome.log.splitlines() if "in place" in line]
-    assert len(lines) == 1
-    assert "c (256 bytes)" in lines[0]
+def test_restore_is_accepted_with_a_warning():
+    """For one more release, whatever its value."""
+    told = only(_warned)
+    assert len(told) == 2
+    assert all("restore= has no effect" in each for each in told)
 
 
 def _backward(rank: int, kind: str) -> Any:
@@ -255,7 +233,7 @@ def _backward(rank: int, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["norm", "in place"])
 def test_a_value_of_a_first_run_that_counts_can_be_differentiated(kind: str):
-    """What its graph has saved was changed by replays and put back: autograd sees the state that it has saved."""
+    """What its graph has saved was changed by the probe and put back: autograd sees the state that it has saved."""
     assert only(_backward, kind) == (True, 0.0 if kind == "norm" else 2.0)
 
 
@@ -274,5 +252,5 @@ def _inference(rank: int) -> Any:
 
 
 def test_inference_tensors_are_put_back_outside_of_inference_mode():
-    """They cannot be written to there by torch's operators."""
+    """After the probe; they cannot be written to there by torch's operators."""
     assert only(_inference) == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 from dist_tune.cache import environment, reason, step_times
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
-from dist_tune.measure import RngState, peak_bytes
+from dist_tune.measure import peak_bytes
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import tell_of_unmet
@@ -24,8 +24,8 @@ _LAST_RUN = (
 )
 
 
-def apply_winners(context: TuningContext, closure: Closure, before: RngState, untuned_bytes: int) -> Any:
-    """Give every site its winner on this rank, and return the call's value; a last run starts from the generators ``before``.
+def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) -> Any:
+    """Give every site its winner on this rank, and return the value of the last run, which is the call's.
 
     ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
     """
@@ -39,13 +39,11 @@ def apply_winners(context: TuningContext, closure: Closure, before: RngState, un
     context.sites.journal.begin_phase("settle")
     context.story.phase("settle")
     try:
-        value = context.replays.last_run(closure, before)
+        value = context.replays.last_run(closure)
     except Exception as error:
         if is_machine_failure(error):
             error.add_note(_LAST_RUN.format(rank=context.ranks.rank, name=context.name))
         raise
-    if context.replays.first_run_counts:
-        context.sites.restore_launched()
     # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
     context.sites.tell(winners, is_hit=False)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end

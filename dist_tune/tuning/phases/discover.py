@@ -12,6 +12,7 @@ from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
 from dist_tune.output import amount
+from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
 from dist_tune.sites import Outcome, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
@@ -23,18 +24,19 @@ MANIFESTS = Reduction(reduce_manifests)
 
 
 def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool) -> SiteManifest | None:
-    """Exchange manifests, and replay until no rank has a config that another one lacks.
+    """Exchange manifests, and replay until no rank has a config that another one lacks, and it is known that replays are allowed.
 
     ``is_watched``: whether the run before was heard from its beginning. ``is_under_way``: all ranks are in this tuning already.
     None if other ranks have passed this call: this rank is alone in it, or has nothing to report and goes on.
+    With ``why_not`` in the manifest no other run of the closure may follow.
 
     Raises:
         AbsentRanksError: this rank has something to tune, and another one has gone or did not come.
         RankMismatchError: ranks have different candidates for one site, or different configs again and again.
         CacheMissError: there must be a record, and there is none.
     """
-    for _ in range(_MAX_DISCOVERIES):
-        wrong = context.replays.trials.wrong
+    replays, variants, n_disputes = context.replays, context.replays.trials.variants, 0
+    while n_disputes < _MAX_DISCOVERIES:
         try:
             manifest = _exchange(context, is_watched, gathers=not is_under_way)
         except (AloneError, StoreGoneError) as error:
@@ -45,17 +47,30 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             context.log.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
             return None
         is_under_way = True
-        if not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched:
+        is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
+        is_open = bool(manifest.to_tune) and (replays.is_undecided or manifest.wants_probe)
+        if manifest.why_not or (is_settled and not is_open):
+            variants.n_probes = 0
             context.sites.settle(dict.fromkeys(manifest.sites, ()))
             return manifest
-        wrong.clear()
-        _refute(context, manifest.wrong)
-        context.sites.evict(set(manifest.disputed))
-        context.sites.distrust_records(set(manifest.refused))
-        is_watched = True
-        context.replays.undo()
-        context.replays.restart()
-        context.replays.run(closure, {})
+        if not is_settled:
+            n_disputes += 1
+            replays.trials.wrong.clear()
+            _refute(context, manifest.wrong)
+            context.sites.evict(set(manifest.disputed))
+            context.sites.distrust_records(set(manifest.refused))
+            is_watched = True
+        variants.end_probe()
+        number = replays.n_replays
+        if number == 0:  # of a function: with the config that is known, or the nearest one
+            for label in manifest.to_tune:
+                known = manifest.prior.get(label, PriorTimes())
+                context.sites.met[label].stand_in = known.winner if known.winner is not None else known.near
+        replays.again(closure)
+        # What is compiled is what the latest run has met: an argument that counts shows in a second run, and not in the first.
+        if number > 0 and variants.n_probes == 0:
+            variants.rebase(number)
+        variants.n_probes += number > 0
     raise RankMismatchError(
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
         f"Does the closure change the cache of its kernels?"
@@ -199,7 +214,8 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         is_last=context.is_last,
         variants=variants.n_by_site(),
         endless=variants.endless,
-        wants_probe=context.plan.n_warmup > 0 and variants.wants_probe(keys),
+        why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
+        wants_probe=variants.wants_probe,
         resumed=context.sites.journal.offer(sites),
         suspects={label: found for label, site in sites.items() if (found := sorted(site.suspects - site.failures.keys()))},
         barred=context.sites.journal.barred(sites),

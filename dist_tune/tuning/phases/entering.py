@@ -13,7 +13,7 @@ from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.phases.compilation import compile_new
 from dist_tune.tuning.phases.discover import discover, take_cached
 from dist_tune.tuning.phases.isolation import isolate
-from dist_tune.tuning.phases.settling import compile_variants, probe
+from dist_tune.tuning.phases.settling import compile_variants
 from dist_tune.tuning.phases.warm_up import warm_up
 from dist_tune.tuning.work import tell_of_work
 
@@ -29,7 +29,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.story.phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
-    manifest = probe(context, closure, manifest)
     if not manifest.to_tune:
         return
     while labels := manifest.to_tune:

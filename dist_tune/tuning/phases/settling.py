@@ -11,38 +11,14 @@ from dist_tune.compiler import compile_cost
 from dist_tune.errors import reasons
 from dist_tune.replays import MAX_VARIANTS, WARM_UP
 from dist_tune.search import BatchReport, Trial
-from dist_tune.sites import RankManifest, Site, SiteManifest
+from dist_tune.sites import RankManifest, Site
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.phases.compilation import load_all
-from dist_tune.tuning.phases.discover import MANIFESTS, discover, note_variants, take_cached
+from dist_tune.tuning.phases.discover import MANIFESTS, note_variants
 
 _MAX_SETTLED = 2 * MAX_VARIANTS
 _FEW = 16
 """Candidates up to which each variant is compiled for all of them at once; of more, the rare ones for a stand-in until the finals."""
-
-
-def probe(context: TuningContext, closure: Closure, manifest: SiteManifest) -> SiteManifest:
-    """Replay untimed before much is compiled, until no argument changes its class: each time, what is compiled is what the replay met.
-
-    The manifest after that.
-    """
-    variants = context.replays.trials.variants
-    for _ in range(MAX_VARIANTS + 1):
-        if not manifest.wants_probe:
-            break
-        context.replays.undo()
-        number = context.replays.n_replays
-        _replay(context, closure)
-        if variants.n_probes == 0:
-            variants.rebase(number)
-        variants.n_probes += 1
-        again = discover(context, closure, is_watched=True, is_under_way=True)
-        assert again is not None  # None only where nothing is under way
-        manifest = again
-        variants.end_probe()
-        context.records.extend(take_cached(context, manifest))
-    variants.n_probes = 0
-    return manifest
 
 
 def settle(context: TuningContext, closure: Closure) -> None:

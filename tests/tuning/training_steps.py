@@ -1,0 +1,465 @@
+"""Steps that must not be made twice: each makes its objects, and returns the step, the arguments of its calls and what is compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from tests.ranks.kernels import accumulate_kernel, add_kernel, launch
+
+Case = tuple[Callable[..., Any], list[tuple[Any, ...]], Callable[[], Any]]
+"""The step, the arguments of each call, and the state after all."""
+plain_add, plain_accumulate = triton.jit(add_kernel.fn), triton.jit(accumulate_kernel.fn)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.rand(64))
+        self.kernel = kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = (self.weight * launch(self.kernel, x)).square().mean()
+        return loss
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Any:
+    state = optimizer.state_dict()
+    return state["state"], [{name: value for name, value in group.items() if name != "params"} for group in state["param_groups"]]
+
+
+def _trained(kernel: Any, make: Callable[[Any], torch.optim.Optimizer], wrap: Callable[[Any], Any] = lambda each: each) -> Case:
+    model = Layer(kernel)
+    optimizer = make(model.parameters())
+    wrapped = wrap(optimizer)
+
+    def step(x: torch.Tensor) -> float:
+        model.zero_grad()
+        loss = model(x)
+        loss.backward()
+        wrapped.step()
+        return float(loss.item())
+
+    return step, [(torch.ones(64) * i,) for i in range(1, 4)], lambda: (model.weight, state_of(optimizer))
+
+
+def fused_adamw(kernel: Any) -> Case:
+    return _trained(kernel, lambda each: torch.optim.AdamW(each, lr=0.01, fused=True))
+
+
+def fused_sgd(kernel: Any) -> Case:
+    return _trained(kernel, lambda each: torch.optim.SGD(each, lr=0.01, momentum=0.9, fused=True))
+
+
+def small_steps(kernel: Any) -> Case:
+    """Parameters that move by less than comparisons with a tolerance see, by an optimizer that torch knows nothing of."""
+    model = Layer(kernel)
+
+    def step(x: torch.Tensor) -> float:
+        model.zero_grad()
+        loss = model(x)
+        loss.backward()
+        assert model.weight.grad is not None
+        model.weight.data.sub_(model.weight.grad, alpha=1e-6)
+        return float(loss.item())
+
+    return step, [(torch.ones(64),)] * 3, lambda: model.weight
+
+
+class Wrapper:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+def wrapped_twice(kernel: Any) -> Case:
+    return _trained(kernel, lambda each: torch.optim.SGD(each, lr=0.1), lambda each: Wrapper(Wrapper(each)))
+
+
+class CountingOptimizer(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.n_steps = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.n_steps += 1
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.sub_(each.grad, alpha=1.0 / self.n_steps)
+
+
+def own_counter(kernel: Any) -> Case:
+    step, calls, after = _trained(kernel, CountingOptimizer)
+    return step, calls, after
+
+
+class DuckOptimizer:
+    def __init__(self, params: Any) -> None:
+        self.params, self.moments, self.n_steps = list(params), [], 0
+        self.moments = [torch.zeros_like(each) for each in self.params]
+
+    def step(self) -> None:
+        self.n_steps += 1
+        for each, moment in zip(self.params, self.moments, strict=True):
+            moment.mul_(0.9).add_(each.grad)
+            each.data.sub_(moment, alpha=0.1 / self.n_steps)
+
+
+def no_optimizer_of_torch(kernel: Any) -> Case:
+    model = Layer(kernel)
+    optimizer = DuckOptimizer(model.parameters())
+
+    def step(x: torch.Tensor) -> float:
+        model.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step, [(torch.ones(64),)] * 3, lambda: (model.weight, optimizer.moments, optimizer.n_steps)
+
+
+def in_a_trainer(kernel: Any) -> Case:
+    model = Layer(kernel)
+    trainer = SimpleNamespace(loop=SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+
+    class Module:
+        def __init__(self) -> None:
+            self.trainer = trainer
+
+        def step(self, x: torch.Tensor) -> float:
+            self.trainer.loop.optimizer.zero_grad()
+            loss = model(x)
+            loss.backward()
+            self.trainer.loop.optimizer.step()
+            return float(loss.item())
+
+    return Module().step, [(torch.ones(64),)] * 3, lambda: model.weight
+
+
+def scaler(kernel: Any) -> Case:
+    model = Layer(kernel)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grad_scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+
+    def step(x: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss = model(x)
+        grad_scaler.scale(loss).backward()
+        grad_scaler.step(optimizer)
+        grad_scaler.update()
+        return float(loss.item())
+
+    return step, [(torch.ones(64),)] * 3, lambda: (model.weight, grad_scaler.state_dict())
+
+
+def lbfgs(kernel: Any) -> Case:
+    model = Layer(kernel)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step(x: torch.Tensor) -> float:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(x)
+            loss.backward()
+            return loss
+
+        return float(optimizer.step(closure))
+
+    return step, [(torch.ones(64),)] * 3, lambda: (model.weight, state_of(optimizer))
+
+
+def _rated(kernel: Any, change: Callable[[torch.optim.Optimizer, Any], None], make: Callable[[Any], Any] = lambda each: None) -> Case:
+    model = Layer(kernel)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = make(optimizer)
+
+    def step(x: torch.Tensor) -> float:
+        value = launch(kernel, x)[0].item()
+        change(optimizer, scheduler)
+        return float(value)
+
+    return step, [(torch.ones(64),)] * 3, lambda: (state_of(optimizer)[1], scheduler and scheduler.state_dict()["last_epoch"])
+
+
+def rate_halved(kernel: Any) -> Case:
+    def change(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    return _rated(kernel, change)
+
+
+def scheduler_alone(kernel: Any) -> Case:
+    return _rated(kernel, lambda _, each: each.step(), lambda each: torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5))
+
+
+def one_cycle(kernel: Any) -> Case:
+    return _rated(kernel, lambda _, each: each.step(), lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=1.0, total_steps=6))
+
+
+def on_plateau(kernel: Any) -> Case:
+    return _rated(kernel, lambda _, each: each.step(1.0), lambda each: torch.optim.lr_scheduler.ReduceLROnPlateau(each, patience=0))
+
+
+def kernel_into_gradient(kernel: Any) -> Case:
+    weight = torch.nn.Parameter(torch.ones(64))
+    weight.grad = torch.zeros(64)
+
+    def step(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        plain_accumulate[(4,)](y, weight.grad, 64, BLOCK=16)
+        return y
+
+    return step, [(weight, torch.ones(64))] * 3, lambda: weight.grad
+
+
+def kernel_into_parameter(kernel: Any) -> Case:
+    model = Layer(kernel)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        plain_accumulate[(4,)](y, model.weight, 64, BLOCK=16)
+        return y
+
+    return step, [(torch.ones(64),)] * 3, lambda: model.weight
+
+
+_hidden = [torch.zeros(64)]
+
+
+def _into_hidden(y: torch.Tensor) -> None:
+    plain_accumulate[(4,)](y, _hidden[0], 64, BLOCK=16)
+
+
+def kernel_into_hidden_memory(kernel: Any) -> Case:
+    """Memory that nothing leads to but the launch itself."""
+    _hidden[0] = torch.zeros(64)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        globals()["_into_" + "hidden"](y)
+        return y
+
+    return step, [(torch.ones(64),)] * 3, lambda: _hidden[0]
+
+
+def counter_in_objects(kernel: Any) -> Case:
+    model = Layer(kernel)
+    a = SimpleNamespace(b=SimpleNamespace(y=torch.zeros(1), n=0))
+
+    def step(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        a.b.y += 1
+        a.b.n += 1
+        c += model(x).detach()
+        return c
+
+    c = torch.zeros(1)
+    return step, [(torch.ones(64), c)] * 3, lambda: (a.b.y, a.b.n, c)
+
+
+@dataclass(slots=True)
+class Slots:
+    total: torch.Tensor
+    n: int = 0
+
+
+def slots(kernel: Any) -> Case:
+    state, c = Slots(torch.zeros(64)), torch.zeros(64)
+
+    def step(state: Slots, c: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.total += launch(kernel, x)
+        state.n += 1
+        c += state.total
+        return c
+
+    return step, [(state, c, torch.ones(64))] * 3, lambda: (state.total, state.n, c)
+
+
+def lists_in_a_dict(kernel: Any) -> Case:
+    state: dict[str, Any] = {"moments": [torch.zeros(64), torch.zeros(64)], "n": 0}
+
+    def step(state: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        for each in state["moments"]:
+            each += y
+        state["n"] += 1
+        return y
+
+    return step, [(state, torch.ones(64))] * 3, lambda: state
+
+
+def numpy_array(kernel: Any) -> Case:
+    total = np.zeros(64)
+
+    def step(total: np.ndarray[Any, Any], x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        total += y.numpy()
+        return y
+
+    return step, [(total, torch.ones(64))] * 3, lambda: torch.from_numpy(total)
+
+
+def next_batch(kernel: Any) -> Case:
+    loader = iter([torch.full((64,), float(i)) for i in range(4)])
+
+    def step() -> torch.Tensor:
+        return launch(kernel, next(loader))
+
+    return step, [()] * 3, lambda: [each[0].item() for each in loader]
+
+
+def generator_argument(kernel: Any) -> Case:
+    def batches() -> Iterator[torch.Tensor]:
+        for i in range(4):
+            yield torch.full((64,), float(i))
+
+    loader = batches()
+    return lambda each: launch(kernel, next(each)), [(loader,)] * 3, lambda: [each[0].item() for each in loader]
+
+
+def data_loader(kernel: Any) -> Case:
+    torch.manual_seed(3)
+    loader = torch.utils.data.DataLoader(torch.arange(4.0).repeat_interleave(64).view(4, 64), batch_size=None, shuffle=True)  # type: ignore[arg-type,var-annotated]
+
+    def step() -> torch.Tensor:
+        return sum((launch(kernel, batch) for batch in loader), torch.zeros(64))
+
+    return step, [()] * 2, lambda: torch.rand(1)
+
+
+def private_random(kernel: Any) -> Case:
+    mine, numpys, torchs = random.Random(0), np.random.default_rng(0), torch.Generator().manual_seed(0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return launch(kernel, x) * mine.random() + float(numpys.random()) + torch.rand(1, generator=torchs)
+
+    return step, [(torch.ones(64),)] * 3, lambda: (mine.random(), float(numpys.random()), torch.rand(1, generator=torchs))
+
+
+def resized(kernel: Any) -> Case:
+    t = torch.ones(4)
+
+    def step(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        n = t.numel()
+        t.resize_(n + 1)
+        t[n] = n
+        return launch(kernel, x)
+
+    return step, [(t, torch.ones(64))] * 3, lambda: t
+
+
+def exchanged(kernel: Any) -> Case:
+    t = torch.ones(4)
+
+    def step(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        t.data = torch.cat([t, y[:1]])
+        return y
+
+    return step, [(t, torch.ones(64))] * 3, lambda: t
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.keys, self.position = torch.zeros(4, 64), 0
+
+
+def key_value_cache(kernel: Any) -> Case:
+    cache = Cache()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        cache.keys[cache.position] = launch(kernel, x)
+        cache.position += 1
+        return cache.keys[: cache.position].sum(0)
+
+    return step, [(torch.full((64,), float(i)),) for i in range(3)], lambda: (cache.keys, cache.position)
+
+
+def full_cache(kernel: Any) -> Case:
+    """The second run would be one past the end."""
+    cache = Cache()
+    cache.position = 3
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        cache.keys[cache.position].copy_(launch(kernel, x))
+        cache.position += 1
+        return x + 1
+
+    return step, [(torch.ones(64),)], lambda: (cache.keys, cache.position)
+
+
+def grown_cache(kernel: Any) -> Case:
+    cache = SimpleNamespace(keys=[torch.zeros(0, 64)])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        cache.keys[0] = torch.cat([cache.keys[0], launch(kernel, x)[None]])
+        total: torch.Tensor = cache.keys[0].sum(0)
+        return total
+
+    return step, [(torch.full((64,), float(i)),) for i in range(3)], lambda: cache.keys
+
+
+def accumulated(kernel: Any) -> Case:
+    total = torch.zeros(64)
+
+    def step(x: torch.Tensor) -> None:
+        total.add_(launch(kernel, x))
+
+    return step, [(torch.ones(64),)] * 3, lambda: total
+
+
+def nonlocal_counter(kernel: Any) -> Case:
+    n = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal n
+        n += 1
+        return launch(kernel, x) + n
+
+    return step, [(torch.ones(64),)] * 3, lambda: n
+
+
+def moving_average(kernel: Any) -> Case:
+    model, average = Layer(kernel), Layer(kernel)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x)
+        for each, other in zip(average.parameters(), model.parameters(), strict=True):
+            each.data.mul_(0.999).add_(other.data, alpha=0.001 * float(loss.detach()))
+        value: torch.Tensor = loss.detach()
+        return value
+
+    return step, [(torch.ones(64),)] * 3, lambda: average.weight
+
+
+def in_place_in_the_graph(kernel: Any) -> Case:
+    leaf = torch.ones(64, requires_grad=True)
+    x = leaf * 1
+
+    def step(x: torch.Tensor) -> None:
+        x.mul_(launch(kernel, torch.ones(64)))
+
+    def after() -> Any:
+        x.sum().backward()
+        return leaf.grad
+
+    return step, [(x,)] * 2, after
+
+
+CASES = [
+    fused_adamw, fused_sgd, small_steps, wrapped_twice, own_counter, no_optimizer_of_torch, in_a_trainer, scaler, lbfgs, rate_halved,
+    scheduler_alone, one_cycle, on_plateau, kernel_into_gradient, kernel_into_parameter, kernel_into_hidden_memory, counter_in_objects,
+    slots, lists_in_a_dict, numpy_array, next_batch, generator_argument, data_loader, private_random, resized, exchanged, key_value_cache,
+    full_cache, grown_cache, accumulated, nonlocal_counter, moving_average, in_place_in_the_graph,
+]  # fmt: skip
