@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         CommunicatesError,
         DistTuneError,
         EndlessVariantsError,
-        InPlaceError,
         MachineError,
         NestedTuningError,
         NoValidConfigError,
@@ -51,7 +50,7 @@ __all__ = [  # noqa: RUF022  # by what it is for
     "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
-    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError", "EndlessVariantsError", "InPlaceError",
+    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError", "EndlessVariantsError",
     "MachineError", "NestedTuningError", "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError",
     "StuckConfigError", "StuckDeviceError", "WrongResultError",
 ]  # fmt: skip

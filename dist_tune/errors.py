@@ -159,10 +159,6 @@ class AloneError(DistTuneError):
         self.ranks = tuple(ranks)
 
 
-class InPlaceError(DistTuneError):
-    """The step changes its arguments, or other state, in place, which replays of it would do many times. The message names them."""
-
-
 class StuckDeviceError(DistTuneError):
     """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for a signal that never comes."""
 
@@ -186,7 +182,6 @@ SHARED_ERRORS: dict[str, type[DistTuneError]] = {
         EndlessVariantsError,
         MachineError,
         NoValidConfigError,
-        InPlaceError,
         RankMismatchError,
         CacheMissError,
         CaptureError,

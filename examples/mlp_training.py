@@ -1,8 +1,7 @@
 """An MLP in a data-parallel training loop with two batch sizes; its activation is a kernel of triton.autotune, forward and backward.
 
-The decorator stands above the whole training step: forward, backward, the all-reduce of gradients, and the optimizer. Each batch size is
-tuned once, in the first step that has it; that step counts once, like any other. At the end the loss is compared with that of the same
-loop without a tuner.
+The decorator stands above what may be repeated: forward, backward and the all-reduce of gradients. The optimizer steps outside of it. Each
+batch size is tuned once, in the first step that has it. At the end the loss is compared with that of the same loop without a tuner.
 
     launch/launch.sh examples/mlp_training.py
     launch/launch.sh examples/mlp_training.py --width 4096 --batches 512 2048
@@ -73,14 +72,18 @@ def train(options: argparse.Namespace, device: torch.device, tuner: Callable[[Ca
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     @tuner
-    def step(x: torch.Tensor, target: torch.Tensor) -> float:
+    def gradients(x: torch.Tensor, target: torch.Tensor) -> float:
         loss = nn.functional.mse_loss(down(SquaredRelu.apply(up(x))), target)
-        optimizer.zero_grad()
         loss.backward()
         for each in parameters:
             dist.all_reduce(each.grad)
-        optimizer.step()
         return loss.item()
+
+    def step(x: torch.Tensor, target: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss = gradients(x, target)
+        optimizer.step()
+        return loss
 
     batches = [options.batches[i % len(options.batches)] for i in range(options.steps)]
     return [step(*(torch.randn(n, options.width, device=device) for _ in "xt")) for n in batches]
