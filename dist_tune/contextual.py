@@ -44,7 +44,6 @@ def contextual_autotune(
     release: Sequence[Any] = (),
     search: SearchName | None = None,
     objective: Objective = "closure",
-    max_replays: int | None = None,
     budget_s: float | None = None,
     cache: bool = True,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
@@ -71,8 +70,6 @@ def contextual_autotune(
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others.
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
-        max_replays: replays of the search at most, beside the first run and the last; None: as many as an exhaustive search takes, or a
-            race and one round of finals, and up to three times that if kernels are not met in every replay.
         budget_s: seconds after which the search ends with what it knows, on all ranks at once, when what is under way is finished.
             Candidates that were not measured by then are named in the log and the record.
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
@@ -80,7 +77,7 @@ def contextual_autotune(
     Raises:
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
             is decorated is not an ordinary function.
-        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``max_replays`` < 1, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
+        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
             ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
@@ -92,7 +89,7 @@ def contextual_autotune(
     if group is not None and not is_dist:
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
-    plan = Plan(n_warmup, n_repeat, search, objective, max_replays, budget_s)
+    plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     if restore is not False:
         told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is not tuned"
         warnings.warn(told, FutureWarning, stacklevel=2)

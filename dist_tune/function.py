@@ -21,12 +21,13 @@ from dist_tune.distributed import CallsByGroup, Ranks, check_group, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_traced
+from dist_tune.output import tuning_log
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
-from dist_tune.sites import KeyHistory, NearestConfigs, Untuned, check_not_capturing  # fmt: skip
-from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, note_of_tracing, shown_signature, tell_of_endless_keys
+from dist_tune.sites import NearestConfigs, Untuned, check_not_capturing  # fmt: skip
+from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, note_of_tracing, shown_signature
 from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_MANY_KEYS = 3
+"""Keys tuned in a row for arguments that are alike: the sign of a key function that is wrong."""
 
 
 def autotune(
@@ -131,7 +134,10 @@ class _FunctionTuner:
         self.calls = CallsByGroup(n_collectives)
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(tunable.name)
-        self.history = KeyHistory()
+        self.tuned_keys: dict[Hashable, list[str]] = {}
+        """Signature of the arguments -> keys tuned for it, as long as no call between them found its config."""
+        self.last_tuned = 0
+        """Number of the call that tuned last."""
         self.turn = threading.RLock()
         """Threads that miss together wait for what one of them finds."""
 
@@ -248,8 +254,6 @@ class _FunctionTuner:
             raise
         with self.turn:
             config = launch.known_config() or self.untuned.config(launch)
-            if config is None and self.history.is_closed:
-                config = self.config_of_last_key(launch, group, ranks, settings)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
         return self.call_known(launch, config, group)
@@ -257,7 +261,7 @@ class _FunctionTuner:
     def tune(self, launch: FunctionLaunch, ranks: Ranks, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """Choose the config for the launch's key, and return the call's value."""
         n_calls, signature = self.calls[group].n_calls, signature_of(launch.arguments)
-        options = replace(self.options, is_verbose=is_verbose, is_last=self.history.is_last(n_calls, signature))
+        options = replace(self.options, is_verbose=is_verbose)
         tuning = Tuning(launch.name, ranks.calls(launch.name), ranks, options, settings)
         is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
@@ -270,20 +274,19 @@ class _FunctionTuner:
         self.records += tuning.records
         self.untuned.note(tuning.untuned)
         if not all(each.is_recalled for each in tuning.records):
-            self.history.add(n_calls, signature, launch.key_text)
-            config = launch.known_config()
-            if tuning.is_last and config is not None:
-                # Several ranks have agreed on this tuning only: they cannot know whether the next signature is new on all of them.
-                self.history.close(group, signature, config, closes_all=not ranks.is_alone)
+            if n_calls != self.last_tuned + 1:
+                self.tuned_keys.clear()
+            self.last_tuned = n_calls
+            keys = self.tuned_keys.setdefault(signature, [])
+            keys.append(launch.key_text)
+            if len(keys) == _MANY_KEYS:
+                text = (
+                    f"key_fn of {launch.name} never repeats: {len(keys)} tunings in as many calls with arguments alike, keys "
+                    f"{', '.join(keys)}. Return only what decides whether a config can be used again"
+                )
+                with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
+                    options.notices.say(log, "keys", text)
         return value
-
-    def config_of_last_key(self, launch: FunctionLaunch, group: ProcessGroup | None, ranks: Ranks, settings: Settings) -> Any:
-        """The config for a new key of a function whose keys never come again; None for all others."""
-        config = self.history.final_config(group, signature_of(launch.arguments))
-        if config is not None:
-            text = self.tunable.text_of.get(id(config), str(config))
-            tell_of_endless_keys(launch.name, self.history.final_keys, text, notices=self.options.notices, ranks=ranks, settings=settings)
-        return config
 
     def call_traced(self, args: Any, kwargs: Any) -> Any:
         """A call that computes no values."""

@@ -27,18 +27,13 @@ class Plan:
     """None: guided where a site has many candidates for the compile threads that there are, racing elsewhere."""
     objective: Objective = "closure"
     """Decide by the time of the whole closure, or of the kernel alone."""
-    max_replays: int | None = None
-    """Replays of the search at most; None: those of an exhaustive search, or of a race and one round of finals."""
     budget_s: float | None = None
     """Seconds after which the search ends with what it knows; None: no such bound."""
     is_cold: bool = False
     """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
 
     def __post_init__(self) -> None:
-        bounds = (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1), ("max_replays", self.max_replays, 1))
-        for name, value, least in bounds:
-            if name == "max_replays" and value is None:
-                continue
+        for name, value, least in (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {spelled(value)}")
             if value < least:

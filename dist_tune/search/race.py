@@ -16,7 +16,7 @@ from dist_tune.search.guided.guide import Guide, LateGuide
 from dist_tune.search.pace import Pace
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.selection import RacingOptions, Selection
-from dist_tune.search.site_race import MAX_OVERTIME, SiteRace
+from dist_tune.search.site_race import SiteRace
 from dist_tune.search.standings import Standings
 from dist_tune.search.suspects import held, n_trusted
 from dist_tune.search.times.reports import ReducedReport
@@ -72,8 +72,6 @@ class Race:
     @property
     def bound(self) -> int:
         """Replays at most, if every site is met in every replay; ``MAX_OVERTIME`` times that otherwise."""
-        if self._plan.max_replays is not None:
-            return self._plan.max_replays
         n_nominal = [site.n_nominal for site in self._sites.values() if site.stage != "done"]
         return sum(n_nominal) if self._turns.is_inside else max(n_nominal, default=0)
 
@@ -85,7 +83,7 @@ class Race:
     @property
     def spare_s(self) -> float:
         """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
-        return self._options.spare_s if self._plan.max_replays is None and self._plan.n_repeat > 1 else 0.0
+        return self._options.spare_s if self._plan.n_repeat > 1 else 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -119,7 +117,7 @@ class Race:
             turn = () if self.is_spent else self._next_turn()
             barren = [name for name, site in self._sites.items() if site.is_barren]  # each replay may launch these
             asked = [name for name in self._sites if name in turn or name in barren]
-            waves = {name: wave for name in asked if (wave := self._sites[name].wave(self._n_left))}
+            waves = {name: wave for name in asked if (wave := self._sites[name].wave())}
             if waves or self.is_spent or turn == before:
                 return waves
             before = turn
@@ -161,7 +159,7 @@ class Race:
         """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
         self._pace.begin()
         replays = self._batch()
-        if not replays and not self._has_probed and not self.is_spent and self._n_left > 0:
+        if not replays and not self._has_probed and not self.is_spent:
             self._has_probed = True
             for site in self._sites.values():
                 site.try_again()
@@ -189,9 +187,9 @@ class Race:
         before: Collection[str] | None = None
         while (turn := self._next_turn()) != before:
             before = turn
-            is_over = self._turns.is_inside and (self._n_left <= 0 or self._pace.is_spent_but(self._turns.share_kept))
+            is_over = self._turns.is_inside and self._pace.is_spent_but(self._turns.share_kept)
             for name in turn:
-                self._sites[name].advance(self._n_left)
+                self._sites[name].advance()
                 if is_over and self._turns.waits_for(name):
                     self._sites[name].end(_SHARE_SPENT)
             if is_over:  # the turn of the functions, though sites that are in no function may have trials left
@@ -202,7 +200,7 @@ class Race:
                 return
 
     def _next_turn(self) -> Collection[str]:
-        return self._turns.next(may_begin=not self.is_spent and self._n_left > 0)
+        return self._turns.next(may_begin=not self.is_spent)
 
     def _held(self) -> set[str]:
         return held({name: site for name, site in self._sites.items() if name in self._turns.active})
@@ -219,7 +217,7 @@ class Race:
                 for name, site in self._sites.items()
                 if (trial := site.trial(k, is_held=name in waiting) if name in active else self._turns.trial(name)) is not None
             }
-            for k in range(min(n_replays, self._n_left))
+            for k in range(n_replays)
         ]
 
     def take_begun_anew(self) -> list[str]:
@@ -267,14 +265,6 @@ class Race:
         return {name: {i: each.launches_ms for i, each in site.standings.times.items()} for name, site in self._sites.items()}
 
     @property
-    def _n_left(self) -> int:
-        if self._plan.max_replays is not None:
-            n_kept = int(self._plan.max_replays * self._turns.share_kept)
-            return self._plan.max_replays - n_kept - self.n_replays
-        n_spare = max((site.repeats.n_spare for site in self._sites.values()), default=0)
-        return MAX_OVERTIME * sum(site.n_nominal for site in self._sites.values()) + n_spare
-
-    @property
     def _why_spent(self) -> str:
         return f"not raced: the budget of {self._plan.budget_s:g} s was spent"
 
@@ -289,12 +279,12 @@ class Race:
 
     def _begin_round(self) -> None:
         waiting = [each for name in self._turns.active if (each := self._sites[name]).stage == "finals" and not each.queue]
-        n_left = self._n_left
-        if waiting and self._plan.max_replays is None:  # a site whose race was short has no longer finals for it
-            n_extra = max(site.repeats.n_extra for site in waiting)
-            n_nominal, n_since = max(site.n_nominal for site in waiting), max(site.n_since for site in waiting)
-            n_left = min(n_left, max(n_nominal + n_extra - n_since, n_extra // 2))
-        finals = [(site, site.round_length(n_left)) for site in waiting]
-        n_replays = max((own for _, own in finals), default=0)
+        if not waiting:
+            return
+        n_extra = max(site.repeats.n_extra for site in waiting)
+        n_nominal, n_since = max(site.n_nominal for site in waiting), max(site.n_since for site in waiting)
+        n_most = max(n_nominal + n_extra - n_since, n_extra // 2)  # a site whose race was short has no longer finals for it
+        finals = [(site, site.round_length(n_most)) for site in waiting]
+        n_replays = max(own for _, own in finals)
         for site, own in finals:
             site.begin_round(n_replays if own else 0)

@@ -68,20 +68,18 @@ class SiteRace:
         """True if nothing runs so far of what a guided search has tried."""
         return self._guide is not None and not self.standings.alive()
 
-    def wave(self, n_left: int) -> list[int]:
+    def wave(self) -> list[int]:
         """The next candidates of a guided search, once those before them are timed: the caller compiles them. None if enough were tried."""
         if self._guide is None or self.stage != "race":
             return []
-        self.advance(n_left)  # trials that were missed come first
+        self.advance()  # trials that were missed come first
         if self.queue:
             return []
         standings = self.standings
         times_ms = {i: each.launches_ms for i, each in {**standings.prior_times, **standings.times}.items() if i not in standings.failures}
         open_, n_tried = standings.untried - standings.left.keys(), standings.n_candidates - len(standings.untried)
         is_met = bool(standings.times) or self.is_barren
-        wave = []
-        if is_met and (n_left > 0 or self.is_barren):
-            wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren)
+        wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren) if is_met else []
         standings.untried -= set(wave)
         if not wave:
             self._guide = None
@@ -178,7 +176,7 @@ class SiteRace:
         if self.stage == "finals":
             self._timed_in_finals |= times.keys()
 
-    def advance(self, n_left: int) -> None:
+    def advance(self) -> None:
         """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
         if self._probed is not None and not self.queue:
             self._end_probe(self._probed)
@@ -186,7 +184,7 @@ class SiteRace:
             return
         alive, times = self.standings.alive(), self.standings.times
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
-        n_overtime = min(n_left, MAX_OVERTIME * self.n_nominal - self._n_run)
+        n_overtime = MAX_OVERTIME * self.n_nominal - self._n_run
         if len(alive) < 2 and self._guide is None:
             self._choose()
         elif times and n_overtime > 0 and max(n_missed.values(), default=0) > 0:
@@ -194,11 +192,11 @@ class SiteRace:
             self.queue = again[:n_overtime]
         elif self.stage == "race":
             if self._guide is None:
-                self._end_rung(alive, n_left)
+                self._end_rung(alive)
         elif self.stage == "exhaustive":
             self.end(NOT_MET, None if times else self.incumbent())
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
-            self._end_round(n_left)
+            self._end_round()
 
     def begin_round(self, n_replays: int) -> None:
         """Queue one round of finals: finalists in turn, in orders of their own, until the round is full."""
@@ -210,10 +208,10 @@ class SiteRace:
         self._n_rounds += 1
         self._wanted = {}  # more repeats are optional here
 
-    def round_length(self, n_left: int) -> int:
+    def round_length(self, n_most: int) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
         n_each = min(self._plan.n_repeat, self.standings.n_enough(self._options.enough_ms, self._plan.n_repeat))
-        n_replays = min(self._n_finalists * n_each, self._n_allowed(n_left))
+        n_replays = min(self._n_finalists * n_each, n_most, self._n_allowed)
         return n_replays if n_replays >= 2 * len(self.standings.alive()) else 0  # the noise is known from repeats only
 
     def _begin(self) -> None:
@@ -240,10 +238,10 @@ class SiteRace:
             fastest = self.standings.fastest()
             first = incumbent if incumbent is not None else fastest if fastest in alive else next(iter(alive), None)
             self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * plan.n_warmup + self._shuffled(alive)
-        if incumbent is not None:  # in front: where replays run out it has had its turn
+        if incumbent is not None:  # in front: where the budget runs out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
-    def _end_rung(self, alive: list[int], n_left: int) -> None:
+    def _end_rung(self, alive: list[int]) -> None:
         options, n_finalists = self._options, self._options.max_finalists
         rung = end_of_rung(self.standings, self._plan, options, self.repeats, rung=self._rung, n_open=self.n_open)
         staying = self._leave(alive, rung.staying or alive[:1])
@@ -251,7 +249,7 @@ class SiteRace:
         is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, rung.n_enough))
         goes_on = not is_few and n_rungs < self._plan.n_repeat  # the plain race
         n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
-        n_replays = self._n_allowed(n_left) if goes_on else min(repeats.n_left, self._n_allowed(n_left))
+        n_replays = self._n_allowed if goes_on else min(repeats.n_left, self._n_allowed)
         n_more = min(n_more, n_replays // max(1, len(staying)))
         if len(staying) > 1 and n_more > 0:
             repeats.use(n_more * len(staying) - n_plain * goes_on)
@@ -263,7 +261,7 @@ class SiteRace:
             best = kept(self.standings.measured(staying), n_finalists, rung.margin, self._plan.objective) or staying[:n_finalists]
             staying = self._leave(staying, [*rung.prior, *best])
         self.stage = "finals"
-        if len(staying) < 2 or self.round_length(n_left) == 0:
+        if len(staying) < 2 or self.round_length(self._n_allowed) == 0:
             self._choose()
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
@@ -271,12 +269,12 @@ class SiteRace:
             self.standings.left[i] = f"left the race after rung {self._rung}" if i in self.standings.times else NOT_MET
         return self.standings.alive()
 
-    def _end_round(self, n_left: int) -> None:
+    def _end_round(self) -> None:
         selection = self._choose()
         self.standings.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
         self.repeats.is_noisy |= (is_open := not selection.is_clear)
         may_go_on = len(self.standings.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
-        if is_open and may_go_on and self.round_length(n_left) > 0:
+        if is_open and may_go_on and self.round_length(self._n_allowed) > 0:
             self.stage, self.selection = "finals", None
 
     def _choose(self) -> Selection:
@@ -288,8 +286,9 @@ class SiteRace:
             self.selection = Selection(self.standings.fastest() or 0, frozenset(), is_clear=True, closure_weight=0.0)
         return self.selection
 
-    def _n_allowed(self, n_left: int) -> int:
-        return max(0, n_left if self._plan.max_replays is not None else min(n_left, self.n_nominal + self.repeats.n_extra - self._n_run))
+    @property
+    def _n_allowed(self) -> int:
+        return max(0, self.n_nominal + self.repeats.n_extra - self._n_run)
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""

@@ -66,7 +66,7 @@ class Turns:
         return None if candidate is None else Trial(candidate, is_timed=False)
 
     def next(self, *, may_begin: bool) -> Collection[str]:
-        """Find out whose turn it is, and return them. ``may_begin``: a race may begin anew; False where replays or time have run out."""
+        """Find out whose turn it is, and return them. ``may_begin``: a race may begin anew; False where time has run out."""
         nested = [name for name in self._around if name in self._sites and self._functions(name)]
         if not nested:
             self._active, self.share_kept, self._fixed = None, 0.0, {}

@@ -6,7 +6,6 @@ Knows candidates, records and compilation; nothing of replays or of the order of
 from dist_tune.sites.alone import Untuned
 from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
 from dist_tune.sites.journal import TuningJournal
-from dist_tune.sites.key_history import KeyHistory
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.nearest import NearestConfigs
 from dist_tune.sites.signatures import Signatures
@@ -25,7 +24,6 @@ from dist_tune.sites.site import (
 from dist_tune.sites.sites import Sites
 
 __all__ = [
-    "KeyHistory",
     "NearestConfigs",
     "Outcome",
     "RankManifest",

@@ -49,8 +49,6 @@ class RankManifest:
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
     """Environment variables that ranks should have in common."""
-    is_last: bool = False
-    """True if this rank would tune no further keys of the function."""
     variants: dict[str, int] = field(default_factory=dict)
     """Site -> variants of its kernel on this rank, where there are several."""
     in_full: list[str] = field(default_factory=list)
@@ -123,8 +121,6 @@ class SiteManifest:
     """Settings that differ between ranks, with the values; empty if there are none."""
     is_isolating: bool = False
     """True if each new candidate runs alone first, because some rank asks for that."""
-    is_last: bool = False
-    """True if all ranks would tune no further keys of the function."""
     variants: dict[str, int] = field(default_factory=dict)
     """On the rank with the most."""
     in_full: list[str] = field(default_factory=list)
@@ -195,7 +191,6 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
         is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),
-        is_last=all(mine.is_last for mine in everyone),
         variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
         in_full=sorted({label for mine in everyone for label in mine.in_full}),
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),

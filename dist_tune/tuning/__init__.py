@@ -5,11 +5,10 @@ Used by the two decorators and by tuning scripts.
 """
 
 from dist_tune.tuning.context import TuningOptions
-from dist_tune.tuning.notices import newer_than_tested, note_of_tracing, tell_of_endless_keys
+from dist_tune.tuning.notices import newer_than_tested, note_of_tracing
 from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing",
-    "shown_signature", "tell_of_endless_keys",
+    "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing", "shown_signature",
 ]  # fmt: skip

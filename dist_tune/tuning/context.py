@@ -40,8 +40,6 @@ class TuningOptions:
     reset: Callable[[], object] | None = None
     """Called before each replay but the first."""
     uses_cache: bool = False
-    is_last: bool = False
-    """True: this rank would tune no further keys of the function. So it is, if all ranks would not."""
     is_verbose: bool = False
     """True: lines from level INFO on go to the terminal, too."""
     notices: Notices = field(default_factory=Notices)
@@ -123,7 +121,6 @@ class TuningContext:
     replays: Replayer
     settings: Settings
     notices: Notices
-    is_last: bool
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""

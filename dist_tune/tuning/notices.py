@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dist_tune.cache import TuningRecord
-    from dist_tune.distributed import Ranks
     from dist_tune.output import Logger
-    from dist_tune.settings import Settings
     from dist_tune.tuning.context import TuningContext
 
 
@@ -181,16 +179,6 @@ def _tell_of_pruned(context: TuningContext, pruned: Mapping[str, tuple[int, int]
         n_removed, n_all = map(sum, zip(*new.values(), strict=True))
         where = f"of site={next(iter(new))}" if len(new) == 1 else f"at {amount(len(new), 'site')}, each in {context.story.path}"
         context.log.bind(progress=True).info(f"prune rules removed {n_removed} of {n_all} configs {where}")
-
-
-def tell_of_endless_keys(name: str, keys: Sequence[str], config: str, notices: Notices, ranks: Ranks, settings: Settings) -> None:
-    """Outside of a tuning: a key function whose keys never come again, and the config that new keys use."""
-    with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
-        text = (
-            f"key_fn of {name} never repeats: {len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}. New keys "
-            f"use the config of the last one from now on: {config}. Return only what decides whether a config can be used again"
-        )
-        notices.say(log, "keys", text)
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:

@@ -40,8 +40,6 @@ class Tuning:
     def __init__(self, name: str, calls: Calls, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
-        self.is_last = False
-        """True if all ranks would tune no further keys of the function."""
         self._settings = settings
         self._has_started = False
         self._before = RngState()
@@ -73,7 +71,7 @@ class Tuning:
         self._context = TuningContext(
             name, ranks, options.plan, log, story,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
-            settings=settings, notices=options.notices, is_last=options.is_last,
+            settings=settings, notices=options.notices,
         )  # fmt: skip
 
     @property
@@ -182,7 +180,6 @@ class Tuning:
         self.is_alone = manifest is None
         context.expenses.end_phase("discover")
         if manifest is not None:
-            self.is_last |= manifest.is_last
             if manifest.why_not:
                 leave_untuned(context, manifest)
                 return False

@@ -12,7 +12,7 @@ import triton
 from dist_tune import contextual_autotune
 from dist_tune.search.selection import Objective
 from dist_tune.testing import ExactTime, values
-from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -109,36 +109,8 @@ def test_a_rank_that_stops_meeting_a_site_leaves_it_its_times():
     assert got[0][1]
 
 
-def _bounded(rank: int, max_replays: int) -> Any:
-    kernel = autotuned(blocks=BLOCKS)
-    runs = []
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        return launch(kernel, x)
-
-    step = tuned(kernel, run, max_replays=max_replays, n_repeat=5, n_warmup=1)
-    step(torch.zeros(64))
-    record = step.records[0]
-    return len(runs), len(best(kernel)), sum(each.latency_ms is not None for each in record.candidates), record.n_replays
-
-
-@pytest.mark.parametrize(("max_replays", "n_measured"), [(1, 0), (4, 3), (9, 8), (1000, 8)])
-def test_a_bound_on_replays_is_kept(max_replays: int, n_measured: int):
-    """Where it does not reach for all candidates, the winner is one of those it reached; a large one changes nothing."""
-    got = values(on_ranks(2, _bounded, max_replays))
-    assert got[0] == got[1]
-    n_runs, n_best, measured, recorded = got[0]
-    assert n_runs == recorded <= min(3 + max_replays, 3 + 1 + 8 + 3 * 4 + 3 * 4 * 5)
-    assert (n_best, measured) == (1, n_measured)
-
-
 def test_an_unknown_search_is_a_mistake_of_the_caller():
     """The message names the choices."""
     for options in ({"search": "random"}, {"objective": "step"}):
         with pytest.raises(ValueError, match="one of"):
             contextual_autotune(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_replays"):
-        contextual_autotune(max_replays=0)
-    with pytest.raises(TypeError, match="max_replays"):
-        contextual_autotune(max_replays=True)

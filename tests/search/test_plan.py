@@ -20,13 +20,6 @@ def test_a_plan_takes_counts_only(name: str, value: Any, error: type[Exception])
         Plan(3, 0)
 
 
-@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (2.5, TypeError)])
-def test_the_bound_is_a_count_or_none(value: Any, error: type[Exception]):
-    with pytest.raises(error, match=rf"max_replays.* got {value!r}"):
-        Plan(max_replays=value)
-    assert (Plan(max_replays=1).max_replays, Plan().max_replays) == (1, None)
-
-
 @pytest.mark.parametrize("name", ["search", "objective"])
 def test_a_name_that_is_not_known_is_told_with_those_that_are(name: str):
     with pytest.raises(ValueError, match=rf"{name} must be one of \('\w+'(, '\w+')+\), got 'fast'"):

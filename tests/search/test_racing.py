@@ -116,14 +116,6 @@ def test_the_order_of_sites_does_not_matter():
     assert [runs[0].search.best(site) for site in sites] == [runs[1].search.best(site) for site in sites]
 
 
-def test_a_bound_is_kept():
-    """Also one that is too short for all to be timed: then the best of those that were wins."""
-    for bound in (1, 5, 43, 50, 63):
-        world = World(searching(Plan(max_replays=bound), {"s": 40, "t": 3}), 1, near).finish()
-        assert (len(world.replays) <= bound, world.search.bound) == (True, bound)
-        assert world.search.best("s") == max(timed(world), default=0)
-
-
 def test_a_failure_in_the_finals_leaves_a_winner():
     """The leader breaks when it has been timed twice: the next one wins, and the broken one is not run again."""
     seen: Counter[int] = Counter()

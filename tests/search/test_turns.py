@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,7 @@ class NestedWorld:
         self.replays: list[Replay] = []
         self._noise = random.Random(seed)
         self._in_finals = False
+        self.elapsed_s = 0.0
         self.finals: list[int] = []
         """Numbers of their replays."""
 
@@ -53,6 +55,7 @@ class NestedWorld:
                 self.failures.setdefault(site, {})[planned.candidate] = CandidateFailure(FailureKind.LAUNCH, "no")
                 return
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
+        self.elapsed_s += ms["way"] / 1e3
         for site, each in ms.items():
             if site not in self.beside:
                 self.samples.nest("way", schedule["way"].candidate, site)
@@ -83,7 +86,8 @@ class NestedWorld:
                 if self._in_finals:
                     self.finals.append(len(self.replays))
                 self.replay(schedule, is_race=not self._in_finals)
-            self.search.tell(len(batch), reduce_reports({0: self.samples.report(self.failures, batch, self.search.kernel_times_ms())}))
+            report = self.samples.report(self.failures, batch, self.search.kernel_times_ms())
+            self.search.tell(len(batch), reduce_reports({0: replace(report, elapsed_s=self.elapsed_s)}))
         return self
 
     def _next(self) -> list[Replay]:
@@ -147,14 +151,6 @@ def test_ways_are_compared_with_their_kernels_tuned():
     world = NestedWorld(searching(Plan(3, 5), sites), own_kernels).finish()
     assert world.chosen["way"] == 3
     assert world.chosen["kernel 3"] == 7
-
-
-@pytest.mark.parametrize("n_most", [20, 60, 200])
-def test_a_bound_of_replays_leaves_half_of_them_to_the_function(n_most: int):
-    """The kernel inside may not use up what the function needs, and the bound holds."""
-    world = NestedWorld(searching(Plan(1, 5, max_replays=n_most), {"way": 9, "product": 36}), moe(1)).finish()
-    assert len(world.replays) - 9 <= n_most
-    assert sum(replay["way"].is_timed for replay in world.replays) >= min(9, n_most // 2 - 2)
 
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
@@ -242,19 +238,6 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
     assert world.chosen == {"way": 2, "inner": 0, "product": 0}
 
 
-def test_a_site_outside_the_function_does_not_take_the_functions_half():
-    """When the kernel inside has used up its half, a kernel beside the function has trials left: the function races nevertheless."""
-
-    def step(chosen: Mapping[str, int]) -> dict[str, float]:
-        return {"product": 0.1 + 0.01 * chosen["product"], "way": 0.2 + 0.05 * (2 - chosen["way"])}
-
-    race = searching(Plan(1, 5, max_replays=20), {"way": 3, "product": 12, "beside": 40})
-    world = NestedWorld(race, lambda chosen: step(chosen) | {"beside": 0.1 + 0.01 * chosen["beside"]}, beside={"beside"}).finish()
-    assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
-    assert world.chosen["way"] == 2
-    assert race.n_replays == 20
-
-
 def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
     """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
     race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
@@ -264,19 +247,16 @@ def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn
     assert world.chosen["kernel 3"] == 7
 
 
-def test_a_function_within_a_function_has_its_share_of_a_bound():
-    """The product inside both uses up its half, the inner function half of the rest; the outer one has what is left."""
-    race = searching(Plan(1, 5, max_replays=40), {"way": 3, "inner": 4, "product": 40})
+def test_a_budget_leaves_half_of_it_to_the_function():
+    """When the kernel inside has used up its half, a kernel beside the function has trials left: the function races nevertheless."""
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
-        product_ms = 0.1 + 0.02 * chosen["product"]
-        inner_ms = product_ms + 0.03 * (3 - chosen["inner"])
-        return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
+        ms = {"product": 100.0 + 10 * chosen["product"], "way": 200.0 + 50 * (2 - chosen["way"])}
+        return ms | {"beside": 100.0 + 10 * chosen["beside"]}
 
-    world = NestedWorld(race, step)
-    for inner in range(4):
-        world.samples.nest("inner", inner, "product")
-    world.finish()
-    timed = [{site for site, trial in replay.items() if trial.is_timed} for replay in world.replays]
-    assert all(sum(name in each for each in timed) >= 4 for name in ("product", "inner", "way"))
-    assert (world.chosen["way"], world.chosen["inner"], race.n_replays) == (2, 3, 40)
+    race = searching(Plan(1, 5, budget_s=4.0), {"way": 3, "product": 40, "beside": 40})
+    world = NestedWorld(race, step, beside={"beside"}).finish()
+    assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
+    assert any("the rest of the budget is for the function around it" in str(each.left) for each in race.results("product"))
+    assert world.chosen["way"] == 2
+    assert world.elapsed_s < 4.5

@@ -65,7 +65,7 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
     """
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
     plan, may_be_late = context.plan, set[str]()
-    if plan.search != "exhaustive" and plan.max_replays is None and plan.budget_s is None:  # else they might never race
+    if plan.search != "exhaustive" and plan.budget_s is None:  # else they might never race
         may_be_late = {each.label for each in new if context.entries[each.label].guide is None and each.label not in context.race}
     loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new}, may_be_late)
     for site in context.sites.met.values():

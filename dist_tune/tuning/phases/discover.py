@@ -211,7 +211,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
-        is_last=context.is_last,
         variants=variants.n_by_site(),
         endless=variants.endless,
         why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
