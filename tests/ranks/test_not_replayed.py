@@ -129,7 +129,7 @@ def zero(rank: int) -> Any:
 
 def loaded(rank: int) -> Any:
     model = DistributedDataParallel(Layer())
-    batches = iter(torch.utils.data.DataLoader(torch.rand(6, 64), batch_size=1))  # type: ignore[arg-type,var-annotated]
+    batches = iter(torch.utils.data.DataLoader(torch.rand(6, 64), batch_size=1))  # type: ignore[arg-type]
     step = forward_and_backward(model)
     return lambda x: step(x + next(batches)), model
 
