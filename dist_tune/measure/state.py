@@ -30,7 +30,6 @@ from dist_tune.measure.memory import (
     overwrite,
     plain_tensors,
     room_bytes,
-    shares_memory,
     version_of,
 )
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
@@ -132,9 +131,6 @@ class _Aside(NamedTuple):
     name: str
     parameter: torch.Tensor
     grad: torch.Tensor
-    """What the first run left."""
-    is_new: bool
-    """True if there was none before it, so that each run makes one."""
 
 
 class StepState:
@@ -147,12 +143,13 @@ class StepState:
         self._reached = reachable(*self._call)
         self._tensors = _with_gradients(self._reached)
         self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()} if is_watched else {}
-        self._graded = {id(each) for _, each in self._reached.parameters if each.grad is not None}
         self._untouched: set[int] = set()
         """Tensors that the first run has left as they were."""
-        self._aside: list[_Aside] = []
+        self._aside: dict[int, _Aside] = {}
+        """Gradients that the first run has made, by identity: each run makes its own."""
         self._copies: list[_Copy] = []
         self._holders: list[tuple[Holder, Any]] = []
+        self._by_storage: dict[int, Leaf] = {}
         self._aliases: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors, and others in their memory, by which ``resize_`` and ``.data =`` are put back."""
         self.repeated: list[str] = []
@@ -169,38 +166,43 @@ class StepState:
         return f"changes the autograd graph of {_listed(moved)}" if moved else ""
 
     def keep(self) -> str:
-        """Before the probe: copy what the first run has changed, set gradients aside. Why that cannot be; empty if all is well."""
+        """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
         before, known = self._looks, self._tensors
         self._reached = reachable(*self._call)
         self._tensors = _with_gradients(self._reached)
         self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
         same = before.keys() & self._looks.keys() - _differing(before, self._looks, counts_writes=True)
         del known  # until here no identity is given away again
-        graded: set[int] = set()
+        made = set[int]()
         for name, tensor in self._reached.parameters:
             if tensor.grad is None:
                 continue
             parts = {id(each) for each in plain_tensors(tensor.grad)}
-            graded |= parts
             if not parts <= same:
-                self._aside.append(_Aside(name, tensor, tensor.grad, self._is_watched and id(tensor) not in self._graded))
-        self._untouched = same - graded
-        changed = [each for key, each in self._tensors.items() if key not in same | graded and (each.is_state or self._is_watched)]
+                if not self._is_watched or parts & before.keys():
+                    return f"adds to {name}.grad"
+                self._aside[id(tensor.grad)] = _Aside(name, tensor, tensor.grad)
+                made |= parts
+        self._untouched = same
+        changed = [each for key, each in self._tensors.items() if key not in same | made and (each.is_state or self._is_watched)]
         for each in sorted(changed, key=lambda each: not each.is_state):
             if not self._copy(each.name, each.tensor, each) and each.is_state:
                 return f"changes {each.name}, of which no copy can be made"
+        self._by_storage = {
+            each.tensor.untyped_storage()._cdata: each for key, each in self._tensors.items() if self._looks[key].bits is not None
+        }
         self._holders = [(each, each.read()) for each in self._reached.holders]
         self._aliases = [(each.tensor, each.tensor.detach()) for key, each in self._tensors.items() if self._looks[key].bits is not None]
         return ""
 
     def changed(self) -> str:
-        """In the first run: names of what it has changed so far; empty if nothing, or if that is not known. Waits for the device."""
+        """Names of what has changed since the last look; after a yes, of what the first run had left alone. Waits for the device."""
         now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
         return _listed(self._tensors[key].name for key in _differing(self._looks, now, counts_writes=False))
 
     def keep_written(self, name: str, tensor: torch.Tensor) -> None:
         """Before a kernel of the probe writes to memory that was there before it: copy that."""
-        leaf = next((each for each in self._reached.leaves.values() if shares_memory(each.tensor, [tensor])), None)
+        leaf = self._by_storage.get(tensor.untyped_storage()._cdata)
         self._copy(leaf.name if leaf is not None else name, tensor, leaf)
 
     def compare(self) -> str:
@@ -210,10 +212,10 @@ class StepState:
         found = [(self._tensors[key].name, self._tensors[key].is_state) for key in other]
         found += [(each.name, each.is_state) for each in self._copies if not has_same_bits(each.memory, each.values)]
         found += [(name, each.is_state) for each, contents in self._holders for name in _changes(each, contents)]
-        for each in self._aside:
-            grad = each.parameter.grad
-            if each.is_new and (grad is None or _is_another(grad, each.grad)):
-                found.append((f"{each.name}.grad", True))
+        for aside in self._aside.values():
+            grad = aside.parameter.grad
+            if grad is None or difference(list(plain_tensors(grad)), list(plain_tensors(aside.grad))):
+                found.append((f"{aside.name}.grad", True))
         self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
         return f"changes {_listed(changed)} each time it runs" if changed else ""
@@ -233,33 +235,24 @@ class StepState:
         looks = [(self._tensors[key].tensor, look.version) for key, look in self._looks.items() if look.version is not None]
         if looks:
             torch._C._autograd._unsafe_set_version_counter(*zip(*looks, strict=True))
-        self._finish(is_first=True)
+        for aside in self._aside.values():
+            aside.parameter.grad = aside.grad
 
     def accept(self) -> None:
-        """After a yes: free the copies, and what the first run has made of gradients; replays make them again."""
+        """After a yes: free the copies, and the gradients of the first run."""
         self._copies.clear()
         self._holders.clear()
         self._aliases.clear()
+        self._by_storage.clear()
         self._reached = Reachable()
         self._tensors = {key: self._tensors[key] for key in self._untouched if self._tensors[key].is_state}
         self._looks = {key: self._looks[key] for key in self._tensors}
-        self._aside = [each._replace(grad=torch.empty(0)) if each.is_new else each for each in self._aside]
+        self._aside = {key: each._replace(grad=torch.empty(0)) for key, each in self._aside.items()}
 
     def begin_replay(self) -> None:
-        """Before each run but the first: gradients are not there, as before the first run or after it has added to them."""
-        for each in self._aside:
+        """Before each run but the first: gradients that a run makes are not there yet."""
+        for each in self._aside.values():
             each.parameter.grad = None
-
-    def finish(self) -> str:
-        """After the last run: put back the gradients that the first run has added to, once; names of what other configs have changed."""
-        self._finish(is_first=False)
-        return self.changed()
-
-    def _finish(self, *, is_first: bool) -> None:
-        for each in self._aside:
-            if is_first or not each.is_new:
-                each.parameter.grad = each.grad
-        self._aside.clear()
 
     def _copy(self, name: str, tensor: torch.Tensor, leaf: Leaf | None) -> bool:
         """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: the holder knows it by this."""
@@ -325,7 +318,8 @@ def _is_same(mine: Any, other: Any) -> bool:
     if type(mine) is not type(other):
         return False
     if isinstance(mine, torch.Tensor):
-        return not _is_another(mine, other)
+        pairs = list(zip(plain_tensors(mine), plain_tensors(other), strict=True))
+        return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)) for a, b in pairs)
     if isinstance(mine, int | float | complex | str | bytes):
         return bool(mine == other or (mine != mine and other != other))
     if isinstance(mine, list | tuple | deque):
@@ -335,9 +329,9 @@ def _is_same(mine: Any, other: Any) -> bool:
     return len(mine) == len(other) if isinstance(mine, set) else True
 
 
-def _is_another(mine: torch.Tensor, other: torch.Tensor) -> bool:
-    with torch.no_grad():
-        return any(bool(difference(*each)) for each in zip(plain_tensors(mine), plain_tensors(other), strict=True))
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    memory = memory_of(tensor)
+    return tensor.detach() if memory is None else bits_of(memory)
 
 
 def _covers(memory: torch.Tensor, other: torch.Tensor) -> bool:

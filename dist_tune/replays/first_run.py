@@ -133,7 +133,7 @@ class FirstRun:
     def finish(self) -> str:
         """After the last run: names of what other configs than the first have changed."""
         self._after.restore()
-        return self._state.finish() if self._state is not None and self._is_accepted else ""
+        return self._state.changed() if self._state is not None and self._is_accepted else ""
 
     def _another(self, value: Any) -> str:
         """How a second value differs from the first beyond rounding; empty if it does not, or objects cannot be compared."""

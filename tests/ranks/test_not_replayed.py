@@ -72,6 +72,26 @@ def accumulating(rank: int) -> Any:
     return forward_and_backward(model), model
 
 
+def in_buckets(rank: int) -> Any:
+    """Gradients that are views of the buckets in which they are reduced."""
+    model = DistributedDataParallel(Layer(), gradient_as_bucket_view=True)
+    return forward_and_backward(model), model
+
+
+def zeroed(rank: int) -> Any:
+    """Gradients are there before the first call, and made anew in each."""
+    model = DistributedDataParallel(Layer())
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    step = forward_and_backward(model)
+
+    def anew(x: torch.Tensor) -> Any:
+        model.zero_grad()
+        return step(x)
+
+    return anew, model
+
+
 def checkpointed(rank: int) -> Any:
     inner = Layer()
     model = DistributedDataParallel(inner)
@@ -96,7 +116,7 @@ def sharded(rank: int) -> Any:
     return forward_and_backward(model), model
 
 
-TUNED = [layer, accumulating, checkpointed, mixed_precision, sharded]
+TUNED = [layer, in_buckets, zeroed, checkpointed, mixed_precision, sharded]
 
 
 def _trained(model: Any, optimizer: Any) -> Any:
@@ -155,7 +175,7 @@ def counted_alone(rank: int) -> Any:
     return counted, model
 
 
-NOT_TUNED = [trained, trained_sharded, zero, loaded, alone, counted_alone]
+NOT_TUNED = [accumulating, trained, trained_sharded, zero, loaded, alone, counted_alone]
 
 
 def _outcome(rank: int, make: Any, is_tuned: bool) -> Any:
