@@ -27,18 +27,17 @@ import torch.distributed as dist
 
 from dist_tune.distributed import Reduction
 from dist_tune.distributed.liveness.outside import WatchedStore
-from dist_tune.distributed.protocol import homes, meetings
+from dist_tune.distributed.protocol import meetings
 from dist_tune.testing import fork_context
 
 RANKS = (2, 4, 8, 16, 32, 64)
-RANKS_PER_HOST = 8
 N_MEETINGS = 40
 PART_BYTES = 1000
 """Of a report on some ten candidates."""
 COLD_TUNING_S = 20.0
 """The first call of chunk_gla, 18 to 21 s at 2 ranks (logs/side-effects-2xH200)."""
 N_TUNING_MEETINGS = 10
-"""Of that tuning, after its first one, which is always on one level."""
+"""Of that tuning, after its first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ class Measured:
     """Meetings of one number of ranks."""
 
     n_ranks: int
-    is_two_level: bool
     ms: float
     """Median of a meeting, on the first rank."""
     calls: float
@@ -69,7 +67,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(time.process_time())
 
 
-def meet(pipe: Connection, rank: int, n_ranks: int, port: int, n_per_home: int) -> None:
+def meet(pipe: Connection, rank: int, n_ranks: int, port: int) -> None:
     """One rank: meets some times, and says what that took."""
     n_calls = [0]
 
@@ -84,9 +82,7 @@ def meet(pipe: Connection, rank: int, n_ranks: int, port: int, n_per_home: int) 
             return own if name == "clone" else call
 
     vars(meetings)["WatchedStore"] = Counting
-    vars(homes)["FLAT_RANKS"] = n_ranks if n_per_home == 1 else 1
 
-    os.environ["LOCAL_WORLD_SIZE"] = str(n_per_home)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     group = meetings.Meetings(store, rank, tuple(range(n_ranks)), 30.0)
     group.calls("bench")
@@ -110,8 +106,8 @@ def meet(pipe: Connection, rank: int, n_ranks: int, port: int, n_per_home: int) 
     os._exit(0)
 
 
-def measure(n_ranks: int, n_per_home: int) -> Measured:
-    """Let this many ranks meet, in groups of ``n_per_home``; 1: on one level."""
+def measure(n_ranks: int) -> Measured:
+    """Let this many ranks meet."""
     context = fork_context()
     here, there = context.Pipe()
     host = context.Process(target=serve, args=(there,), daemon=True)
@@ -120,7 +116,7 @@ def measure(n_ranks: int, n_per_home: int) -> Measured:
     pipes, ranks = [], []
     for rank in range(n_ranks):
         mine, theirs = context.Pipe()
-        ranks.append(context.Process(target=meet, args=(theirs, rank, n_ranks, port, n_per_home), daemon=True))
+        ranks.append(context.Process(target=meet, args=(theirs, rank, n_ranks, port), daemon=True))
         ranks[-1].start()
         pipes.append(mine)
     for pipe in pipes:
@@ -140,7 +136,7 @@ def measure(n_ranks: int, n_per_home: int) -> Measured:
     host.join(10)
     calls = statistics.mean(each[1] for each in answers)
     ms = statistics.median(answers[0][0])
-    return Measured(n_ranks, n_per_home > 1, round(ms, 3), round(calls, 2), round(1e6 * store_s / N_MEETINGS / n_ranks, 1))
+    return Measured(n_ranks, round(ms, 3), round(calls, 2), round(1e6 * store_s / N_MEETINGS / n_ranks, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,48 +145,32 @@ class Model:
 
     round_trip_ms: float
     """Of the first rank, without others to wait for."""
-    flat_us: float
-    """CPU time of a store, for each rank that meets there."""
-    home_us: float
-    """CPU time of the job's store, for each home."""
+    rank_us: float
+    """CPU time of the store, for each rank."""
 
-    def flat_ms(self, n_ranks: int) -> float:
-        """One meeting on one level."""
-        return self.round_trip_ms + n_ranks * self.flat_us / 1e3
+    def meeting_ms(self, n_ranks: int) -> float:
+        """One meeting."""
+        return self.round_trip_ms + n_ranks * self.rank_us / 1e3
 
-    def two_level_ms(self, n_ranks: int, n_per_home: int = RANKS_PER_HOST) -> float:
-        """One meeting by way of homes: that at a home, and that of the homes."""
-        n_homes = -(-n_ranks // n_per_home)
-        return self.flat_ms(min(n_ranks, n_per_home)) + self.round_trip_ms + n_homes * self.home_us / 1e3
-
-    def tuning_share(self, n_ranks: int, *, is_two_level: bool) -> float:
-        """Of a cold tuning that its meetings take; the first one is on one level always."""
-        each_ms = self.two_level_ms(n_ranks) if is_two_level else self.flat_ms(n_ranks)
-        return (self.flat_ms(n_ranks) + N_TUNING_MEETINGS * each_ms) / 1e3 / COLD_TUNING_S
+    def tuning_share(self, n_ranks: int) -> float:
+        """Of a cold tuning that its meetings take."""
+        return (1 + N_TUNING_MEETINGS) * self.meeting_ms(n_ranks) / 1e3 / COLD_TUNING_S
 
 
 def fitted(table: Sequence[Measured]) -> Model:
     """The model of these measurements; CPU times of the largest groups, which hold the reading of all parts."""
-    flat = sorted((each for each in table if not each.is_two_level), key=lambda each: each.n_ranks)
-    homes_ = max((each for each in table if each.is_two_level), key=lambda each: each.n_ranks)
-    return Model(flat[0].ms, max(each.store_us for each in flat[-3:]), homes_.store_us * RANKS_PER_HOST)
+    table = sorted(table, key=lambda each: each.n_ranks)
+    return Model(table[0].ms, max(each.store_us for each in table[-3:]))
 
 
 def report(table: Sequence[Measured]) -> str:
     """The table and the model, as markdown."""
-    lines = ["| ranks | levels | ms | store calls per rank | store us per rank |", "|---|---|---|---|---|"]
-    lines += [f"| {each.n_ranks} | {1 + each.is_two_level} | {each.ms:.2f} | {each.calls:.1f} | {each.store_us:.0f} |" for each in table]
+    lines = ["| ranks | ms | store calls per rank | store us per rank |", "|---|---|---|---|"]
+    lines += [f"| {each.n_ranks} | {each.ms:.2f} | {each.calls:.1f} | {each.store_us:.0f} |" for each in table]
     model = fitted(table)
-    lines += [
-        "",
-        f"Model: {model}",
-        "",
-        "| ranks | one level ms | two levels ms | of a cold tuning | with two levels |",
-        "|---|---|---|---|---|",
-    ]
+    lines += ["", f"Model: {model}", "", "| ranks | ms | of a cold tuning |", "|---|---|---|"]
     for n in (64, 128, 256, 512, 1024, 2048, 4096):
-        flat, two = (100 * model.tuning_share(n, is_two_level=is_two) for is_two in (False, True))
-        lines.append(f"| {n} | {model.flat_ms(n):.1f} | {model.two_level_ms(n):.1f} | {flat:.2f} % | {two:.2f} % |")
+        lines.append(f"| {n} | {model.meeting_ms(n):.1f} | {100 * model.tuning_share(n):.2f} % |")
     return "\n".join(lines)
 
 
@@ -199,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write what was measured here")
     options = parser.parse_args()
-    table = [measure(n, 1) for n in RANKS] + [measure(n, RANKS_PER_HOST) for n in RANKS if n > RANKS_PER_HOST]
+    table = [measure(n) for n in RANKS]
     print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores; {PART_BYTES} bytes a part")
     print(report(table))
     if options.json:

@@ -40,9 +40,6 @@ def report(
     sources: Annotated[list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="DIR", readable=False, help="Also a PNG file of each plot (needs matplotlib).")
-    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """A page about tunings.
@@ -53,9 +50,9 @@ def report(
 
     def ask() -> Answer:
         from dist_tune.cli.records.sources import story_of
-        from dist_tune.cli.tables import Answer, RefusedError
+        from dist_tune.cli.tables import Answer
         from dist_tune.output import amount
-        from dist_tune.report import MissingMatplotlibError, charts, render, summary, text, write_pngs
+        from dist_tune.report import render, summary, text
 
         story = story_of(sources or [])
         path = output or (None if as_text else Path("report.html"))
@@ -64,12 +61,7 @@ def report(
             content = render(story).encode()
             _write(path, content)
             page.append(f"{path}: {amount(len(story.sites), 'site')}, {len(content) / 1024:.0f} KiB")
-        if png is not None:
-            try:
-                page.append(f"{png}: {len(write_pngs(png, charts(story)))} PNG files")
-            except MissingMatplotlibError as error:
-                raise RefusedError(str(error)) from error
-        values = {"page": str(path) if path else None, "png": str(png) if png else None, **summary(story)}
+        values = {"page": str(path) if path else None, **summary(story)}
         return Answer(values, page, problems=[] if as_text or as_json else story.notes)  # the text has them
 
     return answered(ask, as_json)

@@ -8,6 +8,7 @@ nothing: a gloo group that timed out is dead, and an NCCL communicator may take 
 from __future__ import annotations
 
 import atexit
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.liveness.heartbeat import Heartbeat
 from dist_tune.distributed.liveness.outside import Asked, last_signs, own_client, post_end
-from dist_tune.distributed.protocol.homes import neighbours
 from dist_tune.distributed.protocol.meetings import Meetings
 from dist_tune.distributed.protocol.verdicts import end_by
 from dist_tune.distributed.solo import Solo
@@ -75,8 +75,8 @@ class Group(Meetings):
 
     @property
     def asked(self) -> Asked | None:
-        """A call of the store, or of the home's, for this rank's tuning that has no answer yet."""
-        return (self._store.asked or self._parts.home.asked) if self._presence is not None else None
+        """A call of the store for this rank's tuning that has no answer yet."""
+        return self._store.asked if self._presence is not None else None
 
     @property
     def unanswered_since(self) -> float | None:
@@ -141,6 +141,16 @@ class Group(Meetings):
 
 Ranks = Solo | Group
 """``rank``: global rank of this process; ``members``: global ranks that decide together, in the order of their parts."""
+
+
+def neighbours(rank: int, members: Sequence[int]) -> tuple[int, int]:
+    """Position of this rank among the members on its host, and how many these are.
+
+    The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here.
+    """
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
+    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
+    return here.index(rank), len(here)
 
 
 def _backends(*groups: dist.ProcessGroup) -> list[Any]:

@@ -6,7 +6,7 @@ All texts come from programs and files of unknown origin: the template escapes e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
@@ -16,7 +16,7 @@ from dist_tune.output import printable
 from dist_tune.report import facts
 from dist_tune.report.importance import value_of
 from dist_tune.report.overview import Row, headline, messages, overview
-from dist_tune.report.plots import Chart, draw, site_charts, tuning_charts
+from dist_tune.report.plots import draw, site_charts, tuning_charts
 from dist_tune.report.story import SiteStory, Story, shortened
 
 _MAX_FIELDS = 12
@@ -43,16 +43,6 @@ def render(story: Story) -> str:
         messages=messages(story, 50),
         phases=[phase for phase in facts.PHASES if any(each.seconds.get(phase) for each in story.tunings.values())],
     )
-
-
-def charts(story: Story) -> Iterator[tuple[str, Chart]]:
-    """All charts, each with a prefix for its file's name."""
-    for k, tuning in enumerate(story.tunings.values(), 1):
-        for chart in tuning_charts(tuning):
-            yield f"tuning-{k}", chart
-    for k, (_, site) in enumerate(story.sites, 1):
-        for chart in site_charts(site.record) if site.record is not None else []:
-            yield f"site-{k}", chart
 
 
 def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:

@@ -170,7 +170,7 @@ def test_a_log_of_a_gigabyte_is_one_line(logs: Path):
 
 
 def test_a_word_that_names_nothing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An id that no record has, a file that is not there, --json of a running view, PNG files without matplotlib."""
+    """An id that no record has, a file that is not there, --json of a running view."""
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     assert "nothing is called" in refusal("report", "abcdef12")
     assert "no such file or folder" in refusal("report", tmp_path / "record.json")
@@ -182,8 +182,3 @@ def test_the_log_of_one_rank_names_its_folder(logs: Path):
     (logs / "rank-0.log").touch()
     for name in ("rank-0.jsonl", "rank-0.log"):
         assert f"is the log of one rank: name its folder, {logs}" in refusal("report", logs / name)
-
-
-def test_png_without_matplotlib_says_how_to_get_it(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert "pip install 'dist-tune[report]'" in refusal("report", logs, "--text", "--png", tmp_path / "png")

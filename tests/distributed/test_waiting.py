@@ -39,7 +39,7 @@ def _waited(
         store.set("0/verdict", "")
 
     wait = waiting.Wait(parts, 0, lambda: None, lambda verdict: None, time_out)
-    parts.bring(0, "", is_direct=True)
+    parts.bring(0, "")
     quiet_s = (lambda rank: 0.0 if (s := quiet[rank]) is None else s + now[0]) if has_failed else None
     wait.for_parts(DEADLINE_S, 2 * DEADLINE_S, 60.0, quiet_s)
     ((seconds, missing),) = ended

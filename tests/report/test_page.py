@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from dist_tune.output.events import Told
-from dist_tune.report import Story, charts, progress_lines, render, story_of_folder, story_of_records, summary, text, write_pngs
+from dist_tune.report import Story, progress_lines, render, story_of_folder, story_of_records, summary, text
 from dist_tune.report.overview import headline, messages, overview
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
@@ -162,17 +161,6 @@ def test_the_text_tells_the_same(story: Story):
     assert told.startswith("Tuning of step\n")
     assert told.count("matters most: BLOCK_M") == 20
     assert len(summary(story)["sites"]) == 20
-
-
-def test_each_plot_is_a_png(tmp_path: Path):
-    """Those of the tuning and of each site."""
-    pytest.importorskip("matplotlib", reason="PNG files need matplotlib, an optional extra")
-    write_story(tmp_path / "logs", 1, 60)
-    told = story_of_folder(tmp_path / "logs")
-    paths = write_pngs(tmp_path / "png", charts(told))
-    assert len(paths) == len(list(charts(told))) >= 10
-    assert {"tuning-1-time-line.png", "site-1-heat-map.png"} <= {path.name for path in paths}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 def test_messages_name_sites_as_the_rest_of_the_page():

@@ -17,14 +17,6 @@ def process_name() -> str:
     return _name_of(os.getpid())  # a forked child has another
 
 
-def network_name() -> str:
-    """Boot and namespace of networks, by which processes tell whether they share a loopback; empty where that cannot be read."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return ""
-
-
 def state_of(name: str) -> str:
     """``GONE``, ``RUNS`` or ``STOPPED`` of a ``process_name``; ``UNKNOWN`` on another host or in another namespace."""
     here, pid, start = [*name.rsplit(" ", 2), "", ""][:3]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_tune.distributed.protocol.calls import is_apart, raised_in
-from dist_tune.distributed.protocol.homes import NO_HOME
 from dist_tune.distributed.protocol.messages import read_part
 from dist_tune.distributed.protocol.verdicts import FAILED, Verdict
 
@@ -21,7 +20,7 @@ def verdict_of(
     Raises:
         PeerFailedError: a part is none.
     """
-    closures, topics, parts, places, passed, homes = zip(*map(read_part, texts, members), strict=True)
+    closures, topics, parts, places, passed = zip(*map(read_part, texts, members), strict=True)
     steps = list(zip(closures, topics, strict=True))
     known = {rank: each or {} for rank, each in zip(members, passed, strict=True)}
     is_gathering = None not in passed
@@ -34,8 +33,6 @@ def verdict_of(
     if len(set(steps)) > 1 or topics[0].startswith(FAILED):
         return {"state": "agreed", "steps": steps, "cause": cause()}  # on nothing: each rank says why
     verdict: Verdict = {"state": "agreed", "result": reduce(dict(zip(members, parts, strict=True)))}
-    if NO_HOME not in homes:
-        verdict["homes"] = homes
     if is_gathering and len(numbers := {each.number for each in places}) > 1:
         verdict["number"] = max(numbers)
     return verdict

@@ -97,8 +97,8 @@ class Epochs:
         if self._lacks is not None:
             raise self._lacks
         self.life.at(f"the meeting for {topic!r}", introduced_on=self._store)
-        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None, self._parts.home.joined()]
-        if self._parts.bring(self._epoch, json.dumps(mine), is_direct=is_gathering):
+        mine = [self._closure, topic, part, self._place, self._state()[0] if is_gathering else None]
+        if self._parts.bring(self._epoch, json.dumps(mine)):
             self._agree(reduce)
         else:
             wait = Wait(self._parts, self._epoch, partial(self._agree, reduce), self._decide, partial(self._time_out, topic))
@@ -134,9 +134,7 @@ class Epochs:
 
     def _read_verdict(self) -> Verdict:
         self._epoch += 1
-        verdict = read_verdict(self._parts.verdict(self._epoch - 1), self.rank)
-        self._parts.settle(verdict.get("homes", ()))
-        return verdict
+        return read_verdict(self._parts.verdict(self._epoch - 1), self.rank)
 
     def _time_out(self, topic: str, beats: dict[int, str], within_s: float) -> None:
         missing, others = self.life.places(self._store, beats)

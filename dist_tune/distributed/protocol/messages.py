@@ -35,8 +35,6 @@ class StoredPart(NamedTuple):
     part: str
     place: Place
     passed: dict[str, list[int]] | None
-    home: int = -1
-    """Rank that hosts the store of this rank's home, once that is reached and not all ranks know; see ``homes``."""
 
 
 class _Stored(BaseModel):
@@ -50,8 +48,6 @@ class _Agreed(_Stored):
     state: Literal["agreed"]
     result: str | None = None
     steps: list[tuple[str, str]] | None = None
-    homes: list[int] | None = None
-    """Of all parts, by member, where every rank has reached its home."""
     number: int | None = None
     """Of the call, where it has several on these ranks: all count on from the highest."""
 

@@ -127,7 +127,7 @@ class Wait:
         """The time, now and then until there is a verdict, at growing distances."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         began = looked = time.monotonic()
-        n = self.parts.n_polling
+        n = len(self.parts.members)
         shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S[0]), n / _POLLS_PER_S[1]
         while not self.parts.has_verdict(self.epoch):
             now = time.monotonic()

@@ -1,15 +1,10 @@
-"""Plots of sites and of the ranks' time lines: their shapes as values, drawn as SVG for the page or as PNG files.
+"""Plots of sites and of the ranks' time lines: their shapes as values, drawn as SVG for the page.
 
 Knows stories and records as numbers and words; nothing of the page around a plot.
-Imports matplotlib only to write PNG files.
 """
 
-from dist_tune.report.plots.charts import Chart
-from dist_tune.report.plots.png import MissingMatplotlibError, write_pngs
 from dist_tune.report.plots.site_charts import site_charts
 from dist_tune.report.plots.svg import draw
 from dist_tune.report.plots.timeline import straggler_words, tuning_charts
 
-__all__ = [
-    "Chart", "MissingMatplotlibError", "draw", "site_charts", "straggler_words", "tuning_charts", "write_pngs",
-]  # fmt: skip
+__all__ = ["draw", "site_charts", "straggler_words", "tuning_charts"]

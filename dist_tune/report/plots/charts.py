@@ -1,4 +1,4 @@
-"""Charts as values: axes, and marks in the units of the axes. Pure; drawn as SVG by ``svg`` and as PNG by ``png``."""
+"""Charts as values: axes, and marks in the units of the axes. Pure; drawn as SVG by ``svg``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Chart:
     """One chart."""
 
     name: str
-    """For a file name: letters, digits and dashes."""
+    """Letters, digits and dashes."""
     title: str
     x: Axis
     y: Axis
