@@ -25,7 +25,6 @@ from dist_tune.compiler.preparing import prepare
 from dist_tune.compiler.shared_memory import known_need
 from dist_tune.compiler.subprocesses import processes
 from dist_tune.compiler.subprocesses.at_exit import end_at_exit
-from dist_tune.compiler.subprocesses.processes import STAGES
 from dist_tune.compiler.work import Work
 from dist_tune.output import CompiledCandidate
 
@@ -145,14 +144,6 @@ class Compiler:
     def on_disk(self, label: str, candidates: Collection[int]) -> set[int]:
         """Those of them that another process has compiled into Triton's cache folder by now."""
         return {i for i in candidates if (each := self._sites[label][i].compilation).is_queued and is_cached(each.key)}
-
-    @property
-    def is_tail(self) -> bool:
-        """True if half of the threads have nothing to do, and the rest works in other processes, where it disturbs no replay."""
-        with self._lock:
-            jobs = [self._jobs.get(thread) for thread, queued in self._threads.items() if queued is not None]
-            is_elsewhere = all(job is not None and job.latest in STAGES[1:] for job in jobs)
-            return self._uses_processes and not self._queue and 0 < 2 * len(jobs) <= self.n_threads and is_elsewhere
 
     def known_need(self, label: str, candidate: int) -> int | None:
         """Bytes of shared memory that a candidate needs, if that was too much for some device."""

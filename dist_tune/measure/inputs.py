@@ -76,13 +76,6 @@ class Inputs:
         kept = {path: self._kept[path] for path in paths}
         return {_name(path, self._function) for path, each in kept.items() if difference(each.memory, each.copy.to(each.memory.device))}
 
-    def move_to_host(self) -> bool:
-        """Put all back, and free the device of the copies, which slows down what follows; False if there are none on a device."""
-        self.put_back()
-        moved = {path: each for path, each in self._kept.items() if each.copy.device.type != "cpu"}
-        self._kept.update({path: each._replace(copy=each.copy.cpu()) for path, each in moved.items()})
-        return bool(moved)
-
     def put_back(self, paths: set[Path] | None = None) -> None:
         """Put back all values, or those at some positions, gradients and generators. Does not wait for the device."""
         for generator, state in self._generators:

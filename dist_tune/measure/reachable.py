@@ -6,6 +6,7 @@ Knows Python's functions and objects, torch's modules and optimizers, numpy's ar
 from __future__ import annotations
 
 import inspect
+import operator
 import random
 import sys
 from collections import deque
@@ -74,8 +75,11 @@ class Holder(NamedTuple):
         return f"{self.name}.{key}" if self.name and key else f"{self.name}{key}"
 
     def write(self, contents: Any) -> None:
-        """Put such a copy back."""
-        value = self.value
+        """Put such a copy back, where something was exchanged."""
+        value, now = self.value, self.read()
+        kept, found = ([*each, *each.values()] if isinstance(each, dict) else list(each) for each in (contents, now))
+        if len(kept) == len(found) and all(map(operator.is_, kept, found)):
+            return
         if isinstance(value, dict | set):
             value.clear()
             value.update(contents)
@@ -87,7 +91,7 @@ class Holder(NamedTuple):
         elif isinstance(value, _Globals):
             value.namespace.update(contents)
         else:
-            for name in _attributes(value).keys() | contents.keys():
+            for name in now.keys() | contents.keys():
                 slot = inspect.getattr_static(type(value), name, None)
                 if hasattr(slot, "__set__"):
                     slot.__set__(value, contents[name]) if name in contents else slot.__delete__(value)
@@ -253,7 +257,9 @@ def _attributes(value: Any) -> dict[str, Any]:
         return {"": value.cell_contents} if value != CellType() else {}
     if isinstance(value, _Globals):
         return {name: each for name in sorted(value.names) if _may_count(each := value.namespace.get(name), value.namespace)}
-    own = getattr(value, "__dict__", {})
+    own: Any = {}
+    with suppress(AttributeError):  # not getattr, which asks the object's own __getattr__ where it has only slots
+        own = object.__getattribute__(value, "__dict__")
     found = {name: each for name, each in own.items() if name not in _OF_MODULES} if isinstance(value, torch.nn.Module) else dict(own)
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())

@@ -36,6 +36,8 @@ from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
 _MAX_NAMED = 5
+_PIECE = 1 << 22
+"""Elements that are summed at once."""
 
 
 def _cuda_state() -> torch.Tensor | None:
@@ -229,7 +231,7 @@ class StepState:
             if each.is_put_back:
                 overwrite(each.memory, each.values)
         for holder, contents in self._holders:
-            if id(holder.value) not in self._reached.shared and any(_changes(holder, contents)):
+            if id(holder.value) not in self._reached.shared:
                 holder.write(contents)
         # The graph of the first run's value may have saved these versions.
         looks = [(self._tensors[key].tensor, look.version) for key, look in self._looks.items() if look.version is not None]
@@ -293,11 +295,13 @@ def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, count
 
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
-    """The sum of the elements as integers, on their device."""
-    bits = bits_of(memory)
+    """The sum of the elements as integers, on their device; piece by piece, because torch widens them in a copy."""
+    dense = memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))
+    bits = bits_of(dense)
     if bits.dtype == torch.int64:  # whose sums lose their upper bits: zeros and 64 twos would have the same
-        bits = bits.contiguous().flatten().view(torch.int32)
-    return bits.sum()
+        bits = bits.contiguous().view(-1).view(torch.int32)
+    pieces = bits.view(-1).split(_PIECE) if bits.is_contiguous() else (bits,)
+    return torch.stack([each.sum(dtype=torch.int64) for each in pieces]).sum()
 
 
 def _changes(holder: Holder, before: Any) -> Iterator[str]:

@@ -124,8 +124,8 @@ class FirstRun:
             if self._state is not None:
                 self._state.put_back()
             self._after.restore()
-        elif self._is_accepted:
-            self.finish()
+        elif self._is_accepted:  # an error: what it was about may never let the device go on
+            self._after.restore()
         if self._error is not None and not self._is_accepted:
             raise self._error
         return self._held.pop() if self._held else None

@@ -28,8 +28,6 @@ _MAX_FORESEEN = 2
 """Arguments that change at once and are foreseen to change apart from one another."""
 _FREQUENT = 0.25
 """Share of replays from which on a variant that they met is compiled for all candidates at once."""
-PROBED = 16
-"""Warm-ups of a function from which on the first is made twice: an argument that changes shows then."""
 _MAX_SHOWN = 5
 _CODE, _HEURISTICS = "its code", "its heuristics"
 _ASKED = "asked"

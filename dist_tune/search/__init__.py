@@ -11,7 +11,7 @@ from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, 
 from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
 
 if TYPE_CHECKING:
-    from dist_tune.search.guided.guide import Guide, LateGuide, guide_of
+    from dist_tune.search.guided.guide import Guide, guide_of
     from dist_tune.search.guided.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
     from dist_tune.search.race import Race
     from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
@@ -20,7 +20,7 @@ else:  # these import numpy or torch, and the words for a record's choice need t
     __getattr__, __dir__ = found_on_use(
         __name__,
         {
-            "guided.guide": ("Guide", "LateGuide", "guide_of"),
+            "guided.guide": ("Guide", "guide_of"),
             "race": ("Race",),
             "times.reports": ("BatchReport", "ReducedReport", "reduce_reports"),
             "times.samples": ("Samples",),
@@ -29,7 +29,7 @@ else:  # these import numpy or torch, and the words for a record's choice need t
     )
 
 __all__ = [
-    "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "LateGuide", "Objective", "Plan", "PriorTimes", "Race",
+    "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race",
     "RacingOptions", "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial",
     "guide_of", "make_strategy", "reduce_reports",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from dist_tune.errors import reasons
-from dist_tune.search.guided.guide import Guide, LateGuide
+from dist_tune.search.guided.guide import Guide
 from dist_tune.search.pace import Pace
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.selection import RacingOptions, Selection
@@ -46,7 +46,7 @@ class Race:
         failures: Mapping[int, str],
         prior: PriorTimes | None = None,
         equal: Mapping[int, int] | None = None,
-        guide: Guide | LateGuide | None = None,
+        guide: Guide | None = None,
         untried: Collection[int] = (),
     ) -> None:
         """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason.

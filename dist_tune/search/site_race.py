@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Literal
 
-from dist_tune.search.guided.guide import Guide, LateGuide
+from dist_tune.search.guided.guide import Guide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.repeats import Repeats
 from dist_tune.search.rungs import end_of_rung
@@ -22,9 +22,7 @@ NOT_MET = "was not met in time to be measured"
 class SiteRace:
     """The state of one site's race; changed by ``Race`` only."""
 
-    def __init__(
-        self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | LateGuide | None = None
-    ) -> None:
+    def __init__(self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | None = None) -> None:
         self.standings = standings
         self._guide = self._given_guide = guide  # of a site whose candidates are not all tried at once; None once enough were
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"

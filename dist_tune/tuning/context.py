@@ -16,7 +16,7 @@ from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
 from dist_tune.output import Story
-from dist_tune.search import BatchReport, Guide, LateGuide, Plan, Race, ReducedReport, reduce_reports
+from dist_tune.search import BatchReport, Guide, Plan, Race, ReducedReport, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, check_alive, check_machine
 from dist_tune.tuning.notices import Notices
@@ -57,7 +57,7 @@ class Entry:
 
     texts: list[str]
     """The candidates, described."""
-    guide: Guide | LateGuide | None = None
+    guide: Guide | None = None
     """Of a search that does not try all candidates at once."""
     untried: set[int] = field(default_factory=set)
     """Candidates that it has not come to."""

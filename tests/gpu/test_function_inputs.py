@@ -56,8 +56,8 @@ def test_a_kernel_that_harms_its_input_is_dropped_and_undone():
     assert "it changes its argument x" in step.records[0].candidates[1].failure
 
 
-def test_copies_take_a_quarter_of_the_free_memory_at_most():
-    """A larger argument that no run changes is no error."""
+def test_an_argument_that_no_run_changes_is_not_copied():
+    """Nor widened where its bits are summed."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     x = torch.zeros(int(free * 0.3), dtype=torch.uint8, device="cuda")
@@ -69,18 +69,3 @@ def test_copies_take_a_quarter_of_the_free_memory_at_most():
 
     reads(x)
     assert torch.cuda.max_memory_allocated() < 1.1 * x.numel()
-
-
-def test_a_config_that_needs_the_memory_of_the_copies_gets_it():
-    """They are moved to the host then, and the values are put back from there."""
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    c = torch.zeros(int(free * 0.18), dtype=torch.uint8, device="cuda")
-
-    @autotune(BLOCKS, None, n_warmup=0, n_repeat=1, cache=False)
-    def step(c: torch.Tensor, block: int) -> torch.Tensor:
-        torch.empty(int(free * 0.7), dtype=torch.uint8, device="cuda").fill_(1)
-        return c.add_(1)
-
-    assert int(step(c)[::4096].max()) == 1
-    assert [each.failure for each in step.records[0].candidates] == [None] * 3

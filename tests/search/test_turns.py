@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.guided.guide import LateGuide
+from dist_tune.search.guided.guide import Guide
 from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.times.reports import ReducedReport, reduce_reports
@@ -238,10 +239,17 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
     assert world.chosen == {"way": 2, "inner": 0, "product": 0}
 
 
+class All(Guide):
+    """Asks for all that were not tried."""
+
+    def wave(self, times_ms: Any, failures: Any, untried: Any, *, n_tried: int, is_barren: bool) -> list[int]:
+        return sorted(untried)
+
+
 def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
     """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
     race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
-    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=LateGuide(10), untried=set(range(1, 10)))
+    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=All([str(i) for i in range(10)]), untried=set(range(1, 10)))
     world = NestedWorld(race, own_kernels).finish()
     assert world.chosen["way"] == 3
     assert world.chosen["kernel 3"] == 7

@@ -57,19 +57,6 @@ class Guide:
         return self._space.wave(n, times_ms, failures, untried)
 
 
-class LateGuide:
-    """Of a site of which all candidates race, but some are compiled when the others are timed: it asks for them once."""
-
-    def __init__(self, n_candidates: int) -> None:
-        self.n_planned = n_candidates
-
-    def wave(
-        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
-    ) -> list[int]:
-        """All that were not tried."""
-        return sorted(untried)
-
-
 def guide_of(search: SearchName | None, texts: Sequence[str], prior: PriorTimes | None = None, n_threads: int = 0) -> Guide | None:
     """The guide of a site's search; None where all candidates race.
 

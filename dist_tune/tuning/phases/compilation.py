@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, spare
-from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
-from dist_tune.search import BatchReport, reduce_reports
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.phases.discover import MANIFESTS
@@ -27,8 +24,6 @@ Waves = Mapping[str, Collection[int]]
 
 _LOAD_S = 0.05
 """Longest time of loading between two looks at the compilations."""
-_TAIL_S = 0.1
-"""Time after which candidates that half of the threads wait for are left for later."""
 
 
 class Loaded(NamedTuple):
@@ -37,37 +32,12 @@ class Loaded(NamedTuple):
     failures: Failures
     """Candidates that cannot run on some rank."""
     equal: EqualCandidates
-    late: Mapping[str, set[int]]
-    """Candidates that are still being compiled."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileReport:
-    """One rank's report of what it has compiled."""
-
-    failures: Failures
-    late: dict[str, list[int]] = field(default_factory=dict)
-
-
-@Reduction
-def _compiled(reports: Mapping[int, CompileReport]) -> tuple[Failures, dict[str, set[int]]]:
-    late: dict[str, set[int]] = {}
-    for report in reports.values():
-        for label, indices in report.late.items():
-            late.setdefault(label, set()).update(indices)
-    return reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, late
 
 
 def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Loaded:
-    """Compile, share and load the candidates of new sites.
-
-    Where all race, the few that take longest are left for later, so that the race of the others need not wait for them.
-    """
+    """Compile, share and load the candidates of new sites."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    plan, may_be_late = context.plan, set[str]()
-    if plan.search != "exhaustive" and plan.budget_s is None:  # else they might never race
-        may_be_late = {each.label for each in new if context.entries[each.label].guide is None and each.label not in context.race}
-    loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new}, may_be_late)
+    loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new})
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
@@ -114,24 +84,16 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
             recorder.failures.setdefault((each.function, index), []).append(predicted)
 
 
-def load_all(
-    context: TuningContext,
-    new: Sequence[Site],
-    compile_keys: Mapping[str, Sequence[CompileKeys]],
-    wanted: Waves,
-    may_be_late: Collection[str] = (),
-) -> Loaded:
-    """Compile, share and load the ``wanted`` candidates of some sites, but for a few of those that ``may_be_late``."""
+def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]], wanted: Waves) -> Loaded:
+    """Compile, share and load the ``wanted`` candidates of some sites."""
     if not compile_keys:  # on no rank
-        return Loaded({}, {}, {})
+        return Loaded({}, {})
     # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
     shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
-    late_here = _compile(context, new, shares, may_be_late)
+    _compile(context, new, shares)
     # What others have written by now is read and loaded while they compile the rest.
     _compile(context, new, {each.label: context.compiler.on_disk(each.label, set(wanted[each.label]) - shares[each.label]) for each in new})
-    failed, late = context.reduce("compiled", CompileReport(take_failures(new), late_here), _compiled)
-    context.note_machine(failed)
-    wanted = {label: set(indices) - late.get(label, set()) for label, indices in wanted.items()}
+    failed = context.vote("compiled", take_failures(new))
     _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
@@ -142,8 +104,7 @@ def load_all(
     context.note_machine(not_loaded)
     for label, failures in not_loaded.items():
         failed[label] = {**failures, **failed.get(label, {})}
-    equal = {label: {i: first for i, first in each.items() if not {i, first} & late.get(label, set())} for label, each in equal.items()}
-    return Loaded(failed, equal, late)
+    return Loaded(failed, equal)
 
 
 def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:
@@ -151,33 +112,23 @@ def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[Compile
     return own_share(context.ranks.rank, compile_keys, partitions) & set(wanted)
 
 
-def _compile(
-    context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]], may_be_late: Collection[str] = ()
-) -> dict[str, list[int]]:
-    """Compile these, or most of them; returns the others."""
-    compiler, tail_since, n_all = context.compiler, 0.0, sum(map(len, shares.values()))
-    late: dict[str, list[int]] = {}
+def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
+    """Compile these."""
+    compiler, n_all = context.compiler, sum(map(len, shares.values()))
     for label, indices in shares.items():
         compiler.queue(label, indices)
     for site in sites:
-        for n_pending in compiler.wait(site.label, shares[site.label] - set(late.get(site.label, ()))):
+        for n_pending in compiler.wait(site.label, shares[site.label]):
             note_progress()
             context.replays.watchdog.note(f"compiling {site.label}")
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
             _load_ready(context, sites, shares)
-            if not late and may_be_late:
-                tail_since = (tail_since or time.monotonic()) if compiler.is_tail else 0.0
-                if tail_since and time.monotonic() > tail_since + _TAIL_S:
-                    late = _late_of(context, shares, may_be_late)
-                    if site.label in late:
-                        break
-        compiler.retry(site.label, shares[site.label] - set(late.get(site.label, ())))
+        compiler.retry(site.label, shares[site.label])
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
     context.story.compiled(compiler.ended)
-    return late
 
 
 def _load_ready(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
@@ -192,13 +143,6 @@ def _load_ready(context: TuningContext, sites: Sequence[Site], shares: Mapping[s
                 return
             if index not in site.failures:
                 _load_one(context, site, index, is_early=True)
-
-
-def _late_of(context: TuningContext, shares: Mapping[str, set[int]], may_be_late: Collection[str]) -> dict[str, list[int]]:
-    """Candidates that are not compiled yet; none if they are the better part of a site, or of one that has to be complete."""
-    pending = {label: found for label, share in shares.items() if (found := sorted(context.compiler.pending(label) & share))}
-    is_little = all(label in may_be_late and 2 * len(found) <= len(shares[label]) for label, found in pending.items())
-    return pending if is_little else {}
 
 
 def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dist_tune.errors import reasons
 from dist_tune.output import amount, closure_name
-from dist_tune.search import LateGuide, PriorTimes, guide_of
+from dist_tune.search import PriorTimes, guide_of
 from dist_tune.sites import SiteManifest
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.notices import tell_of_sites
@@ -54,10 +52,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                 race.drop(label, failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
-                if late := loaded.late.get(label):
-                    entry = context.entries[label] = replace(entry, guide=LateGuide(len(entry.texts)))
-                    entry.untried.update(late)
-                    context.log.info(f"site={label} candidates {sorted(late)} are still being compiled, and race later")
                 equal = {} if label in several else loaded.equal.get(label)
                 race.add(label, len(entry.texts), failures, prior, equal, guide=entry.guide, untried=entry.untried)
         context.check_alive()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.replays import PROBED, WARM_UP
+from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
 from dist_tune.sites import Site
@@ -28,10 +28,6 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
         recorder = trials.recorder = LaunchRecorder()
         with recorder.recording():
             context.replays.run_batch(closure, replays[:1], WARM_UP)
-            if len(replays) > PROBED and context.plan.budget_s is None:
-                # Once more: what a counter among the arguments is compiled for in the first run may not come again.
-                recorder.launches.clear()
-                context.replays.run_batch(closure, replays[:1], WARM_UP)
             if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
                 _tell(context, 1)
             if not race.is_enough(n_runs):
