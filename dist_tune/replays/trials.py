@@ -7,20 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
-
-from torch import OutOfMemoryError
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
 from dist_tune.measure import Clock, Inputs, Span
-from dist_tune.replays.launched import Failed, Launched, NotMade, Returned
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.watch import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A launch that returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A launch that raised, or could not be made."""
+
+    n_collectives: int = 0
+    """Collectives that it had issued before, if it is the whole closure."""
+
+
+class NotMade:
+    """A launch that was not made, because it would have compiled its kernel."""
+
+
+Launched = Returned | Failed | NotMade
 
 
 class Trials:
@@ -245,17 +265,15 @@ class Trials:
         return Returned(value)
 
     def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
-        """Launch; once more if the machine failed, or without copies on the device if it has no memory left: those are the tuner's."""
+        """Launch; once more if the machine failed."""
         n_before = 0 if launch.is_compiled else n_collectives()
         try:
             return launch.run(config, self._undo, span, is_trial=is_trial)
         except Exception as error:
-            is_first = launch.is_compiled or n_collectives() == n_before
-            if is_first and is_machine_failure(error):
-                self.inputs.put_back()
-                self.samples.lose(self._replay)
-            elif not (isinstance(error, OutOfMemoryError) and launch.is_whole and is_first and self.inputs.move_to_host()):
+            if not is_machine_failure(error) or not (launch.is_compiled or n_collectives() == n_before):
                 raise
+            self.inputs.put_back()
+            self.samples.lose(self._replay)
         return launch.run(config, self._undo, span, is_trial=is_trial)
 
     def _run_recalled(self, site: Site, launch: Tunable) -> Any:

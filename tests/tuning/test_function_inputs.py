@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
-from dist_tune.measure import inputs
 from dist_tune.testing import on_ranks, values
 from tests.function_options import BLOCKS, QUICK, quiet
 from tests.ranks.kernels import autotuned, launch
@@ -219,28 +218,6 @@ def test_a_first_config_that_harms_its_argument_and_raises_is_the_callers_error(
     with pytest.raises(RuntimeError, match="no more") as raised:
         step(torch.ones(4))
     assert "has changed x before" in raised.value.__notes__[0]
-
-
-def test_a_config_that_needs_the_memory_of_the_copies_gets_it(monkeypatch: pytest.MonkeyPatch):
-    """They are moved to the host, once, and the values are put back from there."""
-    moves = []
-
-    def move(kept: inputs.Inputs) -> bool:
-        kept.put_back()
-        moves.append(kept)
-        return len(moves) == 1
-
-    monkeypatch.setattr(inputs.Inputs, "move_to_host", move)
-
-    @autotune(BLOCKS, None, check=lambda c: c + 1, **QUICK)
-    def step(c: torch.Tensor, block: int) -> torch.Tensor:
-        c.add_(1)
-        if not moves:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return c
-
-    assert step(torch.ones(4)).tolist() == [2.0] * 4
-    assert failures(step) == [None] * 3
 
 
 def test_reset_is_the_users_own_way():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, spare
+from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, spare
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
@@ -172,3 +172,24 @@ def _note_resources(function: Site, kernel: Site) -> None:
     for index, resources in kernel.resources.items():
         if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
             mine[index] = resources
+
+
+def tell_of_work(context: TuningContext) -> None:
+    """Two lines on the compilations since the last call of this; none if nothing was compiled."""
+    work = context.compiler.take_work()
+    if work is None:
+        return
+    context.expenses.seconds.compile_cpu += work.cpu_s
+    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == PTXAS else ''}" for name, seconds in work.stage_s.items())
+    context.log.info(
+        f"closure={context.name} kernels: compiled={work.n_compiled} equal={work.n_equal} on_disk={work.n_found} failed={work.n_failed} "
+        f"cpu_seconds: {stages} threads_at_work={work.n_at_work:.1f} of {context.compiler.n_threads} in {work.wall_s:.3f} s"
+    )
+    place = context.compiler.place(work.slowest) if work.slowest is not None else None
+    if place is not None and work.n_compiled + work.n_failed:
+        label, candidate = place
+        site = context.sites.met.get(label.partition(" > ")[0])  # of a kernel inside a function, the function
+        config = f' config="{site.texts[candidate]}"' if site is not None else ""
+        context.log.info(
+            f"closure={context.name} slowest compilation: seconds={work.slowest_s:.3f} site={label} candidate={candidate}{config}"
+        )
