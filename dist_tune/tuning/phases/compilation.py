@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, spare
+from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
+from dist_tune.search import BatchReport, reduce_reports
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.phases.discover import MANIFESTS
-from dist_tune.tuning.phases.equals import EqualCandidates, loaded_on_all
 
 Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
@@ -26,12 +28,61 @@ _LOAD_S = 0.05
 """Longest time of loading between two looks at the compilations."""
 
 
-class Loaded(NamedTuple):
-    """The outcome of compiling on all ranks; the same on each."""
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One rank's report of loaded sites."""
 
-    failures: Failures
+    failures: Failures = field(default_factory=dict)
+    """Candidates that do not load."""
+    first: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> for each candidate the first one with the same kernel; empty if all differ. A rank without the site leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The outcome of compiling and loading on all ranks; the same on each."""
+
+    failures: Failures = field(default_factory=dict)
     """Candidates that cannot run on some rank."""
-    equal: EqualCandidates
+    equal: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Site -> candidate -> the one of lower index with the same kernel."""
+
+
+@Reduction
+def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
+    by_site: dict[str, list[list[int]]] = {}
+    for report in reports.values():
+        for label, first in report.first.items():
+            by_site.setdefault(label, []).append(first)
+    equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
+    return Loaded(reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, equal)
+
+
+def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Candidate -> the first one that is equal to it in every row; none if a row is empty."""
+    seen: dict[tuple[int, ...], int] = {}
+    columns = enumerate(zip(*rows, strict=True)) if all(rows) else ()
+    return {i: first for i, column in columns if (first := seen.setdefault(column, i)) != i}
+
+
+def first_equals(configs: Sequence[Any], kernels: Sequence[str]) -> list[int]:
+    """For each candidate the first one with the same kernel and launch; empty if all differ. ``kernels``: digests, empty if unknown.
+
+    Their configs are equal but for ``num_stages``: a grid or another library may read what the kernel's code does not. A config's hook
+    is handed all of the config and may do anything with it.
+    """
+    seen: dict[tuple[str, str], int] = {}
+    first = []
+    for i, (config, kernel) in enumerate(zip(configs, kernels, strict=True)):
+        rest = sorted((name, value) for name, value in config.all_kwargs().items() if name != "num_stages")
+        is_comparable = kernel and config.pre_hook is None
+        first.append(seen.setdefault((kernel, repr(rest)), i) if is_comparable else i)
+    return first if first != list(range(len(first))) else []
+
+
+def _first_equals(context: TuningContext, site: Site) -> list[int]:
+    kernels = context.compiler.kernels(site.label)
+    return first_equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
 
 
 def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Loaded:
@@ -100,11 +151,11 @@ def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[
     context.compiler.close()
     if told := spare.take_told():
         context.log.warning(told)
-    not_loaded, equal = loaded_on_all(context, new)
-    context.note_machine(not_loaded)
-    for label, failures in not_loaded.items():
+    loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
+    context.note_machine(loaded.failures)
+    for label, failures in loaded.failures.items():
         failed[label] = {**failures, **failed.get(label, {})}
-    return Loaded(failed, equal)
+    return Loaded(failed, loaded.equal)
 
 
 def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dist_tune.errors import Failures
+from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, Conditions, finals_of
 from dist_tune.search import ReducedReport, Replay
 from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.phases.compilation import compile_waves
 from dist_tune.tuning.phases.discover import discover
 from dist_tune.tuning.phases.entering import enter_sites
+from dist_tune.tuning.phases.isolation import isolate
 from dist_tune.tuning.phases.settling import compile_variants, settle
-from dist_tune.tuning.phases.waves import try_waves
+from dist_tune.tuning.phases.warm_up import warm_up
 
 _MAX_REPEATS = 4
 """Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
@@ -103,3 +105,36 @@ def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Re
         samples.strike(reduced.disturbed)
         context.sites.journal.struck(set(reduced.disturbed) - struck)
         struck |= set(reduced.disturbed)
+
+
+def try_waves(context: TuningContext, closure: Closure) -> None:
+    """Bring the candidates that guided searches ask for into the race, until there are some to time or all searches have ended.
+
+    The race asks from reduced times alone, so all ranks compile the same candidates.
+
+    Raises:
+        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
+    """
+    race, entries = context.race, context.entries
+    while waves := race.waves():
+        for label, wave in waves.items():
+            entries[label].untried.difference_update(wave)
+            n_left = len(entries[label].untried)
+            context.log.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+        context.story.phase("compile")
+        for label, failures in compile_waves(context, waves).items():
+            race.drop(label, reasons(failures))
+        if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only
+            compile_variants(context)
+        context.expenses.end_phase("compile")
+        isolate(
+            context,
+            closure,
+            {label: [i for i in race.alive(label) if i in wave] for label, wave in waves.items() if entries[label].is_isolated},
+        )
+        if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
+            context.replays.undo()
+            warm_up(context, closure, n_runs, is_recorded=any(entries[label].is_recorded for label in n_runs), waves=waves)
+            context.replays.undo()
+        race.join(waves)
+    context.check_alive()
