@@ -221,7 +221,8 @@ class _Tuner(Generic[P, R]):
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
         if self.options.reset is not None:
             return FirstRun(None)
-        return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), self.why_not)
+        # Of a run that was not heard from its beginning, what an earlier one has shown.
+        return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), "" if is_watched else self.why_not)
 
     def leave(self, listener: object, error: BaseException) -> None:
         """The first run of the closure raised: if it had begun to tune, the other ranks must know."""

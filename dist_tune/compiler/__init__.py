@@ -18,7 +18,7 @@ from dist_tune.compiler.partition import (
     split_keys,
 )
 from dist_tune.compiler.passes.cache_folder import spare
-from dist_tune.compiler.passes.patches import replaced
+from dist_tune.compiler.passes.patches import SharedContext, replaced
 from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
 from dist_tune.compiler.pool import Compiler
 from dist_tune.compiler.subprocesses.leftovers import sweep
@@ -27,6 +27,6 @@ from dist_tune.compiler.work import PTXAS
 
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",
-    "await_digest", "begin_digest", "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted", "own_share",
-    "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys", "sweep",
+    "SharedContext", "await_digest", "begin_digest", "compile_cost", "host_of_cache", "is_compiling", "n_compile_threads", "noted",
+    "own_share", "partition_configs", "quickest", "quiet_terminal", "reason_of", "refused", "replaced", "spare", "split_keys", "sweep",
 ]  # fmt: skip

@@ -19,16 +19,16 @@ from dist_tune.measure.clocks import (
     no_full_collections,
     wait_for_device,
 )
-from dist_tune.measure.compare import difference, tensors_of
+from dist_tune.measure.compare import difference, parts_of
 from dist_tune.measure.inputs import Inputs
 from dist_tune.measure.memory import Region, overwrite, plain_tensors, tensors_in
 from dist_tune.measure.reference import Matches, matches
-from dist_tune.measure.state import RngState, StepState, noting_training, peak_bytes
+from dist_tune.measure.state import RngState, StepState, peak_bytes, sums_of
 from dist_tune.measure.statistics import median, spread, without_outliers
 
 __all__ = [
     "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState", "WallSpan",
     "benchmark_config", "device_clock", "difference", "is_capturing", "is_interpreted", "is_traced", "matches",
-    "measure", "median", "no_full_collections", "noting_training", "overwrite", "peak_bytes", "plain_tensors", "spread", "tensors_in",
-    "tensors_of", "wait_for_device", "without_outliers",
+    "measure", "median", "no_full_collections", "overwrite", "parts_of", "peak_bytes", "plain_tensors", "spread", "sums_of", "tensors_in",
+    "wait_for_device", "without_outliers",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ import inspect
 import operator
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import IOBase
+from itertools import islice
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +25,10 @@ import torch
 from dist_tune.distributed import is_symmetric
 from dist_tune.measure.memory import is_mapping, plain_tensors
 
-_MAX_DEPTH = 4
+_MAX_DEPTH = 6
 """Of objects within objects."""
-_MAX_OBJECTS = 10_000
-"""Objects that are looked into; what others hold is not known."""
+_MAX_OBJECTS = 50_000
+"""Objects that are looked into."""
 _MAX_ITEMS = 1000
 """Items of a container; longer ones hold data."""
 _TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -64,9 +65,8 @@ class Holder(NamedTuple):
     def read(self) -> Any:
         """A shallow copy of the contents."""
         value = self.value
-        if isinstance(value, dict | list | set | deque):
-            return value.copy()
-        return _attributes(value)
+        kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
+        return _attributes(value) if kind is None else kind(value)  # not value.copy(): a subclass has its own
 
     def part(self, key: Any) -> str:
         """Name of an item or attribute."""
@@ -80,12 +80,10 @@ class Holder(NamedTuple):
         kept, found = ([*each, *each.values()] if isinstance(each, dict) else list(each) for each in (contents, now))
         if len(kept) == len(found) and all(map(operator.is_, kept, found)):
             return
-        if isinstance(value, dict | set):
-            value.clear()
-            value.update(contents)
-        elif isinstance(value, list | deque):
-            value.clear()
-            value.extend(contents)
+        kind: Any = next((kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(value, kind)), None)
+        if kind is not None:
+            kind.clear(value)
+            (kind.extend if kind in (list, deque) else kind.update)(value, contents)
         elif isinstance(value, CellType):
             value.cell_contents = contents[""]
         elif isinstance(value, _Globals):
@@ -108,6 +106,10 @@ class Reachable:
     leaves: dict[int, Leaf] = field(default_factory=dict)
     """By identity of the tensor or array."""
     holders: list[Holder] = field(default_factory=list)
+    is_cut: bool = False
+    """True if there is more than was looked at."""
+    training: str = ""
+    """Name of an optimizer, scheduler or scaler."""
     once: list[str] = field(default_factory=list)
     """Iterators, DataLoaders and private random generators, described: a run takes from them what the next one does not get."""
     names: dict[int, str] = field(default_factory=dict)
@@ -146,13 +148,20 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         if isinstance(value, torch.Tensor):
             if value.is_leaf and value.requires_grad:
                 found.parameters.append((name, value))
+            if type(value) in (torch.Tensor, torch.nn.Parameter):  # and no wrapper, whose attributes are its parts
+                waiting += [_Found(f"{name}.{path}", each, kind, depth + 1, owners) for path, each in vars_of(value).items()]
             for tensor in plain_tensors(value):
                 if is_symmetric(tensor):
                     found.shared.update(owners)
                 elif tensor.device.type != "meta":
                     _enter(found, tensor, Leaf(name, tensor, kind != "object", owners))
             continue
-        if id(value) in seen or depth > _MAX_DEPTH or value is None or isinstance(value, int | float | complex | str | bytes):
+        if (
+            id(value) in seen
+            or (depth > _MAX_DEPTH and not isinstance(value, torch.nn.Module))
+            or value is None
+            or isinstance(value, int | float | complex | str | bytes)
+        ):
             continue
         seen[id(value)] = value
         found.names[id(value)] = name
@@ -164,6 +173,14 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             found.once.append(f"{name} ({type(value).__name__})")
         else:
             of_training = kind == "training" or isinstance(value, _TRAINING)
+            if isinstance(value, _TRAINING):
+                found.training = found.training or name
+            if isinstance(value, torch.nn.Module):
+                held = (("_parameters", value._parameters), ("_buffers", value._buffers))
+                found.holders += [Holder(f"{name}.{path}", each, True) for path, each in held]
+            if isinstance(value, list | tuple | set | deque) or is_mapping(value):
+                rest = islice(value, _MAX_ITEMS, None)
+                found.is_cut |= any(not isinstance(each, int | float | str | bytes | None) for each in rest)
             if of_training or isinstance(value, list | dict | set | deque | CellType | _Globals) or _is_object(value):
                 found.holders.append(Holder(name, value, of_training or (kind == "argument" and not _is_object(value))))
             inner = depth + (type(value) not in (list, tuple, dict, set))
@@ -171,6 +188,7 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
                 _Found(f"{name}{path}", part, of, depth if isinstance(part, torch.nn.Module) else inner, (*owners, id(value)))
                 for path, part, of in _parts(value, kind, namespace)
             ][::-1]
+    found.is_cut |= bool(waiting)
     return found
 
 
@@ -238,9 +256,12 @@ def _is_used_up(value: Any) -> bool:
     if isinstance(value, _GENERATORS):
         shared = (random._inst, np.random.mtrand._rand, torch.default_generator, *getattr(torch.cuda, "default_generators", ()))
         return all(value is not each for each in shared)
-    if isinstance(value, torch.utils.data.DataLoader):
+    if isinstance(value, IOBase):
+        return not value.closed and value.readable()
+    is_queue = type(value).__module__.partition(".")[0] in ("queue", "_queue", "multiprocessing")
+    if isinstance(value, torch.utils.data.DataLoader) or (is_queue and hasattr(value, "get" if hasattr(value, "put") else "recv")):
         return True
-    return hasattr(type(value), "__next__") and not isinstance(value, IOBase)
+    return hasattr(type(value), "__next__")
 
 
 def _is_object(value: Any) -> bool:
@@ -257,9 +278,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         return {"": value.cell_contents} if value != CellType() else {}
     if isinstance(value, _Globals):
         return {name: each for name in sorted(value.names) if _may_count(each := value.namespace.get(name), value.namespace)}
-    own: Any = {}
-    with suppress(AttributeError):  # not getattr, which asks the object's own __getattr__ where it has only slots
-        own = object.__getattribute__(value, "__dict__")
+    own = vars_of(value)
     found = {name: each for name, each in own.items() if name not in _OF_MODULES} if isinstance(value, torch.nn.Module) else dict(own)
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
@@ -267,6 +286,14 @@ def _attributes(value: Any) -> dict[str, Any]:
             if hasattr(slot := vars(cls).get(name), "__get__") and (each := _slot(slot, value)) is not _ABSENT:
                 found[name] = each
     return found
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """An object's ``__dict__``; not by getattr, which asks the object's own ``__getattr__`` where it has slots alone."""
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        return {}
 
 
 def _slot(slot: Any, value: Any) -> Any:
@@ -278,16 +305,27 @@ def _slot(slot: Any, value: Any) -> Any:
 
 def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:
     """True for a global that may be state: no module, class, or function of another module."""
-    return not isinstance(value, _NOT_CAPTURED) and not (isinstance(value, FunctionType) and value.__globals__ is not namespace)
+    is_foreign = isinstance(value, FunctionType) and getattr(inspect.unwrap(value), "__globals__", None) is not namespace
+    return not isinstance(value, _NOT_CAPTURED) and not is_foreign
 
 
 def _captured(function: Any, namespace: Any) -> Iterator[tuple[str, Any]]:
     """Name and value: cells, and the globals that the code names, if they are these."""
+    function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType):
         yield from zip(code.co_freevars, function.__closure__ or (), strict=True)
-        if function.__globals__ is namespace:
-            yield "", _Globals(namespace, frozenset(_names_in(code)))
+        if function.__globals__ is namespace or _is_own(sys.modules.get(function.__module__)):
+            names, own = frozenset(_names_in(code)), function.__globals__
+            yield "", _Globals(own, names)
+            modules = {name: each for name in names if isinstance(each := own.get(name), ModuleType)}
+            yield from ((name, _Globals(vars(each), names)) for name, each in modules.items() if _is_own(each))
+
+
+def _is_own(module: ModuleType | None) -> bool:
+    """True for a module of the program, which is installed by no package."""
+    path = getattr(module, "__file__", None) or "-packages"
+    return module is not None and "-packages" not in path and module.__name__.partition(".")[0] not in _OTHERS
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dist_tune.measure.compare import difference
+from dist_tune.measure.compare import difference, tensors_of
 from dist_tune.measure.memory import (
     bits_of,
     has_same_bits,
@@ -36,7 +33,7 @@ from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
 _MAX_NAMED = 5
-_PIECE = 1 << 22
+_PIECE = 1 << 20
 """Elements that are summed at once."""
 
 
@@ -72,53 +69,24 @@ class RngState:
             generator.set_state(state)
 
 
-@contextmanager
-def noting_training() -> Iterator[list[Any]]:
-    """The optimizers, schedulers and scalers that step meanwhile, on any thread: autograd's runs optimizers in hooks."""
-    stepped: list[Any] = []
-
-    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
-        def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            stepped.append(owner)
-            return run(owner, *args, **kwargs)
-
-        return step
-
-    with ExitStack() as stack:
-        hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: stepped.append(optimizer))
-        stack.callback(hook.remove)
-        for cls in (*_with_subclasses(LRScheduler), *_with_subclasses(torch.amp.GradScaler)):
-            for name in ("step", "update"):
-                if (run := vars(cls).get(name)) is not None:
-                    setattr(cls, name, noted(run))
-                    stack.callback(setattr, cls, name, run)
-        yield stepped
-
-
-def _with_subclasses(cls: type) -> Iterator[type]:
-    yield cls
-    for each in cls.__subclasses__():  # type: ignore[var-annotated]
-        yield from _with_subclasses(each)
-
-
 class _Look(NamedTuple):
     """What tells without a copy whether a tensor was changed."""
 
     version: int | None
-    shape: torch.Size
+    form: tuple[Any, ...]
+    """Shape and strides."""
     address: int
     bits: torch.Tensor | None
-    """Their sum, on the device."""
+    """Their sum, weighed by place, on the device."""
     node: Any
     """The tensor's place in the graph of autograd."""
 
     @classmethod
     def at(cls, tensor: torch.Tensor) -> _Look:
-        memory, shape = memory_of(tensor), torch.Size() if tensor.is_nested else tensor.shape
+        memory = memory_of(tensor)
         if memory is None:
-            return cls(version_of(tensor), shape, 0, None, tensor.grad_fn)
-        return cls(version_of(tensor), shape, memory.data_ptr(), _sum_of_bits(memory), tensor.grad_fn)
+            return cls(version_of(tensor), (), 0, None, tensor.grad_fn)
+        return cls(version_of(tensor), (tensor.shape, tensor.stride()), memory.data_ptr(), _sum_of_bits(memory), tensor.grad_fn)
 
 
 class _Copy(NamedTuple):
@@ -140,7 +108,7 @@ class StepState:
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_watched: bool = True) -> None:
         """``is_watched``: False if the first run has been made already, so that what it has changed is not known."""
-        self._call = function, args, kwargs
+        self._call: tuple[Any, tuple[Any, ...], Mapping[str, Any]] = function, args, kwargs
         self._is_watched = is_watched
         self._reached = reachable(*self._call)
         self._tensors = _with_gradients(self._reached)
@@ -152,6 +120,8 @@ class StepState:
         self._copies: list[_Copy] = []
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        """Parameters with the gradients that the first run has left."""
         self._aliases: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors, and others in their memory, by which ``resize_`` and ``.data =`` are put back."""
         self.repeated: list[str] = []
@@ -161,11 +131,16 @@ class StepState:
         """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
         for each in stepped:
             return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
-        if self._reached.once:
-            return f"can use up {_listed(self._reached.once)}"
+        if why := self._cannot():
+            return why
         known = [(self._tensors[key], look.node) for key, look in self._looks.items()]
         moved = [each.name for each, node in known if each.tensor.grad_fn is not node]
         return f"changes the autograd graph of {_listed(moved)}" if moved else ""
+
+    def _cannot(self) -> str:
+        if self._reached.once:
+            return f"can use up {_listed(self._reached.once)}"
+        return "reaches more objects than can be looked at" if self._reached.is_cut else ""
 
     def keep(self) -> str:
         """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
@@ -175,14 +150,13 @@ class StepState:
         self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
         same = before.keys() & self._looks.keys() - _differing(before, self._looks, counts_writes=True)
         del known  # until here no identity is given away again
+        if why := self._cannot():
+            return why
         made = set[int]()
         for name, tensor in self._reached.parameters:
-            if tensor.grad is None:
-                continue
-            parts = {id(each) for each in plain_tensors(tensor.grad)}
-            if not parts <= same:
-                if not self._is_watched or parts & before.keys():
-                    return f"adds to {name}.grad"
+            self._gradients.append((tensor, tensor.grad))
+            parts = {id(each) for each in plain_tensors(tensor.grad)} if tensor.grad is not None else set()
+            if tensor.grad is not None and self._is_watched and not parts & before.keys():
                 self._aside[id(tensor.grad)] = _Aside(name, tensor, tensor.grad)
                 made |= parts
         self._untouched = same
@@ -220,12 +194,17 @@ class StepState:
                 found.append((f"{aside.name}.grad", True))
         self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
+        if self.repeated and not changed and self._reached.training:  # a step of it may follow from a counter
+            return f"changes {_listed(self.repeated)} each time it runs beside {self._reached.training}"
         return f"changes {_listed(changed)} each time it runs" if changed else ""
 
     def put_back(self) -> None:
         """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
         for tensor, alias in self._aliases:
-            if tensor.shape != alias.shape or tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata:
+            if (tensor.shape, tensor.stride()) != (
+                alias.shape,
+                alias.stride(),
+            ) or tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata:
                 tensor.data = alias
         for each in reversed(self._copies):
             if each.is_put_back:
@@ -237,16 +216,18 @@ class StepState:
         looks = [(self._tensors[key].tensor, look.version) for key, look in self._looks.items() if look.version is not None]
         if looks:
             torch._C._autograd._unsafe_set_version_counter(*zip(*looks, strict=True))
-        for aside in self._aside.values():
-            aside.parameter.grad = aside.grad
+        for parameter, grad in self._gradients:
+            parameter.grad = grad
+        self._forget()
+
+    def _forget(self) -> None:
+        for kept in (self._copies, self._holders, self._aliases, self._by_storage, self._gradients):
+            kept.clear()
+        self._reached, self._call = Reachable(), (None, (), {})
 
     def accept(self) -> None:
         """After a yes: free the copies, and the gradients of the first run."""
-        self._copies.clear()
-        self._holders.clear()
-        self._aliases.clear()
-        self._by_storage.clear()
-        self._reached = Reachable()
+        self._forget()
         self._tensors = {key: self._tensors[key] for key in self._untouched if self._tensors[key].is_state}
         self._looks = {key: self._looks[key] for key in self._tensors}
         self._aside = {key: each._replace(grad=torch.empty(0)) for key, each in self._aside.items()}
@@ -283,7 +264,7 @@ def _with_gradients(reached: Reachable) -> dict[int, Leaf]:
 def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, counts_writes: bool) -> set[int]:
     """Keys of both whose tensors were changed in between; ``counts_writes``: or written to. Waits for the device."""
     pairs = {key: (before[key], look) for key, look in after.items() if key in before}
-    differing = {key for key, (mine, theirs) in pairs.items() if mine.shape != theirs.shape or (mine.bits is None) != (theirs.bits is None)}
+    differing = {key for key, (mine, theirs) in pairs.items() if mine.form != theirs.form or (mine.bits is None) != (theirs.bits is None)}
     counted = {key for key, (mine, theirs) in pairs.items() if (mine.version, mine.address) != (theirs.version, theirs.address)}
     sums = [(key, mine.bits, theirs.bits) for key, (mine, theirs) in pairs.items() if mine.bits is not None and theirs.bits is not None]
     differing |= counted if counts_writes else counted - {key for key, _, _ in sums}
@@ -294,14 +275,28 @@ def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, count
     return differing
 
 
+def sums_of(value: Any) -> list[int]:
+    """The sums of the bits of a value's tensors, which tell whether they are written to. Waits for the device."""
+    memories = [memory_of(each) for tensor in tensors_of(value).values() for each in plain_tensors(tensor)]
+    return [int(_sum_of_bits(each)) for each in memories if each is not None]
+
+
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
-    """The sum of the elements as integers, on their device; piece by piece, because torch widens them in a copy."""
+    """The sum of the elements as integers, each times a random number by its place, on their device; by pieces, because it widens them."""
     dense = memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))
-    bits = bits_of(dense)
-    if bits.dtype == torch.int64:  # whose sums lose their upper bits: zeros and 64 twos would have the same
-        bits = bits.contiguous().view(-1).view(torch.int32)
-    pieces = bits.view(-1).split(_PIECE) if bits.is_contiguous() else (bits,)
-    return torch.stack([each.sum(dtype=torch.int64) for each in pieces]).sum()
+    pieces = bits_of(dense).reshape(-1).split(_PIECE)
+    weights = _weights(memory.device)
+    # Of eight bytes the upper half is added to the lower one: a multiplication loses what it carries out of the top.
+    wide = (each.long() if each.dtype != torch.int64 else each + (each >> 32) * 0x9E3779B1 for each in pieces)
+    sums = torch.stack([(each * weights[: each.numel()]).sum() for each in wide])
+    return (sums * weights[: len(pieces)]).sum()
+
+
+@lru_cache
+def _weights(device: torch.device) -> torch.Tensor:
+    mixed = torch.arange(1, _PIECE + 1, device=device) * -7046029254386353131
+    mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
+    return (mixed ^ (mixed >> 32)) | 1
 
 
 def _changes(holder: Holder, before: Any) -> Iterator[str]:

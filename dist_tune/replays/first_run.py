@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dist_tune.distributed import is_secondary
+import numpy as np
+import torch
+
 from dist_tune.errors import DistTuneError, free_frames
-from dist_tune.measure import RngState, StepState, difference, noting_training, plain_tensors, tensors_of
-from dist_tune.runtime import StoreWatch, Undo
+from dist_tune.measure import RngState, StepState, difference, parts_of, plain_tensors, sums_of
+from dist_tune.runtime import StoreWatch, Undo, noting_training
 from dist_tune.sites import is_fatal
+
+_MAX_DEPTH = 8
+"""Of containers in a value."""
 
 
 class FirstRun:
@@ -24,8 +29,6 @@ class FirstRun:
         """``state``: what the call can reach, before the run; None where the user's ``reset`` answers for it. ``why_not``: known before."""
         self.why_not = why_not
         """Why no other run may follow, as found on this rank."""
-        self.probe_error: Exception | None = None
-        """Raised in the second run on this rank."""
         self.is_probed = False
         """True once a second run has been made."""
         self._state = state
@@ -80,6 +83,7 @@ class FirstRun:
         if state is not None:
             self.prepare()
             state.begin_replay()
+            sums = sums_of(self.value)
         if self._undo is not None:
             self._undo.exchange()
         if state is None:
@@ -91,13 +95,12 @@ class FirstRun:
                 value = run()
         # Any error of a second run is a reason against a third: the size of a cache, an iterator at its end, memory.
         except Exception as error:
-            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+            if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
-            self.probe_error = error
             free_frames(error)
             self.why_not = self.why_not or f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
         else:
-            self.why_not = self.why_not or state.why_not(stepped) or self._another(value) or state.compare()
+            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, sums) or state.compare()
         finally:
             self._after.restore()
 
@@ -135,13 +138,23 @@ class FirstRun:
         self._after.restore()
         return self._state.changed() if self._state is not None and self._is_accepted else ""
 
-    def _another(self, value: Any) -> str:
-        """How a second value differs from the first beyond rounding; empty if it does not, or objects cannot be compared."""
+    def _another(self, value: Any, sums: list[int]) -> str:
+        """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""
         if self._error is not None:
             return ""
-        mine, other = ([list(plain_tensors(each)) for each in tensors_of(whole).values()] for whole in (value, self.value))
-        try:
-            wrong = difference(mine, other) or (not mine and difference(value, self.value))
-        except TypeError:  # other objects
-            wrong = ""
+        wrong = difference(_flat(value), _flat(self.value))
+        if not wrong and sums_of(self.value) != sums:
+            wrong = "in the same memory"
         return f"returns another value when it runs again ({wrong})" if wrong else ""
+
+
+def _flat(value: Any, depth: int = 0) -> Any:
+    """Tensors and plain values in containers and dataclasses; other objects by their type, because a step may make them anew."""
+    if isinstance(value, torch.Tensor):
+        return list(plain_tensors(value))
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    parts = parts_of(value) if depth < _MAX_DEPTH else None
+    if parts is not None:
+        return {str(key): _flat(each, depth + 1) for key, each in parts.items()}
+    return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__

@@ -149,16 +149,9 @@ class Replayer:
         self.restart()
         if self._first_run is not None and not self._first_run.is_probed:
             self._first_run.probe(lambda: self.run(closure, {}), self._before)
-            if (error := self.probe_error) is not None:  # told to ranks that wait for this one in a collective of that run
-                self.trials.suspects.append(f"its second run with {type(error).__name__}: {error}")
         else:
             self.run(closure, {})
         self.undo()
-
-    @property
-    def probe_error(self) -> Exception | None:
-        """The error of the second run on this rank."""
-        return self._first_run.probe_error if self._first_run is not None else None
 
     def accept_first(self) -> list[str]:
         """Replays may follow, on all ranks. Names of what each will change in plain objects."""

@@ -1,24 +1,28 @@
-"""Memory that the kernels of a step write to, found by their launches: pointer arguments that stores and atomics go to, from Triton's IR.
+"""What a run does that must not be done twice: optimizers that step, and kernels that write to memory that was there before.
 
-The first run shows which memory kernels are given; what of it lives on was there before the second run. Knows Triton's launches and IR;
-nothing of candidates or ranks.
+The first run shows which memory kernels are given; what of it lives on was there before the second run. Pointer arguments that stores
+and atomics go to are read from Triton's IR. Knows Triton's launches and torch's optimizers; nothing of candidates or ranks.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import wraps
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from triton.runtime.jit import JITFunction
 
-from dist_tune.compiler import replaced
+from dist_tune.compiler import SharedContext, replaced
 from dist_tune.distributed import is_symmetric
-from dist_tune.runtime import interception
 
 _HEADER = re.compile(r"tt\.func public @\S+?\((?P<arguments>.*)\) (?:attributes|->|\{)")
 _POINTER = re.compile(r"%([\w$.-]+): (?:!tt\.ptr|!tt\.tensordesc)")
@@ -121,20 +125,88 @@ class StoreWatch:
 
 @contextmanager
 def _around_launches(around: Callable[..., Any]) -> Iterator[None]:
-    """Call ``around(run, kernel, args, kwargs)`` in place of each launch in a tuned call, also of autograd's threads."""
+    """Call ``around(run, kernel, args, kwargs)`` in place of each launch in this thread's tuned call, also of autograd's threads."""
+    with _launches(), _put(_around, around):
+        yield
 
-    def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
-        def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            is_made = not kwargs.get("warmup") and interception.is_listening()
-            return around(run, kernel, args, kwargs) if is_made else run(kernel, *args, **kwargs)
 
-        return launch
+@contextmanager
+def noting_training() -> Iterator[list[Any]]:
+    """The optimizers, schedulers and scalers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
+    stepped: list[Any] = []
+    with _training(), _put(_stepped, stepped):
+        yield stepped
 
+
+_around: dict[int, Callable[..., Any]] = {}
+_stepped: dict[int, list[Any]] = {}
+"""Thread -> what it hears."""
+
+
+@contextmanager
+def _put(heard: dict[int, Any], value: Any) -> Iterator[None]:
+    heard[get_ident()] = value
+    try:
+        yield
+    finally:
+        del heard[get_ident()]
+
+
+def _here(heard: dict[int, Any]) -> Any:
+    """What this thread hears, or if it is one of autograd's the only thread that hears anything."""
+    is_autograd = len(heard) == 1 and isinstance(threading.current_thread(), threading._DummyThread)
+    return next(iter([*heard.values()]), None) if is_autograd else heard.get(get_ident())
+
+
+def _launch(run: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        around = None if kwargs.get("warmup") else _here(_around)
+        return run(kernel, *args, **kwargs) if around is None else around(run, kernel, args, kwargs)
+
+    return launch
+
+
+@contextmanager
+def _heard_launches() -> Iterator[None]:
     interpreter = sys.modules.get("triton.runtime.interpreter")
     with ExitStack() as stack:
         for cls in (JITFunction, *([interpreter.InterpretedFunction] if interpreter is not None else [])):
-            stack.enter_context(replaced(cls, "run", wrap))
+            stack.enter_context(replaced(cls, "run", _launch))
         yield
+
+
+def _note(owner: Any) -> None:
+    if (stepped := _here(_stepped)) is not None:
+        stepped.append(owner)
+
+
+def _noted(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        _note(owner)
+        return run(owner, *args, **kwargs)
+
+    return step
+
+
+@contextmanager
+def _heard_training() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _note(optimizer)).remove)
+        for cls in (*_with_subclasses(LRScheduler), *_with_subclasses(torch.amp.GradScaler)):
+            for name in {"step", "update"} & vars(cls).keys():
+                stack.enter_context(replaced(cls, name, _noted))
+        yield
+
+
+# Shared, because a second thread that makes a first call would put back the first one's wrappers.
+_launches, _training = SharedContext(_heard_launches), SharedContext(_heard_training)
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for each in cls.__subclasses__():  # type: ignore[var-annotated]
+        yield from _with_subclasses(each)
 
 
 def _tensors_of(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,7 +16,7 @@ from typing import Any
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
 from dist_tune.distributed import Calls, Ranks, is_secondary
-from dist_tune.errors import DistTuneError, PeerFailedError
+from dist_tune.errors import DistTuneError
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, tuning_log
 from dist_tune.replays import FirstRun, Replayer, Trials, Variants
@@ -215,16 +215,13 @@ class Tuning:
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """One tuning at a time; an error ends it on all ranks. One of the second run that left peers in a collective is this rank's own."""
+        """One tuning at a time; an error ends it on all ranks."""
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
                 self._begin()
                 yield
             except BaseException as error:
                 self._end(error)
-                own = self._context.replays.probe_error
-                if own is not None and isinstance(error, PeerFailedError):
-                    raise own from error
                 raise
 
     def _begin(self, *, is_broken: bool = False) -> None:
