@@ -18,14 +18,17 @@ from triton.compiler.compiler import max_shared_mem
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.compiler.order import Pace, Queued
 from dist_tune.compiler.partition import KEY_CHARS, order
-from dist_tune.compiler.passes.cache_folder import is_cached
-from dist_tune.compiler.passes.front_end import FrontEndLock
-from dist_tune.compiler.passes.stages import Stages
-from dist_tune.compiler.preparing import prepare
-from dist_tune.compiler.shared_memory import known_need
+from dist_tune.compiler.passes.cache_folder import is_cached, spare
+from dist_tune.compiler.passes.front_end import FrontEndLock, one_front_end
+from dist_tune.compiler.passes.stages import Stages, watched_stages
+from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
+from dist_tune.compiler.shared_memory import early_check, known_need
 from dist_tune.compiler.subprocesses import processes
 from dist_tune.compiler.subprocesses.at_exit import end_at_exit
+from dist_tune.compiler.subprocesses.output import quiet_terminal
+from dist_tune.compiler.subprocesses.workers import workers
 from dist_tune.compiler.work import Work
+from dist_tune.measure import is_interpreted
 from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
@@ -287,3 +290,22 @@ class Compiler:
                 self._threads.pop(thread, None)
                 self._workers.pop(thread, None)
                 self._jobs.pop(thread, None)
+
+
+def prepare(n_workers: int, patches: ExitStack, use: ExitStack) -> bool:
+    """Put all in place until ``patches`` is closed, and processes until ``use`` is; True if there are such processes.
+
+    ``n_workers``: processes to start; 0 where the compilation stays in this one.
+    """
+    uses_processes = False
+    if not is_interpreted():
+        begin_digest()  # beside the start of the driver
+        uses_processes = n_workers > 0 and processes.is_possible()
+        if uses_processes:
+            use.enter_context(workers.in_use())
+            patches.enter_context(processes.other_processes())
+            workers.start(n_workers)
+        await_digest()
+    for part in (spare.in_use, early_check, one_front_end, watched_stages, quiet_terminal.redirected):
+        patches.enter_context(part())
+    return uses_processes

@@ -3,12 +3,11 @@
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
 
-from dist_tune.sites.alone import Untuned
+from dist_tune.sites.alone import Signatures, Untuned
 from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.nearest import NearestConfigs
-from dist_tune.sites.signatures import Signatures
 from dist_tune.sites.site import (
     Outcome,
     Site,

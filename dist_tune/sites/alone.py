@@ -1,4 +1,4 @@
-"""Sites that a rank has met in calls without the others: they run a known config until all ranks meet in one call.
+"""What a closure keeps between calls: signatures that have had their first call, and sites that a rank has met without the others.
 
 Knows launches and their keys; nothing of ranks.
 """
@@ -37,3 +37,29 @@ class Untuned:
         site, n_calls = entry
         is_due = n_calls <= _ALWAYS or n_calls & (n_calls - 1) == 0
         return None if is_due else site.configs[next(i for i in (site.stand_in, site.near, 0) if i is not None)]
+
+
+class Signatures:
+    """Signatures that have had their first call. None is known after a call that raised, until the next one has looked at that."""
+
+    def __init__(self) -> None:
+        self.known: set[object] = set()
+        """One set for ever, because calls look into it themselves."""
+        self.is_waived = False
+        """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
+        self._before: tuple[set[object], bool] | None = None
+
+    def doubt(self) -> None:
+        """A call with nothing to tune has raised: let the next one begin as a first call."""
+        if self._before is None:
+            self._before = set(self.known), self.is_waived
+            self.known.clear()
+            self.is_waived = False
+
+    def trust(self) -> bool:
+        """Take back the doubt; True if there was one."""
+        before, self._before = self._before, None
+        if before is not None:
+            self.known |= before[0]
+            self.is_waived |= before[1]
+        return before is not None

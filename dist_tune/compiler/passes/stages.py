@@ -12,7 +12,7 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.passes.front_end import _Observed
-from dist_tune.compiler.passes.observed import MISSING, ObservedMetadata
 from dist_tune.compiler.passes.patches import SharedContext, replaced
 from dist_tune.compiler.subprocesses.processes import cpu_s_elsewhere
 from dist_tune.compiler.work import FRONT_END, PTXAS, Work
@@ -215,3 +214,38 @@ def _patched() -> Iterator[None]:
 
 watched_stages = SharedContext(_patched)
 """While entered, compilations within ``Stages.run`` are timed and share what is equal."""
+
+
+MISSING = object()
+
+
+class ObservedMetadata(MutableMapping[str, Any]):
+    """A kernel's metadata, and what a stage reads and writes of it."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.read: dict[str, Any] = {}
+        self.written: dict[str, Any] = {}
+        self.is_known = True
+        """False if it was used in other ways."""
+        self.own = own
+        """Not observed."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.written:
+            self.read[name] = self.own.get(name, MISSING)
+        return self.own[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.own[name] = self.written[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self.is_known = False
+        del self.own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.is_known = False
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        self.is_known = False
+        return len(self.own)

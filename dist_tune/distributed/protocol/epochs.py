@@ -6,7 +6,7 @@ Knows a store and the names of ranks; nothing of what a verdict means to a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ from dist_tune.distributed.liveness.heartbeat import Heartbeat
 from dist_tune.distributed.liveness.lives import cause_of, lives_of
 from dist_tune.distributed.liveness.outside import WatchedStore, own_client, within_deadline
 from dist_tune.distributed.liveness.presence import Presence
-from dist_tune.distributed.protocol.agreement import verdict_of
-from dist_tune.distributed.protocol.calls import ISSUED, Place, all_passed
-from dist_tune.distributed.protocol.messages import count_up, read_verdict
+from dist_tune.distributed.protocol.calls import ISSUED, Place, all_passed, is_apart, raised_in
+from dist_tune.distributed.protocol.messages import count_up, read_part, read_verdict
 from dist_tune.distributed.protocol.parts import Parts
 from dist_tune.distributed.protocol.verdicts import FAILED, Verdict
 from dist_tune.distributed.protocol.waiting import Wait
@@ -145,3 +144,31 @@ class Epochs:
         """Answer no peers any more, because the group is gone."""
         if self._presence is not None:
             self._presence.stop()
+
+
+def verdict_of(
+    members: Sequence[int], texts: Sequence[bytes], reduce: Callable[[dict[int, str]], str], cause: Callable[[], Sequence[Any] | None]
+) -> Verdict:
+    """The verdict of an epoch to which all members have brought these parts.
+
+    ``cause``: see ``lives.cause_of``; asked for where ranks differ.
+
+    Raises:
+        PeerFailedError: a part is none.
+    """
+    closures, topics, parts, places, passed = zip(*map(read_part, texts, members), strict=True)
+    steps = list(zip(closures, topics, strict=True))
+    known = {rank: each or {} for rank, each in zip(members, passed, strict=True)}
+    is_gathering = None not in passed
+    by_rank = dict(zip(members, places, strict=True))
+    raised = raised_in(by_rank)
+    if is_gathering and is_apart(by_rank, known):
+        return {"state": "apart", "passed": known, "raised": raised}
+    if is_gathering and raised and len({each.closure for each in places}) > 1:
+        return {"state": "apart", "passed": known, "raised": raised, "is_crossed": True}
+    if len(set(steps)) > 1 or topics[0].startswith(FAILED):
+        return {"state": "agreed", "steps": steps, "cause": cause()}  # on nothing: each rank says why
+    verdict: Verdict = {"state": "agreed", "result": reduce(dict(zip(members, parts, strict=True)))}
+    if is_gathering and len(numbers := {each.number for each in places}) > 1:
+        verdict["number"] = max(numbers)
+    return verdict
