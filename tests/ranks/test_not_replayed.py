@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
+from dist_tune.runtime import StoreWatch, noting_training
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
@@ -213,3 +217,57 @@ def test_a_step_that_must_not_be_repeated_is_not_tuned_on_any_rank(name: str):
     for each in outcomes:
         line = next(line for line in each.log.splitlines() if ": not tuned; split it, or give reset=" in line)
         assert ("on rank 1" in line) if "alone" in name else ("on rank 0" in line)
+
+
+def _raises_alone(rank: int) -> Any:
+    _Doubled.kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(**QUICK)
+    def step(x: torch.Tensor) -> float:
+        runs.append(1)
+        y = launch(_Doubled.kernel, x)
+        if rank == 1 and len(runs) == 2:
+            raise IndexError("past the end")
+        dist.all_reduce(y)
+        return y[0].item()
+
+    return step(torch.zeros(64)), len(step.records)
+
+
+def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all():
+    """Its peer waits in a collective until the deadline; the first run is the call's on both."""
+    outcomes = on_ranks(2, _raises_alone)
+    assert values(outcomes) == [(2.0, 0)] * 2
+    assert all("when it runs again" in each.log for each in outcomes)
+
+
+def _later(rank: int) -> Any:
+    """Two threads make first calls at once."""
+    before = [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
+    barrier = threading.Barrier(2)
+
+    def call() -> None:
+        kernel = autotuned(blocks=(16, 32))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            barrier.wait(5)
+            y = launch(kernel, x)
+            barrier.wait(5)
+            return y
+
+        with noting_training(), StoreWatch().first_run():
+            step(torch.zeros(64))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    after = [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
+    return before == after
+
+
+def test_threads_that_listen_at_once_leave_nothing_patched():
+    """The last one to leave puts Triton's and torch's own functions back."""
+    assert values(on_ranks(1, _later, is_dist=False)) == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -457,9 +458,94 @@ def in_place_in_the_graph(kernel: Any) -> Case:
     return step, [(x,)] * 2, after
 
 
+def every_fourth_call(kernel: Any) -> Case:
+    """The optimizer steps in none of the first runs."""
+    model, n = Layer(kernel), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> float:
+        nonlocal n
+        loss = model(x)
+        loss.backward()
+        n += 1
+        if n % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return float(loss.item())
+
+    return step, [(torch.ones(64),)] * 3, lambda: (model.weight, model.weight.grad, n)
+
+
+def reassigned_buffer(kernel: Any) -> Case:
+    model: Any = Layer(kernel)
+    model.register_buffer("average", torch.zeros(64))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        model.average = 0.9 * model.average + y
+        return y
+
+    return step, [(torch.ones(64),)] * 3, lambda: model.average
+
+
+def main_gradient(kernel: Any) -> Case:
+    """Gradients in an attribute of the parameter, as Megatron keeps them."""
+    model: Any = Layer(kernel)
+    model.weight.main_grad = torch.zeros(64)
+
+    def step(x: torch.Tensor) -> float:
+        loss = model(x)
+        loss.backward()
+        model.weight.main_grad.add_(model.weight.grad)
+        model.weight.grad = None
+        return float(loss.item())
+
+    return step, [(torch.ones(64),)] * 3, lambda: model.weight.main_grad
+
+
+def counted_value(kernel: Any) -> Case:
+    state = SimpleNamespace(n=0)
+
+    def step(x: torch.Tensor) -> Any:
+        state.n += 1
+        return launch(kernel, x), state.n
+
+    return step, [(torch.ones(64),)] * 3, lambda: state.n
+
+
+def own_accumulator(kernel: Any) -> Case:
+    """The value is the tensor that each run adds to."""
+    state = SimpleNamespace(total=torch.zeros(64))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.total += launch(kernel, x)
+        return state.total
+
+    return step, [(torch.ones(64),)] * 3, lambda: state.total
+
+
+def rolled(kernel: Any) -> Case:
+    """The same elements in other places, and torch counts no write."""
+    array = np.arange(64.0)
+
+    def step(array: np.ndarray[Any, Any], x: torch.Tensor) -> torch.Tensor:
+        array[:] = np.roll(array, 1)
+        return launch(kernel, x)
+
+    return step, [(array, torch.ones(64))] * 3, lambda: torch.from_numpy(array)
+
+
+def queued(kernel: Any) -> Case:
+    batches: queue.Queue[torch.Tensor] = queue.Queue()
+    for i in range(4):
+        batches.put(torch.full((64,), float(i)))
+    return lambda: launch(kernel, batches.get(timeout=5)), [()] * 3, lambda: batches.get(timeout=5)
+
+
 CASES = [
     fused_adamw, fused_sgd, small_steps, wrapped_twice, own_counter, no_optimizer_of_torch, in_a_trainer, scaler, lbfgs, rate_halved,
     scheduler_alone, one_cycle, on_plateau, kernel_into_gradient, kernel_into_parameter, kernel_into_hidden_memory, counter_in_objects,
     slots, lists_in_a_dict, numpy_array, next_batch, generator_argument, data_loader, private_random, resized, exchanged, key_value_cache,
     full_cache, grown_cache, accumulated, nonlocal_counter, moving_average, in_place_in_the_graph,
+    every_fourth_call, reassigned_buffer, main_gradient, counted_value, own_accumulator, rolled, queued,
 ]  # fmt: skip
