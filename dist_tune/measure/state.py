@@ -33,7 +33,7 @@ from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _HOST_LIMIT_BYTES = 2 << 30
 _MAX_NAMED = 5
-_PIECE = 1 << 20
+_PIECE = 1 << 21
 """Elements that are summed at once."""
 
 
@@ -283,11 +283,12 @@ def sums_of(value: Any) -> list[int]:
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
     """The sum of the elements as integers, each times a random number by its place, on their device; by pieces, because it widens them."""
-    dense = memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))
-    pieces = bits_of(dense).reshape(-1).split(_PIECE)
-    weights = _weights(memory.device)
+    words = bits_of(memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))).reshape(-1)
+    if _n_bytes(words) % 8 == 0 and words.data_ptr() % 8 == 0:
+        words = words.view(torch.int64)
+    pieces, weights = words.split(_PIECE), _weights(memory.device)
     # Of eight bytes the upper half is added to the lower one: a multiplication loses what it carries out of the top.
-    wide = (each.long() if each.dtype != torch.int64 else each + (each >> 32) * 0x9E3779B1 for each in pieces)
+    wide = (each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long() for each in pieces)
     sums = torch.stack([(each * weights[: each.numel()]).sum() for each in wide])
     return (sums * weights[: len(pieces)]).sum()
 

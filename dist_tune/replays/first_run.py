@@ -18,9 +18,6 @@ from dist_tune.measure import RngState, StepState, difference, parts_of, plain_t
 from dist_tune.runtime import StoreWatch, Undo, noting_training
 from dist_tune.sites import is_fatal
 
-_MAX_DEPTH = 8
-"""Of containers in a value."""
-
 
 class FirstRun:
     """The first run of one call, before, while and after it is made."""
@@ -154,7 +151,7 @@ def _flat(value: Any, depth: int = 0) -> Any:
         return list(plain_tensors(value))
     if isinstance(value, np.ndarray):
         return value.tolist()
-    parts = parts_of(value) if depth < _MAX_DEPTH else None
+    parts = parts_of(value) if depth < 8 else None  # a container may hold itself
     if parts is not None:
         return {str(key): _flat(each, depth + 1) for key, each in parts.items()}
     return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__
