@@ -107,7 +107,6 @@ def check(shape: harness.Shape, device: torch.device, console: Console) -> bool:
     """True if both choices give the same results but for rounding, on all ranks; prints a line. Collective."""
     given = arguments(shape, device)
     seconds = beside_vanilla.first_call_s(lambda: step(*given), device)
-    # The next call: where a step acts in place, as this one on its gradients, the tuning call's values are those of its first run.
     ours, told = results(step, *given), beside_vanilla.phases(step.records, seconds)
     n_chosen = sum(map(len, beside_vanilla.choices_in("fla")))
     beside_vanilla.forget("fla")

@@ -286,7 +286,8 @@ def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
     words = bits_of(memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))).reshape(-1)
     if _n_bytes(words) % 8 == 0 and words.data_ptr() % 8 == 0:
         words = words.view(torch.int64)
-    pieces, weights = words.split(_PIECE), _weights(memory.device)
+    pieces = words.split(_PIECE)
+    weights = _weights(memory.device, 1 << (max(pieces[0].numel(), len(pieces)) - 1).bit_length())
     # Of eight bytes the upper half is added to the lower one: a multiplication loses what it carries out of the top.
     wide = (each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long() for each in pieces)
     sums = torch.stack([(each * weights[: each.numel()]).sum() for each in wide])
@@ -294,8 +295,8 @@ def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache
-def _weights(device: torch.device) -> torch.Tensor:
-    mixed = torch.arange(1, _PIECE + 1, device=device) * -7046029254386353131
+def _weights(device: torch.device, n: int) -> torch.Tensor:
+    mixed = torch.arange(1, n + 1, device=device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) | 1
 
