@@ -63,7 +63,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         variants.end_probe()
         number = replays.n_replays
         if number == 0:  # of a function: with the config that is known, or the nearest one
-            for label in manifest.to_tune:
+            for label in set(manifest.to_tune) & context.sites.met.keys():
                 known = manifest.prior.get(label, PriorTimes())
                 context.sites.met[label].stand_in = known.winner if known.winner is not None else known.near
         replays.again(closure)
