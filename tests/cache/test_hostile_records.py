@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dist_tune.cache import BrokenRecordError, TuningRecord, read_record, seal, unseal
 from dist_tune.cache.folder import Cache
-from dist_tune.cli.records.transfer import merge, pack, unpack
+from dist_tune.cli.transfer import merge, pack, unpack
 from tests.cached_records import record
 
 pytestmark = pytest.mark.once

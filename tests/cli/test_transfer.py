@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.record_file import BrokenRecordError, seal
 from dist_tune.cache.records import TuningRecord
-from dist_tune.cli.records import transfer
-from dist_tune.cli.records.transfer import merge, pack, unpack, write_export
+from dist_tune.cli import transfer
+from dist_tune.cli.transfer import merge, pack, unpack, write_export
 from tests.cached_records import forged, measured, record
 
 pytestmark = pytest.mark.once
