@@ -157,18 +157,14 @@ def records_of(source: str) -> list[TuningRecord]:
     """
     path = Path(source)
     if path.is_dir():
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found = [entry.record for entry in Cache(path).entries()]
-            for file in sorted(path.glob("*.json")):
-                try:
-                    found += _unpacked(file)
-                except RefusedError as error:
-                    warnings.warn(str(error), stacklevel=2)
+        found = [entry.record for entry in Cache(path).entries()]
+        for file in sorted(path.glob("*.json")):
+            try:
+                found += _unpacked(file)
+            except RefusedError as error:
+                warnings.warn(str(error), stacklevel=2)
         if not found:
-            raise RefusedError(str(told[0].message) if told else f"there are no records and no events in {source}")
-        for each in told:
-            warnings.warn(each.message, stacklevel=2)
+            raise RefusedError(f"there are no events in {source}, and no records that can be read")
         return found
     if path.suffix in (".jsonl", ".log") and path.is_file():
         raise RefusedError(f"{source} is the log of one rank: name its folder, {path.parent}")

@@ -154,7 +154,9 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
     aside.mkdir(parents=True)
     (aside / path.name).write_bytes((tmp_path / "old.json").read_bytes())
     old = "written with schema 2, and this dist_tune reads schema 3"
-    assert old in refusal("report", tmp_path / "cache")
+    told = run("report", tmp_path / "cache", code=1).stderr.splitlines()
+    assert old in told[0]
+    assert told[1:] == [f"dist-tune: there are no events in {tmp_path / 'cache'}, and no records that can be read"]
     for command in (("report",), ("diff", path)):
         assert f"old.json holds no record that can be read: {old}" in refusal(*command, tmp_path / "old.json")
         assert "no.json holds no record that can be read: not laid out as a record" in refusal(*command, tmp_path / "no.json")
