@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Calls, Ranks, is_secondary
+from dist_tune.distributed import Ranks, is_secondary
 from dist_tune.errors import DistTuneError, Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, closure_name, tuning_log
@@ -36,15 +36,14 @@ from dist_tune.watch import Kind, Release, Watchdog
 class Tuning:
     """The tuning of one call of a closure, made between replays or at the first miss. The ``Listener`` of the first run."""
 
-    def __init__(self, name: str, calls: Calls, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
+    def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
         self._settings = settings
         self._has_started = False
         self._before = RngState()
         self._exit = ExitStack()
-        self._number = self._exit.enter_context(calls.one())
-        ranks.begin_first_run(name, self._number)
+        self._number = self._exit.enter_context(ranks.calling(name))
         terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
         story = Story(f"{name}, call {self._number}", len(ranks.members), settings.log_dir, ranks.rank, terminal)
         self._exit.callback(story.close)
@@ -61,7 +60,8 @@ class Tuning:
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
-        self._exit.enter_context(ranks.beating(log.warning, self._watchdog.start_thread))
+        if len(ranks.members) > 1:
+            self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         ranks.watch_troubles(trials.suspects)
@@ -162,7 +162,7 @@ class Tuning:
         self._context.sites.journal.end_with(error)
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
-                self._begin(is_broken=is_secondary(error))
+                self._begin(has_raised=True, is_broken=is_secondary(error))
             except DistTuneError as cause:
                 if is_secondary(error):
                     raise cause from error
@@ -195,6 +195,7 @@ class Tuning:
             self._exit.enter_context(self._context.ranks.short_timeouts())
             self._exit.enter_context(no_full_collections())
             self._watchdog.start()
+            self._watchdog.mind()
 
     def _finish(self, closure: Closure) -> Any:
         """Race, and apply."""
@@ -223,11 +224,10 @@ class Tuning:
                 self._end(error)
                 raise
 
-    def _begin(self, *, is_broken: bool = False) -> None:
+    def _begin(self, *, has_raised: bool = False, is_broken: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
-        if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
-            self._watchdog.start(is_late=True)  # a thread that starts costs a hit a third of a millisecond
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_broken=is_broken)
+        self._watchdog.start()
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised, is_broken=is_broken)
         self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.distributed.protocol.epochs import Epochs
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.runtime import interception, own_runs
 from tests.ranks.kernels import autotuned, is_unpatched, launch
 from tests.ranks.test_library_wrappers import filed
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.once
 
 
 def _interrupted(rank: int, n_verdicts: int) -> Any:
-    read, count = Epochs._read_verdict, [0]
+    read, count = Meetings._read_verdict, [0]
 
-    def interrupt(self: Epochs) -> Any:
+    def interrupt(self: Meetings) -> Any:
         count[0] += 1
         if rank == 1 and count[0] == n_verdicts:
             raise KeyboardInterrupt
         return read(self)
 
-    Epochs._read_verdict = interrupt  # type: ignore[method-assign]
+    Meetings._read_verdict = interrupt  # type: ignore[method-assign]
     kernel = autotuned()
     contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.ones(64))
 

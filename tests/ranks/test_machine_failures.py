@@ -259,10 +259,9 @@ def _no_descriptor_for_presence(rank: int) -> Any:
     return told, time.monotonic() - began, len(step.records)
 
 
-def test_a_rank_that_gets_no_second_connection_to_the_store_tells_the_others():
-    """Over the first one, in the meeting of the call; the same call is tuned once there are descriptors again."""
-    for told, seconds, n_records in values(on_ranks(2, _no_descriptor_for_presence, timeout_s=40)):
-        assert "rank 1: this process cannot reach the c10d store within 3 s" in told
-        assert "Too many open files" in told
-        assert seconds < 15.0
-        assert n_records == 1
+def test_a_rank_that_gets_no_second_connection_to_the_store_goes_on_alone():
+    """It goes on with a config that it has, which is no error; the same call is tuned once there are descriptors again."""
+    outcomes = on_ranks(2, _no_descriptor_for_presence, timeout_s=40)
+    assert [(told, n_records, seconds < 15.0) for told, seconds, n_records in values(outcomes)] == [("", 1, True)] * 2
+    assert "this process cannot reach the c10d store" in outcomes[1].log
+    assert "ulimit -n" in outcomes[1].log

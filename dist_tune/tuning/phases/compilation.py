@@ -172,7 +172,7 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
         for n_pending in compiler.wait(site.label, shares[site.label]):
             note_progress()
             context.replays.watchdog.note(f"compiling {site.label}")
-            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go", may_last=True)
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
             _load_ready(context, sites, shares)
@@ -209,7 +209,7 @@ def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Map
 def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
     note_progress()
     context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
-    context.ranks.beat(f"loading candidate {index} of {site.label}")
+    context.ranks.beat(f"loading candidate {index} of {site.label}", may_last=True)
     context.sites.load(site, index, is_early=is_early)
 
 

@@ -11,7 +11,8 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -21,28 +22,39 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from dist_tune.distributed.liveness.heartbeat import Heartbeat
-from dist_tune.distributed.liveness.outside import Asked, last_signs, own_client, post_end
-from dist_tune.distributed.protocol.meetings import Meetings
-from dist_tune.distributed.protocol.verdicts import end_by
-from dist_tune.distributed.solo import Solo
-from dist_tune.errors import DistTuneError, StuckConfigError
+from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.store import own_client
+from dist_tune.errors import DistTuneError
 from dist_tune.validation import spelled
 
+_generations: Counter[str] = Counter()
+"""Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one leaves older keys alone."""
 
-class Group(Meetings):
-    """The ranks of a process group. One per group and process: see ``group_of``."""
+_calls: dict[tuple[int, ...], dict[str, Calls]] = {}
+"""By the members that decide, none for a process alone: closures may be decorated anew, and groups made anew."""
 
-    is_alone = False
 
-    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
-        members = tuple(dist.get_process_group_ranks(group))
-        store = own_client(c10d._get_default_store())
-        space = dist.PrefixStore(f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}", store)
-        super().__init__(space, dist.get_rank(), members, deadline_s, Heartbeat(dist.get_rank(), members, n_collectives))
+class Ranks(Meetings):
+    """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0) -> None:
         self._group = group
-        _made.add(self)
-        self.neighbours = neighbours(self.rank, members)
+        if group is None:
+            # Its rank names its log, also where other processes tune beside it.
+            rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+            super().__init__(None, rank, (rank,), deadline_s)
+        else:
+            members = tuple(dist.get_process_group_ranks(group))
+            name = f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}"
+            _generations[name] += 1
+            store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(c10d._get_default_store()))
+            super().__init__(store, dist.get_rank(), members, deadline_s)
+            _made.add(self)
+        self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
+        self.is_alone = group is None
+        """True of a process that decides alone, of which there may be others beside it."""
+        self.neighbours = neighbours(self.rank, self.members)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
 
     @property
@@ -52,66 +64,41 @@ class Group(Meetings):
 
     @property
     def writes_progress(self) -> bool:
-        """True on the rank that writes to the terminal."""
-        return self.is_first
+        """True on the rank that writes to the terminal; of processes that tune each alone beside one another, on rank 0."""
+        return self.rank == (0 if self._group is None else self.members[0])
 
     @property
     def n_issued(self) -> int:
         """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
         try:
-            return int(self._group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # missing in torch's stubs
+            return int(self._group._get_sequence_number_for_group()) if self._group is not None else 0  # type: ignore[attr-defined]
         except RuntimeError:
             return 0
 
     @property
-    def absent(self) -> Sequence[int]:
-        """Ranks that have not come to the call that this rank waits in, as far as it knows."""
-        return self.life.absent
-
-    @property
-    def has_beaten(self) -> bool:
-        """True if ``watch`` of ``beating`` may be called no more, because the beating thread may stand in a call of the store."""
-        return self.life.has_beaten
-
-    @property
-    def asked(self) -> Asked | None:
-        """A call of the store for this rank's tuning that has no answer yet."""
-        return self._store.asked if self._presence is not None else None
-
-    @property
-    def unanswered_since(self) -> float | None:
-        """Begin of a store call of the beating thread that has no answer yet, by the monotonic clock."""
-        return self.life.unanswered_since
-
-    def last_signs(self) -> dict[int, str]:
-        """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
-        return last_signs(self._store.beside(), self.members)
-
-    def end_from_outside(self, error: StuckConfigError) -> str:
-        """End the tuning on all ranks from another thread, because the tuning's hangs. The message of the peer that has done so before."""
-        return post_end(self._store.beside(), self._epoch, {**end_by(self.rank, error), "place": self.place()})
-
-    def beating(self, tell: Callable[[str], object], watch: Callable[[], object]) -> AbstractContextManager[None]:
-        """Let a thread tell peers meanwhile that this rank lives and where it is; ``tell`` gets a line for each rank that is late.
-
-        ``watch`` is called there before each beat, the first half a second from now.
-        """
-        return self.life.beating(lambda: self._store, tell, watch)
+    def n_of_process(self) -> int:
+        """Collectives that this process has issued on all groups."""
+        return n_collectives()
 
     def running(self, number: int, doing: str) -> AbstractContextManager[None]:
         """A run of the closure."""
-        return self.life.run(number, doing)
+        return self.activity.run(number, doing)
 
     def watch_troubles(self, troubles: list[str]) -> None:
         """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
-        self.life.troubles = troubles
+        self.activity.troubles = troubles
 
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
 
         Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
         """
-        if not torch.cuda.is_available() or torch.device("cuda") not in self._group._device_types or not dist.is_nccl_available():
+        if (
+            self._group is None
+            or not torch.cuda.is_available()
+            or torch.device("cuda") not in self._group._device_types
+            or not dist.is_nccl_available()
+        ):
             return
         if isinstance(self._group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL):
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
@@ -121,26 +108,20 @@ class Group(Meetings):
         """Lower the timeouts of all process groups of this process, and put them back after. Only while all ranks are tuning.
 
         A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to the deadline;
-        meetings wait twice that meanwhile, so that such a peer comes back before it is given up itself. Others to four times the
-        deadline, because the process is gone when NCCL's expires.
+        others to four times the deadline, because the process is gone when NCCL's expires.
         """
         before = []
-        for backend in _backends():
+        for backend in _backends() if self._group is not None else ():
             is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
             short = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0))
             if backend.options._timeout > short:
                 before.append((backend, backend.options._timeout))
                 backend._set_default_timeout(short)
         try:
-            with self.patient(2 * self.deadline_s):
-                yield
+            yield
         finally:
             for backend, timeout in before:
                 backend._set_default_timeout(timeout)
-
-
-Ranks = Solo | Group
-"""``rank``: global rank of this process; ``members``: global ranks that decide together, in the order of their parts."""
 
 
 def neighbours(rank: int, members: Sequence[int]) -> tuple[int, int]:
@@ -179,8 +160,8 @@ def check_group(option: str, group: object) -> None:
     )
 
 
-_groups: dict[int, tuple[dist.ProcessGroup, Group]] = {}
-_made: WeakSet[Group] = WeakSet()
+_groups: dict[int, tuple[dist.ProcessGroup, Ranks]] = {}
+_made: WeakSet[Ranks] = WeakSet()
 """Also those whose process group was destroyed; what a tuning has left in cycles may hold them."""
 
 
@@ -195,8 +176,8 @@ def _let_go() -> None:
 _groups_lock = threading.Lock()
 
 
-def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
-    """The one ``Group`` of a process group (None: the world), so that all closures on it share one sequence of epochs.
+def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+    """The one ``Ranks`` of a process group (None: the world), so that all closures on it share one sequence of epochs.
 
     Raises:
         DistTuneError: torch.distributed is not initialised.
@@ -221,7 +202,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
             raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
         if id(group) not in _groups:
-            _groups[id(group)] = (group, Group(group, deadline_s))
+            _groups[id(group)] = (group, Ranks(group, deadline_s))
         ranks = _groups[id(group)][1]
     ranks.deadline_s = deadline_s
     # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
@@ -231,7 +212,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Group:
 
 def ranks_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
     """The ranks of a process group; of the world, if there is one; or this process alone."""
-    return group_of(group, deadline_s) if group is not None or member_ranks(None) else Solo()
+    return group_of(group, deadline_s) if group is not None or member_ranks(None) else Ranks()
 
 
 StoreError = dist.DistError

@@ -22,7 +22,10 @@ def state_of(name: str) -> str:
     here, pid, start = [*name.rsplit(" ", 2), "", ""][:3]
     if not here or here != _namespace() or not pid.isdecimal():
         return UNKNOWN
-    fields = _fields(int(pid))
+    try:
+        fields = _fields(int(pid))
+    except OSError:  # no descriptor is left to look
+        return UNKNOWN
     if not fields or fields[19] != start or fields[0] in "ZX":
         return GONE
     return STOPPED if fields[0] in "Tt" else RUNS
@@ -33,13 +36,16 @@ def _fields(pid: int) -> list[str]:
     try:
         # The second field is a program's name in parentheses, which may hold any character.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].decode().split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 @cache
 def _name_of(pid: int) -> str:
-    here, fields = _namespace(), _fields(pid)
+    try:
+        here, fields = _namespace(), _fields(pid)
+    except OSError:
+        return ""
     return f"{here} {pid} {fields[19]}" if here and fields else ""
 
 
