@@ -117,7 +117,18 @@ class FirstRun:
             self._state.begin_replay()
 
     def refuse(self) -> Any:
-        """This is the run that counts, or all others have ended in an error: its value, with the state that it has left."""
+        """This is the run that counts: its value, with the state that it has left.
+
+        Raises:
+            Exception: that of the run, if it gave no value.
+        """
+        self.go_back()
+        if self._error is not None and not self._is_accepted:
+            raise self._error
+        return self._held.pop() if self._held else None
+
+    def go_back(self) -> None:
+        """To the state that the run has left."""
         if not self._is_accepted and self.is_probed:
             if self._undo is not None:
                 self._undo.exchange()
@@ -126,9 +137,6 @@ class FirstRun:
             self._after.restore()
         elif self._is_accepted:  # an error: what it was about may never let the device go on
             self._after.restore()
-        if self._error is not None and not self._is_accepted:
-            raise self._error
-        return self._held.pop() if self._held else None
 
     def finish(self) -> str:
         """After the last run: names of what other configs than the first have changed."""

@@ -179,7 +179,7 @@ class Replayer:
         self.undo()
         self.trials.inputs.put_back()
         if self._first_run is not None:
-            self._first_run.refuse()
+            self._first_run.go_back()
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""

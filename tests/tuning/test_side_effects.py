@@ -208,7 +208,7 @@ def _warned(rank: int) -> Any:
 
 
 def test_restore_is_accepted_with_a_warning():
-    """For one more release, whatever its value."""
+    """Any value of it warns, None as well."""
     told = only(_warned)
     assert len(told) == 2
     assert all("restore= has no effect" in each for each in told)
