@@ -22,7 +22,7 @@ from triton.runtime.cache import FileCacheManager
 from dist_tune import MachineError, autotune, contextual_autotune
 from dist_tune.distributed import group_of
 from dist_tune.testing import FakeH200, values
-from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, launch
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -266,3 +266,39 @@ def test_a_rank_that_gets_no_second_connection_to_the_store_tells_the_others():
         assert "Too many open files" in told
         assert seconds < 15.0
         assert n_records == 1
+
+
+def _no_temporary_folder(rank: int, n_compiled: int) -> Any:
+    _over_tcp(rank)
+    x = torch.zeros(64)
+    for block in BLOCKS[:n_compiled]:  # in this process, which needs no folder for them any more
+        add_kernel[(1,)](x, x, 64, BLOCK=block)
+        accumulate_kernel[(1,)](x, x, 64, BLOCK=block)
+    kernels = [autotuned(blocks=BLOCKS), autotuned(accumulate_kernel, blocks=BLOCKS)]
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
+        launch(kernels[1], x, torch.zeros(64))
+        return launch(kernels[0], x)
+
+    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)(closure)
+    if rank == 1:
+        tempfile.tempdir = None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        step(x)
+    except MachineError as error:
+        return str(error), list(Path(os.environ["DIST_TUNE_CACHE_DIR"]).rglob("*.json"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return "ended well", step.records
+
+
+@pytest.mark.parametrize("n_compiled", [0, 1])
+def test_a_rank_without_a_temporary_folder_ends_the_tuning_with_its_name(n_compiled: int):
+    """On all ranks, with what to do; no config is blamed, none wins as the only one that runs, and no record is written."""
+    for told, kept in values(on_ranks(2, _no_temporary_folder, n_compiled, mode="fake")):
+        assert "rank 1: " in told
+        assert "No usable temporary directory" in told
+        assert "disk space" in told
+        assert "BLOCK" not in told
+        assert not kept
