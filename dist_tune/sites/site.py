@@ -119,7 +119,7 @@ class Site:
     def first_guess(self) -> int:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
-        return first if first not in self.suspects else next(self.order(None))
+        return first if first not in self.suspects else next(self.order(None), first)  # none where all are in quarantine: its launch tells
 
     @property
     def tried(self) -> set[int]:

@@ -22,7 +22,7 @@ from dist_tune.testing import FakeH200, Outcome, values
 from dist_tune.tuning.context import TuningContext
 from tests.cases import further
 from tests.compiler.test_candidate import in_memory
-from tests.ranks.kernels import add_kernel, autotuned, copy_of, launch, tuned
+from tests.ranks.kernels import add_kernel, autotuned, best, copy_of, launch, tuned
 from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
 
@@ -298,3 +298,14 @@ def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(block: int):
         assert failed == [None, None]
         assert is_restored
         assert set(kernels) == {"CompiledKernel"}
+
+
+def _tuned_in_the_world(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+    tuned(kernel)(torch.zeros(64))
+    return len(best(kernel))
+
+
+def test_an_empty_local_world_size_counts_as_none():
+    """As a launcher leaves it that sets what it does not know."""
+    assert values(on_ranks(2, _tuned_in_the_world, env={"LOCAL_WORLD_SIZE": ""})) == [1, 1]
