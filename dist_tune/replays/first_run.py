@@ -80,11 +80,13 @@ class FirstRun:
         if state is not None:
             self.prepare()
             state.begin_replay()
-            sums = sums_of(self.value)
+            first = _flat(self.value)  # now, because the run may add to a list that is the value
+            sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
-        if state is None:
-            run()
+        if state is None:  # by ``reset`` any run is as good as the first, whose value is not to lie beside this one's
+            self._held.clear()
+            self._held.append(run())
             return
         before.restore()
         try:
@@ -97,7 +99,7 @@ class FirstRun:
             free_frames(error)
             self.why_not = self.why_not or f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
         else:
-            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, sums) or state.compare()
+            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()
         finally:
             self._after.restore()
 
@@ -143,12 +145,12 @@ class FirstRun:
         self._after.restore()
         return self._state.changed() if self._state is not None and self._is_accepted else ""
 
-    def _another(self, value: Any, sums: list[int]) -> str:
+    def _another(self, value: Any, first: Any, sums: list[int]) -> str:
         """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""
         if self._error is not None:
             return ""
-        wrong = difference(_flat(value), _flat(self.value))
-        if not wrong and sums_of(self.value) != sums:
+        wrong = difference(_flat(value), first)
+        if not wrong and sums_of(first) != sums:
             wrong = "in the same memory"
         return f"returns another value when it runs again ({wrong})" if wrong else ""
 
@@ -161,5 +163,6 @@ def _flat(value: Any, depth: int = 0) -> Any:
         return value.tolist()
     parts = parts_of(value) if depth < 8 else None  # a container may hold itself
     if parts is not None:
-        return {str(key): _flat(each, depth + 1) for key, each in parts.items()}
+        flat = {str(key): _flat(each, depth + 1) for key, each in parts.items()}
+        return list(flat.values()) if isinstance(value, list | tuple) else flat
     return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__

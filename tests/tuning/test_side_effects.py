@@ -214,6 +214,23 @@ def test_restore_is_accepted_with_a_warning():
     assert all("restore= has no effect" in each for each in told)
 
 
+def _appended(rank: int) -> Any:
+    kernel, seen = autotuned(blocks=(16, 32)), list[torch.Tensor]()
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(launch(kernel, x))
+        return seen
+
+    return len(contextual_autotune(**QUICK)(step)(torch.ones(64)))
+
+
+def test_a_list_that_grows_and_is_the_value_is_told_as_that():
+    """Not as a change of a tensor in place; and it has grown once."""
+    (run,) = on_ranks(1, _appended, is_dist=False)
+    assert run.value == 1
+    assert "returns another value when it runs again (returned a list of length 2, expected a list of length 1)" in run.log
+
+
 def _backward(rank: int, kind: str) -> Any:
     kernel, norm = autotuned(blocks=(16, 32, 64)), torch.nn.BatchNorm1d(64)
     weight, total = torch.ones(64, requires_grad=True), torch.zeros(64)
