@@ -22,7 +22,7 @@ from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.passes.launchers import build_ahead
 from dist_tune.compiler.passes.patches import SharedContext, replaced
-from dist_tune.compiler.subprocesses.leftovers import prefix, suffix
+from dist_tune.compiler.subprocesses.leftovers import temporary_folder
 from dist_tune.compiler.subprocesses.processes import hand_over
 
 _SWITCH_INTERVAL_S = 1e-3
@@ -43,7 +43,6 @@ class FrontEndLock:
         """Threads that wait for the lock and that a launch waits for."""
         self._made: dict[tuple[Any, ...], list[tuple[dict[str, Any], Path]]] = {}
         """Source -> the options that were read, with their values, and the TTIR for them."""
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def acquire(self, *, is_urgent: bool = False) -> None:
         """Wait for the lock, and hold it on this thread. ``is_urgent``: before all that are not."""
@@ -62,12 +61,9 @@ class FrontEndLock:
                 self._released.notify_all()
 
     def close(self) -> None:
-        """Delete the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""
+        """Forget the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""
         self.release(self._holder)
         self._made.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
     def find(self, source: tuple[Any, ...], options: Any) -> Path | None:
         """TTIR made for this source with equal values of all options that the front end read."""
@@ -81,10 +77,9 @@ class FrontEndLock:
         if self._holder != threading.get_ident():
             return None
         try:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix=prefix("ttir"), suffix=suffix())
-            path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
-            path.write_text(text)
+            with tempfile.NamedTemporaryFile("w", suffix=".ttir", dir=temporary_folder(), delete=False) as file:
+                file.write(text)
+            path = Path(file.name)
         except OSError:  # no room: later candidates make it anew
             return None
         self._made.setdefault(source, []).append((read, path))

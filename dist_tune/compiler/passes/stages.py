@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import triton
 from triton._C.libtriton import ir
+from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.passes.front_end import _Observed
 from dist_tune.compiler.passes.patches import SharedContext, replaced
+from dist_tune.compiler.subprocesses.leftovers import temporary_folder
+from dist_tune.compiler.subprocesses.output import heard
 from dist_tune.compiler.subprocesses.processes import cpu_s_elsewhere
 from dist_tune.compiler.work import FRONT_END, PTXAS, Work
 
@@ -80,7 +85,7 @@ class Stages:
 
     def run(self, compilation: Compilation, shared_limit_bytes: int | None) -> bool:
         """Run a compilation on this thread, and count its work; true if it was found in Triton's disk cache."""
-        task, work = _Task(self, compilation), self.work
+        task, work = _Task(self, compilation, shared_limit_bytes), self.work
         _thread.task = task
         began = time.perf_counter()
         try:
@@ -124,12 +129,14 @@ class Stages:
 class _Task:
     """The compilation that this thread runs."""
 
-    def __init__(self, stages: Stages, compilation: Compilation) -> None:
+    def __init__(self, stages: Stages, compilation: Compilation, shared_limit_bytes: int | None) -> None:
         self.seconds: dict[str, float] = {}
         self.waited_s = 0.0
         self.is_equal = False
         """True if it has taken over the result of its latest stage."""
         self.stages = stages
+        self.shared_limit_bytes = shared_limit_bytes
+        """Of the device; None: unknown."""
         self._compilation = compilation
 
     def timed(self, name: str, step: Callable[[], Any]) -> Any:
@@ -157,7 +164,15 @@ def _cpu_s() -> float:
 
 
 def _timed(task: _Task, ext: str, stage: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda source, metadata: task.timed(_NAMES.get(ext, ext), lambda: stage(source, metadata))
+    """``stage``, timed; that for PTX is not run for a kernel that needs more shared memory than there is, as Triton finds at its load."""
+
+    def timed(source: Any, metadata: MutableMapping[str, Any]) -> Any:
+        limit, needed = task.shared_limit_bytes, metadata.get("shared") if ext == "ptx" else None
+        if limit is not None and isinstance(needed, int) and needed > limit:
+            raise triton.OutOfResources(needed, limit, "shared memory")
+        return task.timed(_NAMES.get(ext, ext), lambda: stage(source, metadata))
+
+    return timed
 
 
 def _shared(
@@ -203,12 +218,29 @@ def _make_ir(own: Any) -> Any:
     return make_ir
 
 
+class _TemporaryFiles:
+    """Python's ``tempfile`` for Triton's backends, whose files lie in our folder: one that is killed meanwhile leaves them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+    @staticmethod
+    def NamedTemporaryFile(*args: Any, **kwargs: Any) -> Any:
+        with suppress(OSError):  # none: Python looks for one
+            kwargs.setdefault("dir", temporary_folder())
+        return tempfile.NamedTemporaryFile(*args, **kwargs)
+
+
 @contextmanager
 def _patched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
+        stack.enter_context(replaced(code_generator, "print", lambda own: heard))
         for backend in triton.backends.backends.values():
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
+            module = sys.modules[backend.compiler.__module__]
+            stack.enter_context(replaced(module, "print", lambda own: heard))
+            stack.enter_context(replaced(module, "tempfile", lambda own: _TemporaryFiles()))
         yield
 
 
