@@ -17,12 +17,11 @@ from dist_tune.compiler.partition import (
     split_keys,
 )
 from dist_tune.compiler.passes.patches import SharedContext, replaced
-from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
+from dist_tune.compiler.passes.stages import PTXAS
 from dist_tune.compiler.pool import Compiler, n_compile_threads
 from dist_tune.compiler.subprocesses.leftovers import sweep
 from dist_tune.compiler.subprocesses.output import quiet_terminal
-from dist_tune.compiler.triton_cache import host_of_cache, standing_in
-from dist_tune.compiler.work import PTXAS
+from dist_tune.compiler.triton_cache import await_digest, begin_digest, host_of_cache, standing_in
 
 __all__ = [
     "KEY_CHARS", "PTXAS", "Candidate", "CompileKeys", "Compiler", "Failure", "NotLoaded", "Placement", "Refusal", "Resources",

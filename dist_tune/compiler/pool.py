@@ -23,13 +23,11 @@ from triton.compiler.compiler import max_shared_mem
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
 from dist_tune.compiler.partition import KEY_CHARS, order
 from dist_tune.compiler.passes.front_end import FrontEndLock, one_front_end
-from dist_tune.compiler.passes.stages import Stages, watched_stages
-from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
+from dist_tune.compiler.passes.stages import Stages, Work, watched_stages
 from dist_tune.compiler.subprocesses import leftovers, processes
 from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.compiler.subprocesses.workers import workers
-from dist_tune.compiler.triton_cache import is_cached, known_need, writable_folder
-from dist_tune.compiler.work import Work
+from dist_tune.compiler.triton_cache import await_digest, begin_digest, is_cached, known_need, writable_folder
 from dist_tune.measure import is_interpreted
 from dist_tune.output import CompiledCandidate
 

@@ -11,21 +11,26 @@ import json
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import triton
-from triton.runtime.cache import FileCacheManager, get_cache_manager
+from triton.runtime.cache import FileCacheManager, get_cache_manager, triton_key
 
 from dist_tune.compiler.passes.patches import SharedContext
 from dist_tune.compiler.subprocesses.leftovers import temporary_folder
+from dist_tune.measure import is_interpreted
 from dist_tune.warn_once import warn_once
 
 _NEED_FILE = "dist_tune.json"
 """In a kernel's folder: the shared memory that it needs, where some device has less."""
 _ROOM_BYTES = 1 << 20
 """Of a kernel with all its files, which a folder must have room for."""
+_LONGEST_S = 10.0
+"""Of the wait for it: a file system that stands still is Triton's to wait for."""
 _told: list[str] = []
 """What is said of the temporary folder, while it stands in."""
 
@@ -97,3 +102,35 @@ def _writable_folder() -> Iterator[None]:
 
 writable_folder = SharedContext(_writable_folder)
 """While entered, Triton has a cache folder that can be written, if there is any. Other ranks do not look into a temporary one."""
+
+
+def begin_digest() -> None:
+    """Begin the digest of Triton's own files, a part of each kernel's key, unless this process has.
+
+    Triton makes it in its first launch, of 0.4 GB: 0.2 to 0.4 s, most of a first call that finds all else in caches. It is begun when a
+    function is decorated, beside the program's own start, and is kept by Triton. Nothing is imported for it.
+    """
+    if not is_interpreted():  # no kernel is compiled
+        thread_of(os.getpid())
+
+
+def await_digest() -> None:
+    """Wait until it is made, because a second one beside it would take longer."""
+    if not is_interpreted():
+        thread = thread_of(os.getpid())
+        if thread.ident is not None:
+            thread.join(_LONGEST_S)
+
+
+@lru_cache(maxsize=1)
+def thread_of(process: int) -> threading.Thread:
+    """The thread that makes it, started once in a process, of which a forked child is another."""
+    thread = threading.Thread(target=_make, name="dist_tune digest", daemon=True)
+    with suppress(RuntimeError):  # no more threads: it is made when it is asked for
+        thread.start()
+    return thread
+
+
+def _make() -> None:
+    with suppress(Exception):  # Triton raises it in its first launch, if there is one
+        triton_key()

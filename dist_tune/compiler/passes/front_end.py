@@ -12,15 +12,14 @@ import functools
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.passes.launchers import build_ahead
 from dist_tune.compiler.passes.patches import SharedContext, replaced
 from dist_tune.compiler.subprocesses.leftovers import temporary_folder
 from dist_tune.compiler.subprocesses.processes import hand_over
@@ -30,6 +29,11 @@ _SWITCH_INTERVAL_S = 1e-3
 
 _thread = threading.local()
 """``front_end`` of a thread that compiles for a tuning; other threads compile as always."""
+
+
+_built: set[tuple[str, ...]] = set()
+"""Signatures of this process."""
+_built_lock = threading.Lock()
 
 
 class FrontEndLock:
@@ -95,6 +99,37 @@ class _Observed:
     def __getattr__(self, name: str) -> Any:
         value = self._read[name] = getattr(self._options, name)
         return value
+
+
+def build_ahead(source: Any) -> None:
+    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the compiler makes of the kernel.
+
+    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while other kernels compile, and a launch may
+    wait for that. Kernels of one signature share it. Triton keeps it in its disk cache, where the load then finds it.
+    """
+    try:
+        from triton.backends.nvidia.driver import compile_module_from_src, include_dirs, libraries, library_dirs, make_launcher
+    except ImportError:  # a Triton that needs none
+        return
+    signature = tuple(map(str, source.signature.values()))
+    with _built_lock:
+        if signature in _built or any(each.startswith("tensordesc") for each in signature):
+            return
+        _built.add(signature)
+
+    def build() -> None:
+        constants = {(source.fn.arg_names.index(at),) if isinstance(at, str) else at: value for at, value in source.constants.items()}
+        text = make_launcher(constants, source.signature, None)
+        compile_module_from_src(
+            src=text, name="__triton_launcher", library_dirs=library_dirs(), include_dirs=include_dirs, libraries=libraries
+        )
+
+    threading.Thread(target=_attempt, args=[build], name="dist_tune launcher", daemon=True).start()
+
+
+def _attempt(build: Callable[[], None]) -> None:
+    with suppress(Exception):  # what fails here fails again where the kernel is loaded, and becomes a vote there
+        build()
 
 
 def _wrapped(own: Any) -> Any:
