@@ -129,7 +129,7 @@ def neighbours(rank: int, members: Sequence[int]) -> tuple[int, int]:
 
     The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here.
     """
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", len(members)))
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or len(members))
     here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
     return here.index(rank), len(here)
 

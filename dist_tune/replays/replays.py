@@ -92,6 +92,8 @@ class Replayer:
         self._before = RngState()
         self._first_run: FirstRun | None = None
         """None for a function that is free to run again, with fresh arguments."""
+        self._value: list[Any] = []
+        """Of the first run of such a function, alone in a list, so that it can be freed."""
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
@@ -115,16 +117,16 @@ class Replayer:
         else:
             undo.restore()
 
-    def run_first(self, closure: Callable[[], Any]) -> Any:
-        """Make the first run; its value, unless that is held until it is known whether it counts."""
+    def run_first(self, closure: Callable[[], Any]) -> None:
+        """Make the first run; its value is held until it is known whether it counts."""
         if self._first_run is None:
-            return self.run(closure, {})
+            self._value = [self.run(closure, {})]
+            return
         self.trials.changed = self._first_run.changed
         with self._first_run.watched():
             held = [self.run(closure, {})]
         self.trials.changed = None
         self._first_run.end(held, self.trials.failed)
-        return None
 
     @property
     def is_undecided(self) -> bool:
@@ -155,12 +157,15 @@ class Replayer:
 
     def accept_first(self) -> list[str]:
         """Replays may follow, on all ranks. Names of what each will change in plain objects."""
+        self._value.clear()
         return self._first_run.accept() if self._first_run is not None else []
 
-    def refuse_first(self, value: Any) -> Any:
-        """The first run counts; its value, or the given one where there is no such run."""
+    def refuse_first(self) -> Any:
+        """The first run counts; its value."""
         self.trials.take_undo().forget()
-        return value if self._first_run is None else self._first_run.refuse()
+        if self._first_run is not None:
+            return self._first_run.refuse()
+        return self._value.pop() if self._value else None
 
     def last_run(self, closure: Callable[[], Any]) -> Any:
         """The value of the call: of one more run, as its caller would make it."""
@@ -179,7 +184,7 @@ class Replayer:
         self.undo()
         self.trials.inputs.put_back()
         if self._first_run is not None:
-            self._first_run.refuse()
+            self._first_run.go_back()
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""

@@ -248,7 +248,8 @@ class Sites:
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
-            self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
+            if kept_at := quiet_terminal.kept_at:
+                self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {kept_at}")
         return site
 
     def _label_of(self, launch: Tunable) -> str:

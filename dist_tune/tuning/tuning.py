@@ -148,10 +148,10 @@ class Tuning:
             if self._context.replays.n_replays > 0:  # and no other run may follow
                 return self._counted()
             # Its config was in the cache, or other ranks are not here.
-            value = self._context.replays.run_first(closure)
+            self._context.replays.run_first(closure)
             if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
                 return self._finish(closure)
-            return self._counted(value)
+            return self._counted()
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
@@ -203,13 +203,13 @@ class Tuning:
         run_race(self._context, closure)
         return apply_winners(self._context, closure, untuned_bytes)
 
-    def _counted(self, value: Any = None) -> Any:
-        """The first run counts: there was nothing to tune, or no other may follow. ``value``: of a function that was free to run again."""
+    def _counted(self) -> Any:
+        """The first run counts: there was nothing to tune, or no other may follow."""
         context = self._context
         context.sites.journal.close(delete=True)
         context.sites.leave_given_up()
         context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
-        return context.replays.refuse_first(value)
+        return context.replays.refuse_first()
 
     # -- around them ---------------------------------------------------------------------------------------------
 

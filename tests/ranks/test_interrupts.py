@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from dist_tune import contextual_autotune
+from dist_tune import autotune, contextual_autotune
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.runtime import interception, own_runs
 from tests.ranks.kernels import autotuned, is_unpatched, launch
@@ -76,3 +77,24 @@ def test_an_interrupt_while_a_librarys_tuners_are_patched_leaves_no_listener(mon
             step(1 if function == "enter_own_runs" else 2.0)  # a steady call, or a first one
     assert not interception.listeners
     assert is_unpatched()
+
+
+def _interrupted_after_a_failure(rank: int) -> Any:
+    runs: list[int] = []
+
+    @autotune([{"block": 16}, {"block": 32}], None, n_warmup=1, n_repeat=2)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        y = x + 1
+        dist.all_reduce(y)
+        runs.append(block)
+        if len(runs) == 1:
+            raise ValueError("after the collective of the first run")
+        raise KeyboardInterrupt
+
+    step(torch.zeros(4))
+
+
+def test_an_interrupt_after_a_first_run_that_failed_is_raised_as_it_is():
+    """Not the error of that run in its place."""
+    (only,) = on_ranks(1, _interrupted_after_a_failure, is_dist=True)
+    assert only.error == "KeyboardInterrupt", f"{only.error}: {only.message}\n{only.notes}"

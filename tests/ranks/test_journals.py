@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import triton
 
+from dist_tune import contextual_autotune
 from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.journaled import BLOCKS, launches, tune, tune_function, tune_in
+from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -205,3 +209,20 @@ def test_the_finals_go_on_where_they_were(tmp_path: Path):
     after = launches(tmp_path)
     first = {BLOCKS[0], *got[0]["best"][0]}
     assert [BLOCKS[i] for i in left if BLOCKS[i] not in first and after[BLOCKS[i], 0] > before[BLOCKS[i], 0]] == []
+
+
+def _all_deadly(rank: int) -> Any:
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=lambda _: os._exit(7)) for block in (16, 32)])
+    contextual_autotune(n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.zeros(64))
+
+
+def test_a_kernel_whose_configs_are_all_in_quarantine_is_named_with_what_to_do(tmp_path: Path):
+    """Each has ended its process twice: an error says so in their place, and how they may run again."""
+    for _ in range(6):
+        (only,) = on_ranks(1, _all_deadly, env={"DIST_TUNE_CACHE_DIR": str(tmp_path)}, is_dist=False)
+        if only.error != "Died":
+            break
+    assert only.error == "NoValidConfigError", f"{only.error}: {only.message}\n{only.notes}"
+    assert "add_kernel[64" in only.message
+    assert "quarantined" in only.message
+    assert "dist-tune cache clear --quarantine" in only.message
