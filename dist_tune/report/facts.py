@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dist_tune.cache import CandidateRecord, TuningRecord, lead
-from dist_tune.cache import reason as account_reason
 from dist_tune.output import lead_words
 from dist_tune.report.story import SiteStory, TuningStory
 
@@ -36,7 +35,7 @@ def fate(record: TuningRecord, each: CandidateRecord) -> str:
 def reason(site: SiteStory) -> str:
     """Reason of the choice in words; empty for a site that is not settled."""
     told = site.won.reason if site.won is not None else ""
-    return told or (account_reason(site.record) if site.record is not None else "")
+    return told or (site.record.reason if site.record is not None else "")
 
 
 def noise(record: TuningRecord) -> float:
@@ -55,15 +54,6 @@ def confidence(record: TuningRecord) -> str:
     if abs(ahead) <= unsure:
         return f"{words}, within the noise ({100 * unsure:.1f} %)"
     return f"{words}, {abs(ahead) / unsure:.1f} x the noise" if unsure else words
-
-
-def step_weight(record: TuningRecord) -> str:
-    """The share of the step's time in the choice: with 0 % a candidate may lose although its measured step is shorter."""
-    if sum(each.closure_ms is not None for each in record.candidates) < 2:
-        return ""
-    percent = round(100 * record.closure_weight)
-    words = {0: "its differences are noise, so the kernel's time decided", 100: "it decided"}
-    return f"{percent} %: {words.get(percent, 'the kernel decided the rest, because a part of its differences is noise')}"
 
 
 class Straggler(NamedTuple):

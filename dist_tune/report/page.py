@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, weighing, why_not
 from dist_tune.output import printable
 from dist_tune.report import facts
 from dist_tune.report.importance import value_of
@@ -70,7 +70,7 @@ def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
     table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
     kept = [k for k in range(len(columns)) if any(cells[k] != "" for cells in table)]
     return values | {
-        "step_weight": facts.step_weight(record),
+        "step_weight": weighing(record),
         "charts": [draw(chart) for chart in site_charts(record)],
         "columns": [columns[k] for k in kept],
         "table": [([cells[k] for k in kept], cells[0] == record.winner) for cells in table],

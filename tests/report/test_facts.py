@@ -66,15 +66,6 @@ def test_the_last_to_come_is_the_one_who_waits_least():
     assert (second.rank, second.n_last, round(second.waited_s, 6)) == (1, 2, 0.2)
 
 
-@pytest.mark.parametrize(
-    ("weight", "words"), [(0.0, "0 %: its differences are noise"), (0.3, "30 %: the kernel decided the rest"), (1.0, "100 %: it decided")]
-)
-def test_the_weight_of_the_step_is_told(weight: float, words: str):
-    """A finalist whose step is shorter may have lost, and this is why."""
-    assert facts.step_weight(record(closure_weight=weight)).startswith(words)
-    assert facts.step_weight(record(1, winner=0)) == "", "nothing to choose from"
-
-
 def test_phases_add_up_to_the_total():
     """Meetings are a part of them, and what is left is called other."""
     assert facts.phase_seconds({"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}) == {"compile": 6.0, "race": 3.0, "other": 1.0}
