@@ -1,14 +1,11 @@
-"""The story as plain lines, and as one JSON document. Pure."""
+"""The story as lines for a terminal or a mail, and as one JSON document. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from dist_tune.output import printable
-from dist_tune.report.importance import parameters
-from dist_tune.report.overview import Row, headline, messages, overview
-from dist_tune.report.plots import straggler_words
+from dist_tune.report import facts
 from dist_tune.report.story import SiteStory, Story, shortened
 
 _MAX_NAMED = 3
@@ -16,51 +13,42 @@ _MAX_NAMED = 3
 
 
 def text(story: Story) -> str:
-    """Lines for a terminal or a mail: the head, then a few lines for each site."""
-    head = headline(story)
-    lines = [f"Tuning of {head.title}", *(f"  {name}: {value}" for name, value in head.facts)]
-    lines += [f"  came last to meetings{of}: {words}" for of, words in _stragglers(story)]
+    """The head, then a few lines for each site."""
+    lines = [f"Tuning of {facts.title(story)}", *(f"  {name}: {value}" for name, value in facts.head(story).items())]
+    for tuning in story.tunings.values():
+        if words := facts.stragglers(tuning):
+            lines.append(f"  came last to meetings{f' of {story.name_of(tuning)}' * (len(story.tunings) > 1)}: {words}")
     lines += [f"  note: {note}" for note in story.damage + story.notes]
-    lines += [f"  {shortened(each)}" for each in messages(story, 20)]
-    tuning = ""
-    for row, (_, site) in zip(overview(story), story.sites, strict=True):
-        if row.tuning != tuning:
-            tuning = row.tuning
-            lines += ["", f"{tuning}:"]
+    lines += [f"  {shortened(each)}" for each in facts.messages(story.messages, story, 20)]
+    name = ""
+    for row, (_, site) in zip(facts.rows(story), story.sites, strict=True):
+        if row["tuning"] != name:
+            name = row["tuning"]
+            lines += ["", f"{name}:"]
         lines += ["", *_site(row, site)]
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def summary(story: Story) -> dict[str, Any]:
     """The same for programs."""
-    head = headline(story)
     sites = [
-        asdict(row) | {"explained": {each.name: round(each.explained, 4) for each in parameters(site.record)} if site.record else {}}
-        for row, (_, site) in zip(overview(story), story.sites, strict=True)
+        row | {"explained": {name: round(part, 4) for name, part in facts.parameters(site.record).items()}}
+        for row, (_, site) in zip(facts.rows(story), story.sites, strict=True)
     ]
-    return {"title": head.title, "facts": dict(head.facts), "notes": story.damage + story.notes, "sites": sites}
+    return {"title": facts.title(story), "facts": facts.head(story), "notes": story.damage + story.notes, "sites": sites}
 
 
-def _stragglers(story: Story) -> list[tuple[str, str]]:
-    told = [(f" of {story.name_of(tuning)}" * (len(story.tunings) > 1), straggler_words(tuning)) for tuning in story.tunings.values()]
-    return [(of, words) for of, words in told if words]
-
-
-def _site(row: Row, site: SiteStory) -> list[str]:
-    told = [row.label]
-    if row.ms is not None:
-        told.append(f"{row.ms:.4g} ms")
-    if row.gain_words:
-        told.append(row.gain_words)
-    lines = ["  ".join([told[0], ", ".join(told[1:])]).rstrip()]
-    lines += [f"  {row.winner}"] if row.winner else []
-    lines.append(f"  {row.outcomes}" + f"; {row.n_pruned} more pruned before" * bool(row.n_pruned))
-    reasons = dict.fromkeys(each for each in (row.reason, row.confidence) if each)
-    lines.append(f"  chosen: {'; '.join(reasons)}" if row.winner else f"  {row.reason}")
-    if row.slowest_rank:
-        lines.append(f"  slowest rank: {row.slowest_rank}")
-    if site.record is not None and (found := [each for each in parameters(site.record) if each.explained >= 0.005][:_MAX_NAMED]):
-        lines.append("  matters most: " + ", ".join(f"{each.name} ({100 * each.explained:.0f} % of the variance)" for each in found))
-    if row.record_id:
-        lines.append(f"  all of it: dist-tune show {row.record_id}")
-    return lines
+def _site(row: dict[str, Any], site: SiteStory) -> list[str]:
+    times = ", ".join(([f"{row['ms']:.4g} ms"] if row["ms"] is not None else []) + [row["gain_words"]] * bool(row["gain_words"]))
+    reasons = "; ".join(dict.fromkeys(each for each in (row["reason"], row["confidence"]) if each))
+    most = [f"{name} ({100 * part:.0f} % of the variance)" for name, part in facts.parameters(site.record).items() if part >= 0.005]
+    lines = [
+        f"{row['label']}  {times}".rstrip(),
+        row["winner"] and f"  {row['winner']}",
+        f"  {row['outcomes']}" + f"; {row['n_pruned']} more pruned before" * bool(row["n_pruned"]),
+        f"  {'chosen: ' * bool(row['winner'])}{reasons}",
+        row["slowest_rank"] and f"  slowest rank: {row['slowest_rank']}",
+        most and f"  matters most: {', '.join(most[:_MAX_NAMED])}",
+        row["record_id"] and f"  all of it: dist-tune show {row['record_id']}",
+    ]
+    return [line for line in lines if line]

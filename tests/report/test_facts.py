@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dist_tune.cache.records import TuningRecord
+from dist_tune.output.events import Met
 from dist_tune.report import facts
-from dist_tune.report.importance import parameters
-from dist_tune.report.story import RankStory, Span, TuningStory
+from dist_tune.report.story import RankStory, TuningStory
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -38,32 +38,13 @@ def test_a_lead_is_told_beside_the_noise(times: tuple[float | None, ...], winner
     assert facts.confidence(site(*times, winner=winner)) == words
 
 
-@pytest.mark.parametrize(
-    ("changes", "fate"),
-    [
-        ({"left": "left the race after rung 0"}, "left rung 0"),
-        ({"left": "left the race after rung 7"}, "left rung 2 or later"),
-        ({"left": "left the finals after round 1"}, "left the finals"),
-        ({"left": None}, "to the end"),
-        ({"failure": "rank 1: OutOfResources"}, "dropped"),
-        ({"latency_ms": None, "left": "not raced: slower in an earlier tuning"}, "not raced"),
-    ],
-)
-def test_the_fate_of_a_candidate_follows_from_its_record(changes: dict[str, Any], fate: str):
-    each = candidate(2, **changes)
-    assert facts.fate(record(), each) == fate
-    assert fate in facts.FATES
-
-
 def test_the_last_to_come_is_the_one_who_waits_least():
     """Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
     tuning = TuningStory("t")
     for rank, waits in enumerate([(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]):
-        meetings = [Span(1000.0 * rank, 1000.0 * rank + wait, "rung") for wait in waits]
-        tuning.ranks[rank] = RankStory(rank, meetings=meetings)
-    first, second = facts.stragglers(tuning)
-    assert (first.rank, first.n_last, first.n_meetings, round(first.waited_s, 6)) == (0, 1, 3, 0.3)
-    assert (second.rank, second.n_last, round(second.waited_s, 6)) == (1, 2, 0.2)
+        tuning.ranks[rank] = RankStory(rank, meetings=[Met(at=1000.0 * rank, rank=rank, topic="rung", seconds=s) for s in waits])
+    first, second = "rank 0 (1 of 3 meetings, the others waited 0.3 s)", "rank 1 (2 of 3 meetings, the others waited 0.2 s)"
+    assert facts.stragglers(tuning) == f"{first}, {second}"
 
 
 def test_phases_add_up_to_the_total():
@@ -78,7 +59,7 @@ def test_the_parameter_that_decides_explains_most():
     candidates = [
         candidate(i, fields=each, latency_ms=float(each["A"]) * (1 + 0.01 * (i % 2)), failure=None) for i, each in enumerate(fields)
     ]
-    first, second = parameters(record(candidates=candidates))
-    assert (first.name, first.values, second.name, second.values) == ("A", ["16", "64", "128"], "B", ["x", "y", "z"])
-    assert first.explained > 0.99
-    assert second.explained < 0.1
+    explained = facts.parameters(record(candidates=candidates))
+    assert list(explained) == ["A", "B"]
+    assert explained["A"] > 0.99
+    assert explained["B"] < 0.1
