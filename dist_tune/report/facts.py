@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC
 from math import log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any
 
 from dist_tune.cache import CandidateRecord, TuningRecord, differing, fates, gain, lead, short_config, skew
@@ -114,27 +114,30 @@ def messages(told: Sequence[events.Told], story: Story, limit: int) -> list[str]
     return [f"rank{'s' * (len(writers) > 1)} {numbers(writers)}, {level}: {text}" for (level, text), writers in found]
 
 
+def summary(story: Story) -> dict[str, Any]:
+    """All of it for programs: a JSON document."""
+    return {"title": title(story), "facts": head(story), "notes": story.damage + story.notes, "sites": rows(story)}
+
+
 def rows(story: Story) -> list[dict[str, Any]]:
     """A row for each site, in the order of ``story.sites``. Texts are empty, and numbers None, where the story does not tell them."""
     found: list[dict[str, Any]] = []
     for tuning in story.tunings.values():
-        name = story.name_of(tuning) if len(story.tunings) > 1 else ""
-        for label, site_name in tuning.site_names.items():
-            found.append(
-                {"number": len(found) + 1, "label": site_name, "closure": tuning.closure, **_row(tuning.sites[label]), "tuning": name}
-            )
-    return found
+        of = {"closure": tuning.closure, "tuning": story.name_of(tuning) if len(story.tunings) > 1 else ""}
+        found += [{"label": name, **of, **_row(tuning.sites[label])} for label, name in tuning.site_names.items()]
+    return [{"number": k, **row} for k, row in enumerate(found, 1)]
 
 
 def _row(site: SiteStory) -> dict[str, Any]:
     record, won = site.record, site.won
     row: dict[str, Any] = dict.fromkeys(("winner", "gain_text", "gain_words", "confidence", "slowest_rank"), "")
+    row |= {"explained": {name: round(part, 4) for name, part in parameters(record).items()}}
     row |= {"n_pruned": site.met.n_pruned, "record_id": won.record_id if won else "", "ms": None, "gain": None, "first_ms": None}
     if record is None:
-        so_far = f", {site.rung.n_left} left in the race" if site.rung else ""
-        best = f"; best so far: {site.config(site.rung.best)}" if site.rung else ""
+        so_far = f", {site.rungs[-1].n_left} left in the race" if site.rungs else ""
+        best = f"; best so far: {site.config(site.rungs[-1].best)}" if site.rungs else ""
         outcomes = f"{len(site.met.configs)} candidates, {len(site.dropped)} cannot run{so_far}"
-        return row | {"ms": site.rung and site.rung.best_ms, "reason": f"not settled{best}", "outcomes": outcomes}
+        return row | {"ms": site.rungs[-1].best_ms if site.rungs else None, "reason": f"not settled{best}", "outcomes": outcomes}
     first, drag, ratio = record.candidates[0], skew(record), gain(record)
     return row | {
         "winner": short_config(record.best),
@@ -183,13 +186,8 @@ def parameters(record: TuningRecord | None) -> dict[str, float]:
         n_all, n_groups = sum(map(len, groups.values())), len(groups)
         if not 2 <= n_groups <= _MAX_VALUES:
             continue
-        total = _squares([value for group in groups.values() for value in group])
-        within = sum(map(_squares, groups.values()))
+        total = pvariance([value for group in groups.values() for value in group]) * n_all
+        within = sum(pvariance(group) * len(group) for group in groups.values())
         is_known = total > 0 and n_all > n_groups
         found[name] = max(0.0, 1.0 - (within / (n_all - n_groups)) / (total / (n_all - 1))) if is_known else 0.0
     return dict(sorted(found.items(), key=lambda each: -each[1]))
-
-
-def _squares(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values)

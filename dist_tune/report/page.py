@@ -22,47 +22,33 @@ _SHOWN = {"index", "latency_ms", "closure_ms", "n_replays", "n_regs", "n_spills"
 
 def render(story: Story) -> str:
     """The page."""
+    told = facts.summary(story)
     content = {
-        "title": shortened(facts.title(story)),
+        "title": shortened(told["title"]),
         "machine": list(facts.machine(story).items()),
         "tunings": [_tuning(name, each) for name, each in facts.named_tunings(story)],
-        "notes": story.damage + story.notes + facts.messages(story.messages, story, 50),
-        "sites": [_site(row, site) for row, (_, site) in zip(facts.rows(story), story.sites, strict=True)],
+        "notes": told["notes"] + facts.messages(story.messages, story, 50),
+        "sites": [_site(row, site) for row, (_, site) in zip(told["sites"], story.sites, strict=True)],
     }
     embedded = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
 
 
 def _tuning(name: str, tuning: TuningStory) -> dict[str, Any]:
-    first_ms, best_ms, told = tuning.first_ms, tuning.best_ms, facts.told(tuning)
-    gain = f"{first_ms / best_ms:.2f}x" if first_ms and best_ms else ""
-    cells = [name, "", "", gain, told.get("took", ""), told.get("meetings", ""), facts.stragglers(tuning)]
-    return {"first_ms": first_ms, "best_ms": best_ms, "cells": cells}
+    steps = {"first_ms": tuning.first_ms, "best_ms": tuning.best_ms}
+    return {"name": name, **facts.told(tuning), **steps, "came_last": facts.stragglers(tuning)}
 
 
 def _site(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
-    record, named = site.record, {"label": shortened(f"{row['label']}{', ' * bool(row['tuning'])}{row['tuning']}", 140)}
-    told = {
-        "site": f"{site.met.kernel} {site.met.key}",
-        "winner": row["winner"],
-        "gain": row["gain_words"] or row["gain_text"],
-        "reason": row["reason"],
-        "lead": row["confidence"],
-        "weight of the step": weighing(record) if record else "",
-        "candidates": row["outcomes"] + f"; {row['n_pruned']} more pruned before" * bool(row["n_pruned"]),
-        "slowest rank": row["slowest_rank"],
-        "tuned because": site.met.miss,
-        "record": f"dist-tune show {row['record_id']}" if row["record_id"] else "",
-    }
-    if record is None:
-        return row | named | {"facts": list(told.items()), "candidates": []}
+    label = shortened(f"{row['label']}{', ' * bool(row['tuning'])}{row['tuning']}", 140)
+    told = {**row, "label": label, "site": f"{site.met.kernel} {site.met.key}", "miss": site.met.miss, "candidates": []}
+    if (record := site.record) is None:
+        return told
     names = differing(record.candidates)
-    if names:
-        told["all with"] = " ".join(f"{name}={value}" for name, value in record.best.fields.items() if name not in names)
+    shared = [f"{name}={value}" for name, value in record.best.fields.items() if names and name not in names]
     ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
     shown = [_candidate(record, each, names) for each in ordered]
-    explained = list(facts.parameters(record).items())
-    return row | named | {"facts": list(told.items()), "best": record.winner, "fields": names, "candidates": shown, "parameters": explained}
+    return {**told, "weight": weighing(record), "shared": " ".join(shared), "best": record.winner, "fields": names, "candidates": shown}
 
 
 def _candidate(record: TuningRecord, each: CandidateRecord, names: list[str]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ class RankStory:
     meetings: list[events.Met] = field(default_factory=list)
     started: list[events.Started] = field(default_factory=list)
     """Candidates launched for the first time in the replay that has yet to end; one of each site."""
-    marks: list[tuple[float, str]] = field(default_factory=list)
-    """Rungs, drops and winners of which this rank told first."""
     labels: dict[int, str] = field(default_factory=dict)
     """Number of a site on this rank -> its label."""
     done: events.TuningEnded | None = None
@@ -52,9 +50,10 @@ class SiteStory:
     """One site of a tuning, or the site of a record."""
 
     met: events.SiteMet
-    rung: events.Ranked | None = None
-    """The last one."""
-    dropped: set[int] = field(default_factory=set)
+    rungs: list[events.Ranked] = field(default_factory=list)
+    """Of the rank that told first."""
+    dropped: dict[int, events.Dropped] = field(default_factory=dict)
+    """By candidate."""
     won: events.Won | None = None
     record: TuningRecord | None = None
     """None until the site is settled."""
@@ -66,22 +65,19 @@ class SiteStory:
         words = self.met.configs[index].split(" ") if 0 <= index < len(self.met.configs) else [f"candidate {index}"]
         return " ".join(word for word in words if "pre_hook=" not in word)
 
-    def take(self, event: events.Ranked | events.Dropped | events.Won) -> str:
-        """Take in what a rank tells. The first word counts: returns what is new in it, in words."""
-        if isinstance(event, events.Dropped) and event.candidate not in self.dropped:
-            self.dropped.add(event.candidate)
-            return f"dropped: site {self.met.site} candidate {event.candidate}"
-        if isinstance(event, events.Ranked) and (self.rung is None or self.rung.rank == event.rank):
-            self.rung = event
-            return f"rung: site {self.met.site}, {event.n_left} left"
-        if isinstance(event, events.Won) and self.won is None:
+    def take(self, event: events.Ranked | events.Dropped | events.Won) -> None:
+        """Take in what a rank tells; the first word counts."""
+        if isinstance(event, events.Dropped):
+            self.dropped.setdefault(event.candidate, event)
+        elif isinstance(event, events.Ranked):
+            if not self.rungs or self.rungs[0].rank == event.rank:
+                self.rungs.append(event)
+        elif self.won is None:
             self.won = event
             try:
                 self.record = TuningRecord.model_validate(event.record)
             except ValidationError as error:
                 self.unreadable = first_mistake(error)
-            return f"winner: site {self.met.site} candidate {event.winner}"
-        return ""
 
 
 @dataclass(slots=True)
@@ -174,6 +170,11 @@ class Story:
         rank.last_at = max(rank.last_at, event.at)
         if rank.done and isinstance(event, events.Won | events.TuningEnded) and _MIXED not in self.notes:
             self.notes.append(_MIXED)  # the event of the last run alone follows the end
+        if isinstance(event, events.Ranked | events.Dropped | events.Won):
+            site = tuning.sites.get(rank.labels.get(event.site, ""))
+            if site is not None:  # else told by a line that was passed over
+                site.take(event)
+            return
         match event:
             case events.TuningBegun():
                 tuning.closure, rank.world_size = event.closure, event.world_size
@@ -193,10 +194,6 @@ class Story:
             case events.Met():
                 rank.meetings.append(event)
                 rank.started = []  # ranks meet between replays only, so its launch has come back
-            case events.Ranked() | events.Dropped() | events.Won():
-                site = tuning.sites.get(rank.labels.get(event.site, ""))  # None: told by a line that was passed over
-                if site is not None and (news := site.take(event)):
-                    rank.marks.append((event.at, news))
             case events.TuningEnded():
                 rank.done, rank.started = event, []
                 tuning.seconds = tuning.seconds or event.seconds

@@ -7,66 +7,67 @@ the first event of the story, each rank's by the clock of its host.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_tune.report.story import RankStory, Story, TuningStory
 
-_THREADS = ("phases", "replays", "meetings")
-
-
-class Span(NamedTuple):
-    """Something with a begin and an end, in seconds since 1970; a mark has no end."""
-
-    thread: str
-    name: str
-    begin: float
-    end: float | None
-    arguments: dict[str, str] | None = None
+_PHASES, _REPLAYS, _MEETINGS, _WORKERS = 1, 2, 3, 10
+"""Numbers of threads; of workers the first one's."""
+_NAMES = {_PHASES: "phases", _REPLAYS: "replays", _MEETINGS: "meetings"}
 
 
 def trace_events(story: Story) -> Iterator[dict[str, Any]]:
     """All events of the story's ranks: names, then spans and marks in the order of time."""
-    spans = [(rank.rank, span) for tuning in story.tunings.values() for rank in tuning.ranks.values() for span in _spans(tuning, rank)]
-    zero = min([span.begin for _, span in spans] + [r.begun_at for t in story.tunings.values() for r in t.ranks.values()], default=0.0)
-    numbers: dict[tuple[int, str], int] = {}
-    for number in sorted({rank for tuning in story.tunings.values() for rank in tuning.ranks}):
+    ranks = [(tuning, rank) for tuning in story.tunings.values() for rank in tuning.ranks.values()]
+    found = [event for tuning, rank in ranks for event in _of_rank(tuning, rank)]
+    zero = min([event["ts"] for event in found] + [rank.begun_at for _, rank in ranks], default=0.0)
+    for number in sorted({rank.rank for _, rank in ranks}):
         run = story.runs.get(number)
-        workers = sorted({span.thread for rank, span in spans if rank == number} - {*_THREADS}, key=lambda name: (len(name), name))
         yield _named("process_name", number, 0, f"rank {number}" + (f" ({run.host}, {run.device})" if run else ""))
         yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
-        for k, thread in enumerate((*_THREADS, *workers), 1):
-            numbers[number, thread] = k
-            yield _named("thread_name", number, k, thread)
-    found = []
-    for rank, span in spans:
-        event: dict[str, Any] = {"name": span.name, "pid": rank, "tid": numbers[rank, span.thread], "ts": round((span.begin - zero) * 1e6)}
-        if span.end is None:
-            event |= {"ph": "i", "s": "t"}
-        else:  # a clock of a host may be set back
-            event |= {"ph": "X", "dur": max(0, round((span.end - zero) * 1e6) - event["ts"])}
-        found.append(event | ({"args": span.arguments} if span.arguments else {}))
+        for thread in sorted({*_NAMES, *(event["tid"] for event in found if event["pid"] == number)}):
+            yield _named("thread_name", number, thread, _NAMES.get(thread, f"compile worker {thread - _WORKERS}"))
+    for event in found:
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
+        event["ts"] = round((begin - zero) * 1e6)
+        if "dur" in event:
+            event["dur"] = max(0, round((end - zero) * 1e6) - event["ts"])  # a clock of a host may be set back
     yield from sorted(found, key=lambda each: (each["ts"], -each.get("dur", 0)))  # an outer span before those within it
+
+
+def _of_rank(tuning: TuningStory, rank: RankStory) -> Iterator[dict[str, Any]]:
+    """Spans and marks, in seconds."""
+
+    def span(thread: int, name: str, end: float, seconds: float) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "pid": rank.rank, "tid": thread, "ts": end - seconds, "dur": seconds}
+
+    def mark(name: str, at: float) -> dict[str, Any]:
+        return {"ph": "i", "s": "t", "name": name, "pid": rank.rank, "tid": _PHASES, "ts": at}
+
+    total_s = rank.done.seconds.get("total", 0.0) if rank.done else 0.0
+    # Records are written after the last phase, and the run's last event follows.
+    last_at = min(rank.last_at, rank.begun_at + total_s) if total_s else rank.last_at
+    ends = [each.at for each in rank.phases[1:]] + [last_at] * bool(rank.phases)
+    for phase, end in zip(rank.phases, ends, strict=True):
+        yield span(_PHASES, phase.phase, end, end - phase.at) | {"args": {"closure": tuning.closure}}
+    for replay in rank.replays:
+        ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(replay.candidates.items())[:20])
+        discarded = f" discarded: {replay.discarded}" * bool(replay.discarded)
+        yield span(_REPLAYS, f"replay {replay.replay} {ran}{discarded}".strip(), replay.at, replay.seconds)
+    yield from (span(_MEETINGS, met.topic, met.at, met.seconds) for met in rank.meetings)
+    for each in rank.compiles:
+        name = f"site {each.site} candidate {each.candidate}" + " (cached)" * each.is_cached
+        yield span(_WORKERS + each.worker, name, each.at, each.seconds)
+    if rank.done and rank.done.error:
+        yield mark(f"failed: {rank.done.error[:300]}", rank.last_at)
+    for site in tuning.sites.values():
+        rungs = [rung for rung in site.rungs if rung.rank == rank.rank]
+        yield from (mark(f"rung: site {site.met.site}, {rung.n_left} left", rung.at) for rung in rungs)
+        dropped = [each for each in site.dropped.values() if each.rank == rank.rank]
+        yield from (mark(f"dropped: site {site.met.site} candidate {each.candidate}", each.at) for each in dropped)
+        if site.won and site.won.rank == rank.rank:
+            yield mark(f"winner: site {site.met.site} candidate {site.won.winner}", site.won.at)
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _spans(tuning: TuningStory, rank: RankStory) -> Iterator[Span]:
-    total_s = rank.done.seconds.get("total", 0.0) if rank.done else 0.0
-    # Records are written after the last phase, and the run's last event follows.
-    last_at = min(rank.last_at, rank.begun_at + total_s) if total_s else rank.last_at
-    for phase, end in zip(rank.phases, [*(each.at for each in rank.phases[1:]), last_at], strict=False):
-        yield Span("phases", phase.phase, phase.at, max(phase.at, end), {"closure": tuning.closure})
-    for replay in rank.replays:
-        ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(replay.candidates.items())[:20])
-        name = f"replay {replay.replay} {ran}{f' discarded: {replay.discarded}' * bool(replay.discarded)}"
-        yield Span("replays", name.strip(), replay.at - replay.seconds, replay.at)
-    for met in rank.meetings:
-        yield Span("meetings", met.topic, met.at - met.seconds, met.at)
-    for each in rank.compiles:
-        name = f"site {each.site} candidate {each.candidate}" + " (cached)" * each.is_cached
-        yield Span(f"compile worker {each.worker}", name, each.at - each.seconds, each.at)
-    yield from (Span("phases", name, at, None) for at, name in rank.marks)
-    if rank.done and rank.done.error:
-        yield Span("phases", f"failed: {rank.done.error[:300]}", rank.last_at, None)

@@ -100,15 +100,15 @@ def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
     told = content(story)
     assert dict(told["machine"])["ranks"] == "4 ranks on 1 host, NVIDIA H200"
     (tuning,) = told["tunings"]
-    assert (tuning["first_ms"], tuning["best_ms"], tuning["cells"][3]) == (2.31, 1.62, "1.43x")
-    assert "rank 3 (4 of 4 meetings" in tuning["cells"][-1]
+    assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
+    assert "rank 3 (4 of 4 meetings" in tuning["came_last"]
     site = told["sites"][0]
     best, *others = site["candidates"]
     assert (best["index"], best["python"]) == (site["best"], python_config(record(0).best.fields))
     assert [rank for rank, _ in best["ranks"]] == [0, 1, 2, 3]
     assert all(each["why"] for each in others)
-    assert "cannot run here (shared memory)" in dict(site["facts"])["candidates"]
-    assert site["parameters"][0][0] == "BLOCK_M"
+    assert "cannot run here (shared memory)" in site["outcomes"]
+    assert next(iter(site["explained"])) == "BLOCK_M"
 
 
 def test_the_reason_of_the_choice_is_the_one_that_was_stored():
@@ -119,7 +119,7 @@ def test_the_reason_of_the_choice_is_the_one_that_was_stored():
         each.model_copy(update={"reason": reason}) if each.kind == "winner" else each for each in events([record(1, 12, reason="")], 0, 1)
     ]
     for told in (story_of_records([stored]), story_of(*won)):
-        assert dict(content(told)["sites"][0]["facts"])["reason"] == reason
+        assert content(told)["sites"][0]["reason"] == reason
         assert f"  chosen: {reason}; " in text(told)
         assert summary(told)["sites"][0]["reason"] == reason
 
@@ -149,7 +149,7 @@ def test_two_tunings_of_one_closure_are_told_apart():
     assert "; took 14.2 s" in facts["step, call 4"]
     assert summary(told)["title"] == "step"
     assert [(row["label"], row["tuning"]) for row in summary(told)["sites"]] == [("gemm_1 [1024, 2752]", f"step, call {n}") for n in (1, 4)]
-    assert [each["cells"][0] for each in content(told)["tunings"]] == ["step, call 1", "step, call 4"]
+    assert [each["name"] for each in content(told)["tunings"]] == ["step, call 1", "step, call 4"]
     assert "\nstep, call 4:\n" in text(told)
 
 
@@ -183,7 +183,7 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     """With what the race knows."""
     told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
     (site,) = content(told)["sites"]
-    assert dict(site["facts"])["reason"].startswith("not settled; best so far: BLOCK_M=")
+    assert site["reason"].startswith("not settled; best so far: BLOCK_M=")
     assert (site["candidates"], summary(told)["sites"][0]["winner"]) == ([], "")
     assert "not settled" in text(told)
 
