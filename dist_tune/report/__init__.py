@@ -3,7 +3,7 @@
 Reads the event files of a log folder and the records of the cache, and writes where it is told; tunes nothing and changes no record.
 """
 
-from dist_tune.report.compare import compare
+from dist_tune.report.compare import compare, comparison_lines
 from dist_tune.report.facts import summary
 from dist_tune.report.page import render
 from dist_tune.report.reader import UnreadableEventsError, Watcher, story_of_folder
@@ -12,6 +12,6 @@ from dist_tune.report.text import progress_lines, text
 from dist_tune.report.trace import trace_events
 
 __all__ = [
-    "Story", "UnreadableEventsError", "Watcher", "compare", "progress_lines", "render", "story_of_folder", "story_of_records",
-    "summary", "text", "trace_events",
+    "Story", "UnreadableEventsError", "Watcher", "compare", "comparison_lines", "progress_lines", "render", "story_of_folder",
+    "story_of_records", "summary", "text", "trace_events",
 ]  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dist_tune.cache import TuningRecord, fates
 from dist_tune.output import closure_name
@@ -14,62 +13,14 @@ LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two records of one kernel and key. Times are milliseconds."""
+def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> dict[str, Any]:
+    """Records of one kernel and key are compared, those first that have most in common; two single ones of one kernel with any keys.
 
-    kernel: str
-    key: str
-    changes: list[dict[str, str]]
-    """Name, before, after."""
-    before_ms: float | None
-    after_ms: float | None
-    noise_ms: float
-    """The ``spread_ms`` of both winners added, and at least 1 % of the time before."""
-    verdict: Literal["slower", "faster", "as fast", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Result of ``compare``."""
-
-    pairs: list[Pair]
-    only_before: list[str]
-    """Kernel and key."""
-    only_after: list[str]
-
-    @property
-    def n_slower(self) -> int:
-        """Winners that got slower by more than the noise."""
-        return sum(pair.verdict == "slower" for pair in self.pairs)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """As a JSON document."""
-        return asdict(self) | {"n_slower": self.n_slower}
-
-    @property
-    def lines(self) -> list[str]:
-        """For people: two or more lines for each pair, then what only one side has, then a summary of the pairs if there are any."""
-        lines = []
-        for pair in self.pairs:
-            times = "a winner without a time"
-            if pair.before_ms is not None and pair.after_ms is not None:
-                change = f" ({100 * (pair.after_ms / pair.before_ms - 1):+.1f} %)" if pair.before_ms else ""
-                times = f"{pair.before_ms:.4g} -> {pair.after_ms:.4g} ms{change}, {pair.verdict}; noise {pair.noise_ms:.2g} ms"
-            lines.append(f"{pair.kernel} {pair.key}: {times}")
-            lines += [f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair.changes]
-        lines += [f"only in the first: {each}" for each in self.only_before]
-        lines += [f"only in the second: {each}" for each in self.only_after]
-        n_of = Counter(pair.verdict for pair in self.pairs)
-        counts = ", ".join(f"{n_of[each]} {each}" for each in ("slower", "faster", "as fast", "unknown") if n_of[each])
-        return [*lines, *[f"{len(self.pairs)} compared: {counts}"] * bool(counts)]
-
-
-def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> Comparison:
-    """Records of one kernel and key are compared, those first that have most in common; two single ones of one kernel with any keys."""
+    A JSON document: ``pairs``, kernels and keys that are ``only_before`` or ``only_after``, and ``n_slower``, the number of winners that
+    got slower by more than the noise. The verdict of a pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
+    """
     if len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel):
-        return Comparison([_pair(before[0], after[0])], [], [])
+        return _comparison([_pair(before[0], after[0])])
     waiting: dict[str, list[TuningRecord]] = defaultdict(list)
     for record in after:
         waiting[f"{record.kernel} {record.key}"].append(record)
@@ -81,19 +32,43 @@ def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> Co
         nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.recency))
         rivals.remove(nearest)
         pairs.append(_pair(record, nearest))
-    return Comparison(pairs, only_before, [name for name, left in waiting.items() for _ in left])
+    return _comparison(pairs, only_before, [name for name, left in waiting.items() for _ in left])
 
 
-def _pair(before: TuningRecord, after: TuningRecord) -> Pair:
+def comparison_lines(found: dict[str, Any]) -> list[str]:
+    """For people: two or more lines for each pair, then what only one side has, then a summary of the pairs if there are any."""
+    lines = []
+    for pair in found["pairs"]:
+        before_ms, after_ms, times = pair["before_ms"], pair["after_ms"], "a winner without a time"
+        if before_ms is not None and after_ms is not None:
+            change = f" ({100 * (after_ms / before_ms - 1):+.1f} %)" if before_ms else ""
+            times = f"{before_ms:.4g} -> {after_ms:.4g} ms{change}, {pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
+        lines.append(f"{pair['kernel']} {pair['key']}: {times}")
+        lines += [f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"]]
+    lines += [f"only in the first: {each}" for each in found["only_before"]]
+    lines += [f"only in the second: {each}" for each in found["only_after"]]
+    n_of = Counter(pair["verdict"] for pair in found["pairs"])
+    counts = ", ".join(f"{n_of[each]} {each}" for each in ("slower", "faster", "as fast", "unknown") if n_of[each])
+    return [*lines, *[f"{len(found['pairs'])} compared: {counts}"] * bool(counts)]
+
+
+def _comparison(pairs: list[dict[str, Any]], only_before: Sequence[str] = (), only_after: Sequence[str] = ()) -> dict[str, Any]:
+    n_slower = sum(pair["verdict"] == "slower" for pair in pairs)
+    return {"pairs": pairs, "only_before": list(only_before), "only_after": list(only_after), "n_slower": n_slower}
+
+
+def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
+    """``noise_ms``: the ``spread_ms`` of both winners added, and at least 1 % of the time before."""
     changes = _differences(before, after)
     changes += [("winner", before.best.config, after.best.config), ("outcome", fates(before).text, fates(after).text)]
-    told = [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b]
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
     noise_ms = max((before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0), LEAST_NOISE * (before_ms or 0.0))
-    verdict: Literal["slower", "faster", "as fast", "unknown"] = "unknown"
+    verdict = "unknown"
     if before_ms is not None and after_ms is not None:
         verdict = "as fast" if abs(after_ms - before_ms) <= noise_ms else "slower" if after_ms > before_ms else "faster"
-    return Pair(after.kernel, after.key, told, before_ms, after_ms, noise_ms, verdict)
+    told = [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b]
+    times = {"before_ms": before_ms, "after_ms": after_ms, "noise_ms": noise_ms, "verdict": verdict}
+    return {"kernel": after.kernel, "key": after.key, "changes": told, **times}
 
 
 def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, str, str]]:

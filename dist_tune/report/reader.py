@@ -5,7 +5,6 @@ Knows files and the format of events; what events mean together is the story's.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from dist_tune.safe_files import opener
 MAX_FILE_BYTES = 256 * 2**20
 """Of an event file; a tuning of 20 sites of 200 candidates writes about 2 MB on each rank."""
 _NAME = re.compile(r"rank-(\d{1,7})\.jsonl")
+_VERSION = re.compile(rb'\{"v":\s*(\d{1,9})\b')
 _HEADER = re.compile(rb'^\{[^{}\n]{0,200}"kind"\s*:\s*"run"', re.MULTILINE)
 
 
@@ -89,19 +89,15 @@ class EventFile:
         return BytesIO(content)
 
     def _event(self, line: bytes) -> AnyEvent | None:
-        event: AnyEvent | None = None
-        version: object = None
-        try:
+        """None with a ``refusal``, or where the line is cut off and may be written on."""
+        where, event = f", line {self._n_lines + 1}", None
+        if (version := _VERSION.match(line)) and int(version[1]) != EVENTS_VERSION:
+            self.refusal = f"{where}: written with events version {int(version[1])}, and this dist_tune reads version {EVENTS_VERSION}"
+            return None
+        with suppress(ValidationError):
             event = EVENT.validate_json(line)
-            version = event.v
-        except ValidationError:
-            with suppress(ValueError, TypeError, RecursionError):
-                version = dict(json.loads(line)).get("v")
-        if isinstance(version, int) and version != EVENTS_VERSION:
-            written = f"written with events version {version}, and this dist_tune reads version {EVENTS_VERSION}"
-            self.refusal, event = f", line {self._n_lines + 1}: {written}", None
-        elif event is None and line.endswith(b"\n"):
-            self.refusal = f", line {self._n_lines + 1}: no event"
+        if event is None and line.endswith(b"\n"):
+            self.refusal = f"{where}: no event"
         self._is_cut_off = event is None and not self.refusal
         return event
 
