@@ -15,6 +15,7 @@ from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
+_KINDS = ("end", "left", "unmeasured", "not raced", "untried", "equal")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
@@ -38,6 +39,8 @@ class Fates:
     """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
     n_raced_out: int
     n_unmeasured: int
+    n_not_raced: int
+    """Compiled, and then left out by the budget or by earlier times."""
     n_untried: int
     n_equal: int
     failures: Counter[str]
@@ -56,6 +59,7 @@ class Fates:
             "not timed": self.n_unmeasured,
             "the same kernel as another": self.n_equal,
             f"cannot run here ({causes})": n_failed,
+            "not raced": self.n_not_raced,
             "untried": self.n_untried,
         }
         return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
@@ -72,11 +76,14 @@ def fates(record: TuningRecord) -> Fates:
             counts["equal"] += 1
         elif each.left == NOT_TRIED:
             counts["untried"] += 1
-        elif each.left is not None:
-            counts["left"] += 1
+        elif each.left is not None and each.left.startswith("not raced"):
+            counts["not raced"] += 1
+        elif each.latency_ms is None:
+            counts["unmeasured"] += 1
         else:
-            counts["unmeasured" if each.latency_ms is None else "end"] += 1
-    return Fates(counts["end"], counts["left"], counts["unmeasured"], counts["untried"], counts["equal"], failures, counts["left"] > 0)
+            counts["end" if each.left is None else "left"] += 1
+    end, left, unmeasured, not_raced, untried, equal = (counts[kind] for kind in _KINDS)
+    return Fates(end, left, unmeasured, not_raced, untried, equal, failures, left > 0)
 
 
 def cause(failure: str) -> str:
