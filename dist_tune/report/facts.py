@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC
 from math import log
 from pathlib import Path
@@ -68,20 +68,15 @@ def told(tuning: TuningStory) -> dict[str, str]:
     if tuning.first_ms and tuning.best_ms:
         steps = f"{tuning.first_ms:.4g} ms with the first configs, {tuning.best_ms:.4g} ms with the winners"
         found["step"] = f"{steps}: {tuning.first_ms / tuning.best_ms:.2f}x"
-    if phases := phase_seconds(tuning.seconds):
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+    if phases := {name: tuning.seconds[name] for name in PHASES if tuning.seconds.get(name)}:
         total = tuning.seconds.get("total") or sum(phases.values())
+        if (rest := total - sum(phases.values())) > 0.005:
+            phases["other"] = rest
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
         found["took"] = f"{total:.1f} s ({parts}), {amount(tuning.n_replays, 'replay')}"
     if tuning.seconds.get("meetings"):
         found["meetings"] = f"{tuning.seconds['meetings']:.2f} s, a part of the phases"
     return found
-
-
-def phase_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The phases that add up to the total; seconds of none are "other"."""
-    parts = {name: seconds[name] for name in PHASES if seconds.get(name)}
-    rest = seconds.get("total", 0.0) - sum(parts.values())
-    return parts | ({"other": rest} if rest > 0.005 and parts else {})
 
 
 def stragglers(tuning: TuningStory) -> str:

@@ -49,8 +49,12 @@ def test_the_last_to_come_is_the_one_who_waits_least():
 
 def test_phases_add_up_to_the_total():
     """Meetings are a part of them, and what is left is called other."""
-    assert facts.phase_seconds({"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}) == {"compile": 6.0, "race": 3.0, "other": 1.0}
-    assert facts.phase_seconds({"total": 9.0, "compile": 6.0, "race": 3.0}) == {"compile": 6.0, "race": 3.0}
+    tuning = TuningStory("t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1)
+    told = {"took": "10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay", "meetings": "2.00 s, a part of the phases"}
+    assert facts.told(tuning) == told
+    assert facts.told(TuningStory("t", seconds={"total": 9.0, "compile": 6.0, "race": 3.0})) == {
+        "took": "9.0 s (compile 6.0, race 3.0), 0 replays"
+    }
 
 
 def test_the_parameter_that_decides_explains_most():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,6 @@ def test_a_file_that_another_job_begins_anew_has_its_own_damage(path: Path):
     path.write_bytes(content)
     assert kinds(file)
     assert file.damage == ""
-
-
-def test_a_file_of_a_gigabyte_is_not_read_into_memory(path: Path):
-    """It names the size and the limit."""
-    os.truncate(path, 2**30)
-    file = EventFile(path, 0)
-    assert kinds(file) == []
-    assert "rank-0.jsonl: 1024 MiB, and at most 256 MiB are read" in file.damage
 
 
 def test_files_that_grow_and_ranks_that_join_are_followed(tmp_path: Path):
