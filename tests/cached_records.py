@@ -31,6 +31,7 @@ def candidate(index: int, **changes: Any) -> CandidateRecord:
 def record(n_candidates: int = 3, **changes: Any) -> TuningRecord:
     values: dict[str, Any] = {
         "closure": "step", "kernel": "model.gemm", "key": "[4096,2752,torch.bfloat16]", "source": "0123456789abcdef", "winner": 1,
+        "reason": "fastest step",
         "candidates": [candidate(index) for index in range(n_candidates)], "n_replays": 90, "closure_weight": 0.5, "seconds": 10.0,
         "spent": Seconds(total=10.0, race=8.0), "meeting_seconds": [0.001, 0.002], "environment": environment(), "tuned_at": NOON,
     }  # fmt: skip

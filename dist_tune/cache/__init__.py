@@ -13,7 +13,6 @@ from dist_tune.cache.account import (
     fates,
     gain,
     lead,
-    reason,
     short_config,
     skew,
     step_times,
@@ -59,6 +58,6 @@ __all__ = [
     "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
     "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
     "fates", "fingerprint", "gain", "is_held", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code",
-    "read_quarantine", "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
+    "read_quarantine", "read_record", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
     "text_of", "unseal", "weighing", "why_not", "write_whole",
 ]  # fmt: skip

@@ -150,6 +150,8 @@ class TuningRecord(BaseModel):
     """Imports inside that code, as "module.name", whose code is not in the digest: if it changes, the record still counts."""
     winner: int
     """Index into ``candidates``."""
+    reason: str = ""
+    """The reason of the choice in words, as it was made; empty in records of earlier versions."""
     candidates: list[CandidateRecord]
     """All candidates, by index."""
     n_replays: int

@@ -70,6 +70,19 @@ class Standings:
         first = next(iter([*self.alive(), *runnable]), None)
         return min(prior, key=lambda i: (i != self.prior_winner, self.prior_times[i].kernel_ms, i), default=first)
 
+    def why_alone(self, winner: int | None) -> str:
+        """The reason of a choice that compared nothing, in words."""
+        runnable = self._runnable()
+        if self.n_candidates == 1:
+            return "the only config"
+        if len(runnable) < 2:
+            return "only one that runs" + " of those tried" * bool(self.untried)
+        if measured := self.measured(runnable):
+            return "fastest in the race" if len(measured) > 1 else "only one that was measured"
+        if winner in self.prior_times:
+            return "fastest by earlier times"
+        return next((self.left[i] for i in runnable if i in self.left), "nothing was measured: no replay met this site")
+
     def fail(self, failures: Mapping[int, str]) -> None:
         """Take candidates out that do not run on some rank, and their equals; the first reason stays."""
         self.failures = {**failures, **self.failures}

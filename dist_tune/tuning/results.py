@@ -33,6 +33,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
+        reason=race.reason(label),
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
         n_replays=context.replays.n_replays,
         n_variants=context.replays.trials.variants.counts.get(label, 1),

@@ -18,7 +18,6 @@ from dist_tune.cache import (
     fates,
     gain,
     lead,
-    reason,
     short_config,
     skew,
 )
@@ -67,9 +66,9 @@ def headline(record: TuningRecord) -> str:
         told.append("the first config was not timed")
     if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
         told.append(lead_words(ahead))
-    why = reason(record)
+    why = record.reason
     is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and why == "fastest step"
-    return ", ".join([*told, "chosen because the step is faster" if is_slower else why])
+    return ", ".join(filter(None, [*told, "chosen because the step is faster" if is_slower else why]))
 
 
 def drag(record: TuningRecord) -> str:

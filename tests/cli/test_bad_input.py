@@ -19,7 +19,7 @@ from tests.report_commands import refusal, run
 
 pytestmark = pytest.mark.once
 
-CUT_OFF = re.compile(r"dist-tune: \S+/rank-0\.jsonl, line \d+: cut off, passed over")
+CUT_OFF = re.compile(r"dist-tune: \S+/rank-0\.jsonl, line \d+: cut off: the rest of rank 0 is left out")
 
 
 @pytest.fixture
@@ -159,7 +159,9 @@ def test_what_is_passed_over_is_told_beside_a_trace_and_a_comparison(cut: Path, 
     """On stderr, because stdout is the answer; the text of a report and JSON have it among their notes, too."""
     for words in (("trace", cut, "-o", tmp_path / "trace.json"), ("diff", cut, cut), ("watch", cut, "--once"), ("report", cut, "--text")):
         assert any(map(CUT_OFF.fullmatch, run(*words, code=3).stderr.splitlines())), words
-    assert re.search(r"note: \S+/rank-0\.jsonl, line \d+: cut off, passed over", run("report", cut, "--text", code=3).stdout)
+    assert re.search(
+        r"note: \S+/rank-0\.jsonl, line \d+: cut off: the rest of rank 0 is left out", run("report", cut, "--text", code=3).stdout
+    )
     told = json.loads(run("trace", cut, "-o", tmp_path / "trace.json", "--json", code=3).stdout)
     assert any(CUT_OFF.fullmatch(f"dist-tune: {note}") for note in told["notes"])
 

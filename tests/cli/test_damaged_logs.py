@@ -21,35 +21,35 @@ N_LINES = len(list(events([record(0, 24), record(1, 24)], 1)))
 def cut_in_the_middle(file: Path) -> str:
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    return f", line {content[: len(content) // 2].count(bytes([10])) + 1}: cut off, passed over"
+    return f", line {content[: len(content) // 2].count(bytes([10])) + 1}: cut off: the rest of rank 1 is left out"
 
 
 def cut_in_its_first_line(file: Path) -> str:
     file.write_bytes(file.read_bytes()[:40])
-    return ", line 1: cut off, and no event stands before it: rank 1 is left out"
+    return ", line 1: cut off: rank 1 is left out"
 
 
 def one_line_of_garbage(file: Path) -> str:
     content = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*content[:7], b"no event\n", *content[7:]]))
-    return ", line 8: no event, passed over"
+    return ", line 8: no event: the rest of rank 1 is left out"
 
 
 def garbage_and_cut_off(file: Path) -> str:
     content = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*content[:7], b"\xff\xfe\0\n", b"[]\n", *content[7:]])[:-9])
-    return ", line 8: no event, passed over, and so are 2 more lines"
+    return ", line 8: no event: the rest of rank 1 is left out"
 
 
 def binary(file: Path) -> str:
     file.write_bytes(bytes(range(256)) * 64)
-    return ", line 1: no event, nor is any other line: rank 1 is left out"
+    return ", line 1: no event: rank 1 is left out"
 
 
 def zeros(file: Path) -> str:
     """As a file system leaves a file after a power cut."""
     file.write_bytes(bytes(4096))
-    return ", line 1: cut off, and no event stands before it: rank 1 is left out"
+    return ", line 1: cut off: rank 1 is left out"
 
 
 def empty(file: Path) -> str:
@@ -94,7 +94,7 @@ def a_gigabyte(file: Path) -> str:
 def an_endless_line(file: Path) -> str:
     """As a file system leaves a file that was being written to at a power cut."""
     os.truncate(file, 9 * 2**20)
-    return f", line {N_LINES + 1}: more than 8 MiB, and no event has as many: the rest of rank 1 is left out"
+    return f", line {N_LINES + 1}: cut off: the rest of rank 1 is left out"
 
 
 DAMAGES = [
@@ -154,7 +154,7 @@ def test_a_folder_of_damaged_files_alone_is_one_line(logs: Path):
     for rank in range(4):
         (logs / f"rank-{rank}.jsonl").write_text("no event\n")
     for words in (("report", logs), ("watch", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
-        line = f"dist-tune: {logs}/rank-0.jsonl, line 1: no event, nor is any other line; the files of 3 more ranks cannot be used either"
+        line = f"dist-tune: {logs}/rank-0.jsonl, line 1: no event: rank 0 is left out, and so are all others"
         assert refusal(*words) == line
 
 

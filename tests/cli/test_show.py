@@ -11,6 +11,7 @@ import pytest
 from dist_tune.cache import records
 from dist_tune.cache.folder import Cache
 from dist_tune.cache.records import Seconds, TuningRecord
+from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
 
@@ -113,7 +114,20 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
     assert table[2].endswith("rank 1: OutOfResources: shared memory")
     for word in ("slowest rank 0, fastest 0.2000 ms", "227 KiB", "10.0 s (race 8.0)", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
-    assert "3: 1 to the end, 1 left the race, 1 dropped; all with num_warps=4 FAST=True MODE='x' NONE=None" in out
+    told = "3 tried: 1 in the finals, 1 raced out, 1 cannot run here (shared memory)"
+    assert f"{told}; all with num_warps=4 FAST=True MODE='x' NONE=None" in out
+
+
+def test_what_was_never_tried_has_not_left_the_race(cache: Cache, ask: Answers):
+    """A guided search tries a part of a large space; the rest is named as such, by the number and in each row."""
+    bare: dict[str, Any] = {"latency_ms": None, "spread_ms": None, "closure_ms": None, "n_replays": 0, "rank_latencies_ms": {}}
+    keep(
+        cache,
+        record(candidates=[candidate(0, left=None), candidate(1, **bare, left=NOT_TRIED), candidate(2, **bare, left=NOT_TRIED)], winner=0),
+    )
+    out = ask("show", "gemm")
+    assert "1 tried: 1 timed, 2 untried" in out
+    assert "left the race" not in out
 
 
 def test_show_for_programs_is_the_whole_record(cache: Cache, ask: Answers):
@@ -278,17 +292,17 @@ def test_equal_candidates_are_named(cache: Cache, ask: Answers):
     """On the page beside each, and with their number there and in the comparison of environments."""
     (stem,) = keep(cache, record(candidates=[candidate(0, left=None), candidate(1, left=None), candidate(2, left=None, equal_to=1)]))
     page = ask("show", stem[:8])
-    assert "3: 2 to the end, 1 the same kernel as another" in page
-    assert page.count("the same kernel as 1") == 1
+    assert "3 tried: 2 timed, 1 the same kernel as another" in page
+    assert page.count("the same kernel as candidate 1") == 1
     assert "(3, 1 the same kernel as another)" in " ".join(ask("explain", stem[:8]).split())
 
 
 def test_show_leaves_no_finalist_without_a_reason(cache: Cache, ask: Answers):
-    """What lost in the finals says by how much, as the log does; and the page names the reason of the choice."""
-    keep(cache, record(candidates=[candidate(0, left=None, spread_ms=0.0), candidate(1, left=None)], winner=0))
+    """What lost in the finals says by how much, as the log does; and the page names the reason of the choice as it was stored."""
+    keep(cache, record(candidates=[candidate(0, left=None, spread_ms=0.0), candidate(1, left=None)], winner=0, reason="as it was stored"))
     page = " ".join(ask("show", "gemm").split())
-    assert "chosen fastest step" in page
-    assert "slower in the finals: +1000.0% by its kernel, +1.0000 ms by the step" in page
+    assert "chosen as it was stored" in page
+    assert "not chosen: +1000.0% by its kernel, +1.0000 ms by the step" in page
 
 
 def test_show_has_no_part_longer_than_its_whole(cache: Cache, ask: Answers):

@@ -40,7 +40,14 @@ def ag_gemm(**changes: Any) -> TuningRecord:
     rows = [row(0, 0.209, left="left the race after rung 0"), row(1, 0.146), row(2, 0.146 * 1.021), row(3, 0.16), row(4, 0.17)]
     rows += [row(i, 0.5, left="left the race after rung 0") for i in range(5, 148)]
     rows += [row(i, None, failure=SMEM) for i in range(148, 216)]
-    values = {"kernel": "kernels.ag_gemm.ag_gemm", "key": "[4096,11008,4096]", "candidates": rows, "winner": 1, "seconds": 3.4}
+    values = {
+        "kernel": "kernels.ag_gemm.ag_gemm",
+        "key": "[4096,11008,4096]",
+        "candidates": rows,
+        "winner": 1,
+        "reason": "fastest step",
+        "seconds": 3.4,
+    }
     return record(**{**values, **changes})
 
 
@@ -130,7 +137,7 @@ def test_the_table_is_aligned_and_names_a_reason_for_each():
     assert all(re.fullmatch(r".*\d", each[:at]) for each in rows)
     assert [int(each.split()[0]) for each in rows[:5]] == [1, 2, 3, 4, 0]
     assert rows[0].endswith("winner: fastest step")
-    assert re.search(r"slower in the finals: \+2.1% by its kernel, \+0.0031 ms by the step$", rows[1])
+    assert re.search(r"not chosen: \+2.1% by its kernel, \+0.0031 ms by the step$", rows[1])
     assert rows[4].endswith("left the race after rung 0")
     assert rows[-1].endswith(SMEM)
     assert not any("pre_hook" in each for each in rows)

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord, reason, weighing, why_not
+from dist_tune.cache import CandidateRecord, Environment, TuningRecord, fates, weighing, why_not
 from dist_tune.cli.records.selection import Listed, by_environment
 from dist_tune.cli.tables import ago, facts, grid, milliseconds, plain, size
 from dist_tune.output import amount
@@ -69,7 +69,7 @@ def record_page(listed: Listed) -> list[RenderableType]:
     shared = " ".join(f"{name}={value!r}" for name, value in shared_fields(record).items())
     pairs = {
         "winner": f"{record.winner}: {plain(record.best.config, _MAX_CONFIG)}",
-        "chosen": "; ".join(filter(None, [plain(reason(record)), weighing(record)])),
+        "chosen": "; ".join(filter(None, [plain(record.reason), weighing(record)])),
         "measured": _SEPARATOR.join(_measured(record.best)),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
@@ -77,7 +77,7 @@ def record_page(listed: Listed) -> list[RenderableType]:
         "with": software(record.environment),
         "source": plain(record.source) + (f", without {not_followed(record)}" if record.not_followed else ""),
         "file": plain(listed.path.absolute(), 1000),
-        "candidates": outcomes(record) + (f"; all with {plain(shared, 1000)}" if shared else ""),
+        "candidates": plain(fates(record).text, 1000) + (f"; all with {plain(shared, 1000)}" if shared else ""),
     }
     return [title, facts(pairs), "", candidate_table(record)]
 
@@ -107,16 +107,6 @@ def phases(record: TuningRecord) -> str:
     return "; ".join(told)
 
 
-def outcomes(record: TuningRecord) -> str:
-    """Numbers of candidates by fate: "216: 4 to the end, 144 left the race, 68 dropped"."""
-    n_all, n_dropped = len(record.candidates), dropped(record)
-    n_left = sum(each.failure is None and each.left is not None for each in record.candidates)
-    n_equal = sum(each.failure is None and each.left is None and each.equal_to is not None for each in record.candidates)
-    equal = f", {n_equal} the same kernel as another" * bool(n_equal)
-    left, failed = f", {n_left} left the race" * bool(n_left), f", {n_dropped} dropped" * bool(n_dropped)
-    return f"{n_all}: {n_all - n_left - n_dropped - n_equal} to the end{left}{equal}{failed}"
-
-
 def shared_fields(record: TuningRecord) -> dict[str, Any]:
     """Fields with one value for all candidates; empty for a single candidate."""
     first, *others = (each.fields for each in record.candidates)
@@ -136,8 +126,7 @@ def candidate_table(record: TuningRecord) -> Table:
         is_best = each.index == record.winner
         style = "bold green" if is_best else "red" if each.failure is not None else ""
         config = [plain(each.fields.get(name, "")) for name in fields] or [plain(each.config)]
-        equal = f"the same kernel as {each.equal_to}" if each.equal_to is not None else ""
-        fate = "winner" if is_best else plain(each.failure if each.failure is not None else each.left or equal or why_not(each, record))
+        fate = "winner" if is_best else plain(why_not(each, record))
         cells = [">" * is_best, str(each.index), *(row[name] for name in columns), *config]
         table.add_row(*cells, Text(fate, style=style or "dim"), style=style if is_best else None)
     return table

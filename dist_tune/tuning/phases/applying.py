@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment, reason, step_times
+from dist_tune.cache import environment, step_times
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
@@ -73,7 +73,7 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
-        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
+        context.story.won(label, record.winner, record.reason, record_id, record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.log.bind(progress=True).warning(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from dist_tune.report import Story, Watcher, progress_lines
-from tests.report.stories import BEGIN, FORGED, events, header, lines, record
+from dist_tune.report import Story, progress_lines
+from tests.report.stories import BEGIN, FORGED, events, record
 
 pytestmark = pytest.mark.once
 
@@ -44,9 +42,9 @@ def test_more_replays_than_the_bound_of_the_latest_phase_are_told_without_it():
     told = story_until(n_all - 28)
     (tuning,) = told.tunings.values()
     (rank,) = tuning.ranks.values()
-    phase, at, _ = rank.phases[-1]
-    rank.phases.append((phase, at, rank.n_replays - 1))
-    assert f"replay {rank.n_replays}, 1 rank, " in progress_lines(told, last_at(told))[0]
+    n_replays = len(rank.replays)
+    rank.phases.append(rank.phases[-1].model_copy(update={"bound": n_replays - 1}))
+    assert f"replay {n_replays}, 1 rank, " in progress_lines(told, last_at(told))[0]
 
 
 def test_a_rank_that_is_behind_is_named():
@@ -85,46 +83,6 @@ def test_the_winners_of_a_tuning_that_has_ended_are_told():
     assert first.startswith("step: done, 2 ranks, ")
     assert "winner BLOCK_M=" in second
     assert progress_lines(Story(), 0.0) == ["no tuning has begun yet"]
-
-
-def test_files_that_grow_and_ranks_that_join_are_followed(tmp_path: Path):
-    """A poll takes in what is new."""
-    watcher = Watcher(tmp_path)
-    assert watcher.poll() is False
-    told = [list(events([record(0, 8)], rank, 2)) for rank in range(2)]
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(told[0][:6]))
-    assert watcher.poll() is True
-    assert "1 of 2 ranks" in progress_lines(watcher.story, told[0][5].at)[0]
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(told[0]))
-    (tmp_path / "rank-1.jsonl").write_bytes(lines(told[1]))
-    assert watcher.poll() is True
-    assert watcher.poll() is False
-    assert progress_lines(watcher.story, BEGIN)[0].startswith("step: done, 2 ranks")
-
-
-def test_a_job_that_is_started_again_is_a_new_story(tmp_path: Path):
-    """While it is watched, and its files are appended to."""
-    watcher = Watcher(tmp_path)
-    path = tmp_path / "rank-0.jsonl"
-    path.write_bytes(lines(events([record(0, 8)], 0, 1)))
-    watcher.poll()
-    again = [header(0, 1, BEGIN + 60), *list(events([record(0, 8)], 0, 1, name="step#2"))[1:4]]
-    path.write_bytes(path.read_bytes() + lines(again))
-    watcher.poll()
-    assert list(watcher.story.tunings) == ["step#2"]
-
-
-def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(tmp_path: Path):
-    """It had more ranks, and was killed; the present job has finished."""
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(events([record(0, 8)], 0, 1)))
-    killed = [header(1, 2, BEGIN - 60), *list(events([record(0, 8)], 1, 2, name="step#0"))[1:6]]
-    (tmp_path / "rank-1.jsonl").write_bytes(lines(killed))
-    watcher = Watcher(tmp_path)
-    assert not watcher.is_over
-    watcher.poll()
-    watcher.poll()
-    assert (watcher.is_over, list(watcher.story.tunings)) == (True, ["step#1"])
-    assert watcher.notes == ["files of an earlier job with another number of ranks are left out: ranks 1"]
 
 
 def test_texts_are_printable():
