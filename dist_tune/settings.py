@@ -22,7 +22,8 @@ from dist_tune.warn_once import warn_once
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
     "DIST_TUNE_DEADLINE_S": "a number of seconds above 0, at most 86400", "DIST_TUNE_LOG_LEVEL": "TRACE, DEBUG, INFO or WARNING",
-    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path", "DIST_TUNE_VERBOSITY": "quiet, normal or verbose",
+    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path",
+    "DIST_TUNE_CACHE_PATH": f"paths with {os.pathsep} between them", "DIST_TUNE_VERBOSITY": "quiet, normal or verbose",
 }  # fmt: skip
 """Variable -> what it may hold; ``_BOOL`` for all others."""
 
@@ -65,6 +66,8 @@ class Settings(BaseSettings):
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
     cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
     """Folder of the records of finished tunings."""
+    cache_path: str | None = Field(default=None, validation_alias="DIST_TUNE_CACHE_PATH")
+    """Several such folders, separated as in PATH, in place of ``cache_dir``: the first is written, the others are only read."""
     cache_shared: bool = Field(default=False, validation_alias="DIST_TUNE_CACHE_SHARED")
     """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
     always_tune: bool = Field(default=False, validation_alias=AliasChoices("DIST_TUNE_ALWAYS_TUNE", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"))
@@ -72,7 +75,7 @@ class Settings(BaseSettings):
     version_check: bool = Field(
         default=True, validation_alias=AliasChoices("DIST_TUNE_VERSION_CHECK", "TRITON_DIST_AUTOTUNE_VERSION_CHECK")
     )
-    """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
+    """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
     require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
     isolate: bool = Field(default=False, validation_alias="DIST_TUNE_ISOLATE")
@@ -85,6 +88,11 @@ class Settings(BaseSettings):
         with suppress(RuntimeError):  # no home
             return folder.expanduser()
         return folder
+
+    @property
+    def cache_folders(self) -> list[Path]:
+        """Folders of records; the first is written."""
+        return [Path(each) for each in (self.cache_path or "").split(os.pathsep) if each] or [self.cache_dir]
 
     @property
     def shown(self) -> str:

@@ -9,13 +9,12 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dist_tune.cache.account import ID_CHARS
-from dist_tune.cache.digests import digest
-from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
-from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
+from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
+from dist_tune.cache.store import Cache
 from dist_tune.safe_files import PRIVATE, Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
@@ -67,7 +66,7 @@ class CacheLookup:
     def __init__(self, settings: Settings, log: Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
         self._log = log
-        self._cache = Cache(settings.cache_dir, is_shared=settings.cache_shared) if is_used else None
+        self._cache = Cache(settings.cache_folders, is_shared=settings.cache_shared) if is_used else None
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
         """By label of the site."""
@@ -78,8 +77,8 @@ class CacheLookup:
         return self._cache.identity if self._cache is not None and self._keys else ""
 
     @cached_property
-    def _environment(self) -> Environment:
-        return environment(*self._world)
+    def _environment(self) -> dict[str, Any]:
+        return environment(*self._world).keyed
 
     @property
     def is_required(self) -> bool:
@@ -92,7 +91,7 @@ class CacheLookup:
             return None
         began = time.perf_counter()
         key = self._keys[label] = CacheKey(
-            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=self._environment
+            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), **self._environment
         )
         if self._settings.always_tune:
             return None

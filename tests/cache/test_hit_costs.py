@@ -112,8 +112,8 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     assert hit["loaded"] == []
     assert [name for name in hit["imported"] if not name.startswith(("triton.", "torch."))] == []
     counted = hit["counted"]
-    assert {name: counted.get(name, 0) for name in ("read_record", "read_code", "anatomy")} == {
-        "read_record": 2,
+    assert {name: counted.get(name, 0) for name in ("record_in", "read_code", "anatomy")} == {
+        "record_in": 2,
         "read_code": 2,
         "anatomy": 0,  # in one process nothing is to be told apart
     }
