@@ -52,18 +52,9 @@ from dist_tune.cache.records import (
 from dist_tune.cache.store import LOCKS, Cache, Entry
 
 if TYPE_CHECKING:
-    from dist_tune.cache.code.captured import plain_values
-    from dist_tune.cache.code.code_anatomy import anatomy
-    from dist_tune.cache.code.fingerprints import Code, fingerprint, read_code
+    from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(
-        __name__,
-        {
-            "code.captured": ("plain_values",),
-            "code.code_anatomy": ("anatomy",),
-            "code.fingerprints": ("Code", "fingerprint", "read_code"),
-        },
-    )
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
