@@ -237,7 +237,7 @@ class _Walker:
     def _class(self, cls: type) -> tuple[Any, ...]:
         if self._is_foreign(cls):
             return _package_of(cls), _name_of(cls)
-        members = [(name, self._named(name, value)) for name, value in _class_attributes(cls).items()]
+        members = [(name, self._named(name, value)) for name, value in dict(_class_dict(cls)).items()]
         return [self._reference(base) for base in _mro_of(cls)[1:]], [(name, meaning) for name, meaning in members if meaning is not None]
 
     def _object(self, thing: object) -> tuple[Any, ...]:
@@ -351,11 +351,12 @@ def _is_as_loaded(code: CodeType, path: str) -> bool:
         status = os.stat(path)
     except OSError:  # as in a notebook
         return True
-    return status.st_mtime < _STARTED - _SURELY_LOADED_S or code in _codes_in(path, status.st_mtime_ns)
+    # By the time of its last change of any kind: a copy may keep the date of the original.
+    return max(status.st_mtime, status.st_ctime) < _STARTED - _SURELY_LOADED_S or code in _codes_in(path, status.st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=64)
-def _codes_in(path: str, mtime_ns: int) -> frozenset[CodeType]:
+def _codes_in(path: str, changed_ns: int) -> frozenset[CodeType]:
     return frozenset(_nested(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)))
 
 
@@ -426,10 +427,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 # __mro__ and the like.
 _class_dict, _mro_of, _name_of, _module_of = (vars(type)[name].__get__ for name in ("__dict__", "__mro__", "__qualname__", "__module__"))
-
-
-def _class_attributes(cls: type) -> dict[str, Any]:
-    return dict(_class_dict(cls))
 
 
 def _attributes_of(thing: object) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import torch.distributed as dist
 
 from dist_tune.cache.records import record_bytes
 from dist_tune.cache.store import Cache
-from tests.ranks.jobs import FACES, Face, Got, a_job, both_faces, edited, hit, is_tuned, own_records, play, records, settings, summary
+from dist_tune.testing import values
+from tests.ranks.jobs import FACES, Face, Got, a_job, both_faces, edited, hit, is_tuned, job, own_records, play, records, settings, summary
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 
@@ -272,3 +274,14 @@ def test_a_site_of_one_rank_is_recorded_on_all(otherwise: Got):
     assert again[0] == again_owned[0]
     assert [is_recalled for _, _, is_recalled in again[0]] == [True]
     assert (again[1], again_owned[1] == first_owned[1], n_records) == ([], True, 1)
+
+
+def _of_the_first_two(rank: int) -> Any:
+    group = dist.new_group([0, 1])
+    return job("contextual", group=group).is_hit if rank < 2 else None
+
+
+def test_a_job_that_was_resized_hits_where_the_group_of_the_step_is_the_same(tmp_path: Path):
+    """Two ranks of three tune; when the job is started again with two, they find it."""
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path)}
+    assert [values(on_ranks(n, _of_the_first_two, env=env))[:2] for n in (3, 2)] == [[False, False], [True, True]]
