@@ -25,7 +25,7 @@ _OTHER_NAMES = {"always_tune": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "version_chec
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
     "deadline_s": "a number of seconds above 0, at most 86400", "log_level": "TRACE, DEBUG, INFO or WARNING", "log_dir": "a path",
-    "cache_dir": "a path", "verbosity": "quiet, normal or verbose",
+    "cache_dir": "a path", "cache_path": f"paths with {os.pathsep} between them", "verbosity": "quiet, normal or verbose",
 }  # fmt: skip
 """Setting -> what it may hold; ``_BOOL`` for all others."""
 
@@ -69,12 +69,14 @@ class Settings(BaseSettings):
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
     cache_dir: Path = Path("~/.dist_tune/autotune")
     """Folder of the records of finished tunings."""
+    cache_path: str | None = None
+    """Several such folders, separated as in PATH, in place of ``cache_dir``: the first is written, the others are only read."""
     cache_shared: bool = False
     """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
     always_tune: bool = False
     """True: tune although there is a record, and replace it."""
     version_check: bool = True
-    """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
+    """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
     require_cache: bool = False
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
     isolate: bool = False
@@ -87,6 +89,11 @@ class Settings(BaseSettings):
         with suppress(RuntimeError):  # no home
             return folder.expanduser()
         return folder
+
+    @property
+    def cache_folders(self) -> list[Path]:
+        """Folders of records; the first is written."""
+        return [Path(each) for each in (self.cache_path or "").split(os.pathsep) if each] or [self.cache_dir]
 
     @property
     def shown(self) -> str:

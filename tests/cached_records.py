@@ -1,6 +1,5 @@
 """Tuning records for tests of what is kept of a tuning: each with all its fields set, and any of them changed."""
 
-import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,8 +40,3 @@ def record(n_candidates: int = 3, **changes: Any) -> TuningRecord:
 def measured(n_samples: int, **changes: Any) -> TuningRecord:
     """A record of the same candidates with this many timed replays."""
     return record(candidates=[candidate(0, n_replays=0), candidate(1, n_replays=n_samples), candidate(2, n_replays=0)], **changes)
-
-
-def forged(raw: bytes) -> bytes:
-    """A file whose checksum is right, with these bytes for a record."""
-    return b'{\n"sha256": "%s",\n"record": %s\n}\n' % (hashlib.sha256(raw).hexdigest().encode(), raw)

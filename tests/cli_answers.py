@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.folder import Cache
 from dist_tune.cache.records import TuningRecord
+from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 
 FILE = "is not ours"

@@ -19,9 +19,7 @@ from dist_tune.cache.account import (
     weighing,
     why_not,
 )
-from dist_tune.cache.digests import digest, sealed_line, text_of
-from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
-from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
+from dist_tune.cache.digests import sealed_line, text_of
 from dist_tune.cache.journal_file import (
     JOURNALS,
     LINES_SUFFIX,
@@ -36,28 +34,31 @@ from dist_tune.cache.journal_file import (
 )
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
-from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
-from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
+from dist_tune.cache.records import (
+    HARDWARE,
+    SOFTWARE,
+    BrokenRecordError,
+    CacheKey,
+    CandidateRecord,
+    Environment,
+    Seconds,
+    TuningRecord,
+    digest,
+    environment,
+    record_bytes,
+    record_in,
+)
+from dist_tune.cache.store import LOCKS, Cache, Entry
 
 if TYPE_CHECKING:
-    from dist_tune.cache.code.captured import plain_values
-    from dist_tune.cache.code.code_anatomy import anatomy
-    from dist_tune.cache.code.fingerprints import Code, fingerprint, read_code
+    from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(
-        __name__,
-        {
-            "code.captured": ("plain_values",),
-            "code.code_anatomy": ("anatomy",),
-            "code.fingerprints": ("Code", "fingerprint", "read_code"),
-        },
-    )
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
-    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
-    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
-    "fates", "fingerprint", "gain", "is_held", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code",
-    "read_quarantine", "read_record", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
-    "text_of", "unseal", "weighing", "why_not", "write_whole",
+    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
+    "CandidateRecord", "Code", "Entry", "Environment", "JournalFile", "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds",
+    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "is_held", "lead",
+    "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "sealed_line", "short_config", "skew", "step_times", "sweep_journals", "text_of", "weighing", "why_not",
 ]  # fmt: skip

@@ -163,8 +163,8 @@ def _log_dir() -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from dist_tune.cache import write_whole
     from dist_tune.cli.tables import RefusedError
+    from dist_tune.safe_files import write_whole
 
     target = Path(os.path.realpath(path))  # of a link the file that it leads to
     if target.exists() and not (target.is_file() or target.is_dir()):

@@ -78,5 +78,5 @@ def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, s
     if a.candidates != b.candidates:
         n_common = len({each.config for each in before.candidates} & {each.config for each in after.candidates})
         named.append(("candidates", f"{len(before.candidates)}", f"{len(after.candidates)}, {n_common} in common"))
-    named += [(name.replace("_", " "), str(value), str(getattr(b.environment, name))) for name, value in a.environment]
+    named += [(name.replace("_", " "), str(value), str(getattr(after.environment, name))) for name, value in before.environment]
     return [each for each in named if each[1] != each[2]]

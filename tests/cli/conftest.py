@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from tests.cli_answers import Answers
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 from tests.cached_records import record
 from tests.report.stories import events, lines, write_story

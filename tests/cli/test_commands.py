@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.cli.main import COMMANDS, main
 from tests.cached_records import record
 from tests.cli_answers import keep

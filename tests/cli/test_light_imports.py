@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from tests.cached_records import record
 from tests.cli_answers import keep
 from tests.report.stories import write_story

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.cli.commands import since
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
@@ -92,13 +92,14 @@ def test_damaged_files_are_shown_and_set_the_exit_code(cache: Cache, ask: Answer
     whole, broken = keep(cache, record(), record(key="[1]"))
     path = cache.path_of(record(key="[1]").cache_key)
     path.write_text("{")
+    reason = "Invalid JSON: EOF while parsing an object at line 1 column 1"
     for command in ("ls", "explain"):
         out = ask(command, code=1)
-        assert f"{path}  not laid out as a record" in out
+        assert f"{path}  Invalid JSON" in out
         answer = ask.json(command, code=1)
-        assert answer["damaged"] == [{"path": str(path), "reason": "not laid out as a record"}]
+        assert answer["damaged"] == [{"path": str(path), "reason": reason}]
         assert [each["stem"] for each in answer["records"]] == [whole]
-    assert ask.json("show", broken, code=1)["error"] == f"{path} is damaged: not laid out as a record"
+    assert ask.json("show", broken, code=1)["error"] == f"{path} is damaged: {reason}"
     assert ask.json("show", whole)["records"]
     assert path.read_text() == "{"
 

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 import pytest
 
 from dist_tune import __version__
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep
@@ -50,7 +50,7 @@ def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
     """A warning quotes what a file says of itself."""
     path = cache.store(record(kernel="\x1b[2J"))
     assert path is not None
-    path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json"))
+    path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}.json"))
     ask("ls", code=1)
     assert r"another key, '\x1b[2J" in ask.err
     assert "\x1b" not in ask.err
@@ -69,7 +69,7 @@ def test_a_broken_file_is_a_line_on_stderr(
     broken = cache.path_of(record(key="[1]").cache_key)
     broken.write_bytes(broken.read_bytes().replace(b"model", b"modal"))
     ask(*words.split(), code=code)
-    assert ask.err.startswith(f"dist-tune: cache file {broken} is not used: its checksum is wrong")
+    assert ask.err.startswith(f"dist-tune: cache file {broken} is not used: it is the record of another key")
     assert "UserWarning" not in ask.err
     json.loads(ask(*words.split(), "--json", code=code))
 

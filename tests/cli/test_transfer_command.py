@@ -92,7 +92,8 @@ def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_pat
     lines = out.splitlines()
     assert lines[-1] == f"1 added, 3 refused; the cache is {cache.folder}"
     assert [line.split()[0] for line in lines[1:5]] == ["added", "refused", "refused", "refused"]
-    assert "not laid out as a record" in out
+    assert "junk.json, record 1" in out
+    assert "Field required" in out
     assert "notes.txt" not in out
     assert cache.find(record().cache_key) == record()
 
@@ -120,9 +121,9 @@ def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_pat
     outside.mkdir()
     for name in (f"{stem}.json", "x.tmp", ".lock"):
         (outside / name).write_text(FILE)
-    for name in ("x.json.broken", "x.tmp", f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json"):
+    for name in ("x.json.broken", "x.tmp", f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json", f"{'0' * 12}-{'0' * 12}.json"):
         (folder / name).write_text(FILE)
-    (folder / f"{'1' * 12}-{'0' * 12}-{'0' * 12}.json").symlink_to(outside / "x.tmp")
+    (folder / f"{'1' * 12}-{'0' * 12}.json").symlink_to(outside / "x.tmp")
     strange = [cache.folder / "x.tmp", cache.folder / f"{stem}.json", folder / "notes.txt", folder / "x.json"]
     for path in strange:
         path.write_text(FILE)

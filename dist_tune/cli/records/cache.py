@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from dist_tune.cache import BROKEN_SUFFIX, JOURNALS, LINES_SUFFIX, LOCK_NAME, LOCKS, QUARANTINE, TEMPORARY_SUFFIX, Cache
+from dist_tune.cache import JOURNALS, LINES_SUFFIX, LOCKS, QUARANTINE, Cache
 from dist_tune.cli.records import quarantine, transfer
 from dist_tune.cli.records.record_page import dropped, record_list, record_page
 from dist_tune.cli.records.selection import Filter, Listed, choose, ordered
@@ -27,7 +27,7 @@ from dist_tune.cli.tables import Answer, RefusedError, grid, plain, size
 from dist_tune.output import amount
 from dist_tune.settings import Settings
 
-_RECORD_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
+_RECORD_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){1,2}\.json")
 
 
 def opened() -> Cache:
@@ -50,7 +50,7 @@ def opened() -> Cache:
 
 def _configured() -> Cache:
     settings = Settings()
-    return Cache(settings.cache_dir, is_shared=settings.cache_shared)
+    return Cache(settings.cache_folders, is_shared=settings.cache_shared)
 
 
 def path() -> Answer:
@@ -65,7 +65,6 @@ def ls(cache: Cache, wanted: Filter, *, sort: str = "kernel", is_quarantine: boo
         return quarantine.ls(cache)
     found = choose(cache, None)
     records = ordered(filter(wanted.takes, found), sort)
-    aside = [str(each) for each in set_aside(cache)]
     of_all = f" of {len(found)}" if len(records) < len(found) else ""
     total = f"{amount(len(records), 'record')}{of_all}, {size(_size(each.path for each in records))}" if records else f"no records{of_all}"
     return Answer(
@@ -73,11 +72,9 @@ def ls(cache: Cache, wanted: Filter, *, sort: str = "kernel", is_quarantine: boo
             "path": str(cache.folder.absolute()),
             "records": [_summary(each) for each in records],
             "damaged": damaged(cache),
-            "set_aside": aside,
         },
         [*record_list(records), *damage_list(cache), Text(f"{total} in {cache.folder}", style="dim")],
         exit_code=1 if cache.unused else 0,
-        problems=[f"{amount(len(aside), 'file')} set aside: dist-tune cache explain says why"] if aside else [],
     )
 
 
@@ -173,11 +170,6 @@ def damage_list(cache: Cache) -> list[RenderableType]:
     return [table, ""] if table.row_count else []
 
 
-def set_aside(cache: Cache) -> list[Path]:
-    """Files that were found broken and renamed."""
-    return [each for each in _own_files(cache) if each.name.endswith(BROKEN_SUFFIX)]
-
-
 def _own_files(cache: Cache) -> list[Path]:
     """Files that the cache itself has written; the user's files in the same folders are not among them."""
     found = sorted(cache.folder / name for name in iglob("*/*", root_dir=cache.folder, include_hidden=True))
@@ -187,9 +179,9 @@ def _own_files(cache: Cache) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    is_own = path.name == LOCK_NAME or (path.parent.name == LOCKS and path.suffix == LOCK_NAME)
+    is_own = path.name == ".lock" or (path.parent.name == LOCKS and path.suffix == ".lock")
     is_own |= path.parent.name in (JOURNALS, QUARANTINE) and path.suffix == LINES_SUFFIX
-    return is_own or _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (BROKEN_SUFFIX, TEMPORARY_SUFFIX)
+    return is_own or _RECORD_FILE.fullmatch(path.name) is not None or path.suffix in (".tmp", ".broken")  # .broken: of older versions
 
 
 def _size(paths: Iterable[Path]) -> int:

@@ -6,15 +6,14 @@ Compares environments only: source, candidates, key and number of ranks are know
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_tune.cache import HARDWARE, SOFTWARE, BrokenRecordError, Cache, environment, read_record
-from dist_tune.cli.records.cache import damage_list, damaged, set_aside
+from dist_tune.cache import HARDWARE, SOFTWARE, Cache, environment
+from dist_tune.cli.records.cache import damage_list, damaged
 from dist_tune.cli.records.record_page import not_followed
 from dist_tune.cli.records.selection import Listed, by_environment, choose
 from dist_tune.cli.tables import Answer, grid, plain
@@ -30,7 +29,7 @@ _ASK_THE_PROGRAM = (
 
 
 def explain(cache: Cache, key: str | None) -> Answer:
-    """Compare the environments of the chosen records with this machine; without a KEY also list damaged files and those set aside."""
+    """Compare the environments of the chosen records with this machine; without a KEY also list damaged files."""
     chosen = choose(cache, key)
     settings = Settings()
     page: list[RenderableType] = []
@@ -47,15 +46,9 @@ def explain(cache: Cache, key: str | None) -> Answer:
         records += [_values(each, would_hit, reason, differing) for each in group]
     nothing = f"No records in {cache.folder}: no tuning has anything to start from."
     page.append(Text(_ASK_THE_PROGRAM, style="dim") if chosen else nothing)
-    aside = [{"path": str(each), "reason": _broken(each)} for each in set_aside(cache)] if key is None else []
-    if aside:
-        table = grid("set aside", "why")
-        for each in aside:
-            table.add_row(*each.values())
-        page += ["", table]
     if key is None and cache.unused:
         page += ["", *damage_list(cache)]
-    values = {"records": records, "damaged": damaged(cache), "set_aside": aside}
+    values = {"records": records, "damaged": damaged(cache)}
     return Answer(values, page, 1 if key is None and cache.unused else 0)
 
 
@@ -113,13 +106,3 @@ def _values(listed: Listed, would_hit: bool, reason: str, differing: Mapping[str
         "differing": differing,
         "needs": {**record.environment.model_dump(include={*_OF_PROGRAM}), **needs},
     }
-
-
-def _broken(path: Path) -> str:
-    try:
-        record = read_record(path)
-    except FileNotFoundError:
-        return "gone meanwhile"
-    except BrokenRecordError as error:
-        return str(error)
-    return f"a whole record of {plain(record.kernel)} {plain(record.key)}, under a name that is not its own"
