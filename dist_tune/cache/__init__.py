@@ -23,18 +23,8 @@ from dist_tune.cache.account import (
 from dist_tune.cache.digests import digest, sealed_line, text_of
 from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
 from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
-from dist_tune.cache.journal_file import (
-    JOURNALS,
-    LINES_SUFFIX,
-    QUARANTINE,
-    JournalFile,
-    JournalLine,
-    QuarantinedConfig,
-    is_held,
-    quarantine,
-    read_quarantine,
-    sweep_journals,
-)
+from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache.journal_file import JournalFile, is_held
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
@@ -56,9 +46,9 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
-    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
-    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
+    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "Journal",
+    "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
     "fates", "fingerprint", "gain", "is_held", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code",
-    "read_quarantine", "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
+    "read_quarantine", "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep",
     "text_of", "unseal", "weighing", "why_not", "write_whole",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
 from dist_tune.output import events
-from dist_tune.output.events import EVENT, EVENTS_VERSION, AnyEvent, RunBegun, Started
+from dist_tune.output.events import EVENT, EVENTS_VERSION, JOURNAL_EVENT, AnyEvent, RunBegun, Started
 from dist_tune.output.log import tuning_log, unwrapped
 from dist_tune.output.logger import Logger
 from dist_tune.output.short_names import closure_name, site_name, site_names
@@ -15,6 +15,7 @@ from dist_tune.output.words import amount, first_mistake, gain_words, lead_words
 __all__ = [
     "EVENT",
     "EVENTS_VERSION",
+    "JOURNAL_EVENT",
     "AnyEvent",
     "CompiledCandidate",
     "Logger",

@@ -19,13 +19,16 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dist_tune import __version__
 from dist_tune.json_bytes import json_bytes
-from dist_tune.output.events import EVENTS_VERSION, Event, RunBegun
+from dist_tune.output.events import EVENTS_VERSION, OF_JOURNALS, Dropped, Event, RunBegun, SiteMet
 from dist_tune.safe_files import make_folder, opener, warn_of_folder
 from dist_tune.warn_once import warn_once
+
+if TYPE_CHECKING:
+    from dist_tune.output.story import Journal
 
 _MAX_PENDING = 1000
 """Events that wait for the first site; of a call with nothing to tune there are a handful."""
@@ -70,21 +73,30 @@ class EventFile:
         self._pending: list[bytes] = []
         self._file: IO[bytes] | None = None
         self._is_begun = self._is_over = False
+        self._journal: Journal | None = None
         self._lock = threading.Lock()
         """Warnings come from any thread."""
 
     def add(self, event: type[Event], at: float | None = None, **fields: Any) -> None:
         """Add an event, of now unless ``at`` says when; it is written at the next ``flush``."""
-        if self._is_over:
+        if self._is_over and self._journal is None:
             return
         try:
             line = _line(event, time.time() if at is None else at, self._rank, self._tuning, fields)
         except ValueError:  # a time that is no number: no event is worth a tuning
             return
         with self._lock:
-            self._pending.append(line)
+            if self._journal is not None and event in (*OF_JOURNALS, SiteMet, Dropped):
+                self._journal.write(line)
+            if event not in OF_JOURNALS and not self._is_over:
+                self._pending.append(line)
             if not self._is_begun:
                 del self._pending[:-_MAX_PENDING]
+
+    def open_journal(self, journal: Journal) -> None:
+        """Write what a restart reads to a file of its own, too; a header begins each attempt there."""
+        self._journal = journal
+        journal.write(self._head())
 
     def begin(self) -> None:
         """Write from here on, and what waited."""
@@ -140,7 +152,10 @@ class EventFile:
         if mine in _headed:
             return []
         _headed.add(mine)
-        return [_line(RunBegun, time.time(), self._rank, "", {"world_size": self._world_size, **asdict(RunFacts.now())})]
+        return [self._head()]
+
+    def _head(self) -> bytes:
+        return _line(RunBegun, time.time(), self._rank, "", {"world_size": self._world_size, **asdict(RunFacts.now())})
 
 
 @cache

@@ -77,6 +77,8 @@ class SiteMet(Event):
     """Configs that prune rules took out before."""
     miss: str = ""
     """Reason why no record of the cache could be used."""
+    cache_key: str = ""
+    """Digest of its key in the cache, by which a restart finds it; empty without a cache."""
 
 
 class PhaseBegun(Event):
@@ -201,3 +203,38 @@ AnyEvent = Annotated[
 ]
 EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 """Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
+
+
+class Agreed(Event):
+    """Times of a site's candidates that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
+
+    kind: Literal["agreed"] = "agreed"
+    site: int
+    times: dict[int, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
+    """Candidate -> milliseconds of its launch on the slowest rank, of the step, and the launches' median absolute deviation; replays."""
+
+
+class UnderWay(Event):
+    """From here on these candidates are under way, and no others: if the process ends by itself, one of them is the cause."""
+
+    kind: Literal["under way"] = "under way"
+    candidates: list[tuple[int, int]]
+    """Site and candidate."""
+    is_alone: bool = False
+    """True if all that runs beside it is known to run."""
+
+
+class Died(Event):
+    """Processes have ended, on some rank, while these candidates were under way."""
+
+    kind: Literal["died"] = "died"
+    site: int
+    deaths: dict[int, int]
+    """Candidate -> deaths of all attempts; 0 once it is in quarantine."""
+
+
+OF_JOURNALS = (Agreed, UnderWay, Died)
+JOURNAL_EVENT: TypeAdapter[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died] = TypeAdapter(
+    Annotated[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died, Field(discriminator="kind")]
+)
+"""Reads one line of a journal, from which a restart goes on."""

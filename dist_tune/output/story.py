@@ -32,6 +32,33 @@ class Scheduled(Protocol):
         """The candidate that it launches."""
 
 
+class Timed(Protocol):
+    """Times of a candidate that all ranks have agreed on, in milliseconds."""
+
+    @property
+    def kernel_ms(self) -> float:
+        """One launch on the slowest rank."""
+
+    @property
+    def closure_ms(self) -> float:
+        """The step."""
+
+    @property
+    def spread_ms(self) -> float:
+        """Median absolute deviation of the launches."""
+
+    @property
+    def n_replays(self) -> int:
+        """Replays that count."""
+
+
+class Journal(Protocol):
+    """A file of lines that a restart reads."""
+
+    def write(self, line: bytes) -> None:
+        """Add a line."""
+
+
 class CompiledCandidate(NamedTuple):
     """A compilation that a thread has ended."""
 
@@ -70,6 +97,7 @@ class Story:
         self._closure = ""
         self._world_size = world_size
         self._events = EventFile(folder, rank, tuning, world_size)
+        self._cache_keys: dict[str, str] = {}
         self._sites: dict[str, tuple[str, str, list[str]]] = {}
         self._started: set[tuple[str, int]] = set()
         self._dropped: set[tuple[str, int]] = set()
@@ -123,8 +151,10 @@ class Story:
 
     # -- sites and candidates ------------------------------------------------------------------------------------
 
-    def site(self, label: str, named: tuple[str, str], configs: Sequence[str], n_pruned: int = 0, miss: str = "") -> None:
-        """A site is tuned. ``named``: kernel and key."""
+    def site(
+        self, label: str, named: tuple[str, str], configs: Sequence[str], n_pruned: int = 0, miss: str = "", cache_key: str = ""
+    ) -> None:
+        """A site is tuned. ``named``: kernel and key. ``cache_key``: the digest of its key in the cache."""
         if label in self._sites and not miss:
             return
         self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
@@ -132,6 +162,7 @@ class Story:
         self._sites[label] = *named, list(configs)
         self.n_pruned[label] = n_pruned or self.n_pruned.get(label, 0)
         self.misses[label] = miss
+        self._cache_keys[label] = cache_key or self._cache_keys.get(label, "")
         self._add_site(label)
         self._events.begin()
         if not is_new:
@@ -159,11 +190,12 @@ class Story:
                 self.numbers[new] = self.numbers[old]
                 self._sites[new] = self._sites.pop(old)
                 self.n_pruned[new], self.misses[new] = self.n_pruned.pop(old), self.misses.pop(old)
+                self._cache_keys[new] = self._cache_keys.pop(old)
                 self._add_site(new)
 
     def _add_site(self, label: str) -> None:
         kernel, key, configs = self._sites[label]
-        fields: dict[str, Any] = {"n_pruned": self.n_pruned[label], "miss": self.misses[label]}
+        fields: dict[str, Any] = {"n_pruned": self.n_pruned[label], "miss": self.misses[label], "cache_key": self._cache_keys[label]}
         self._events.add(events.SiteMet, site=self.numbers[label], label=label, kernel=kernel, key=key, configs=configs, **fields)
 
     def starting(self, schedule: Mapping[str, Scheduled], replay: int) -> None:
@@ -197,6 +229,29 @@ class Story:
                 if (label, candidate) not in self._dropped and label in self.numbers:
                     self._dropped.add((label, candidate))
                     self._events.add(events.Dropped, site=self.numbers[label], candidate=candidate, failure=str(kind), reason=reason)
+
+    # -- for a restart -------------------------------------------------------------------------------------------
+
+    def open_journal(self, journal: Journal) -> None:
+        """From here on, what a restart reads is written there, too."""
+        self._events.open_journal(journal)
+
+    def agreed(self, times: Mapping[str, Mapping[int, Timed]]) -> None:
+        """After a meeting: site -> candidate -> times, the same on all ranks."""
+        for label, each in times.items():
+            if label in self.numbers and each:
+                told = {i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()}
+                self._events.add(events.Agreed, site=self.numbers[label], times=told)
+
+    def under_way(self, candidates: Iterable[tuple[str, int]], *, is_alone: bool) -> None:
+        """These run from here on, and no others."""
+        known = [(self.numbers[label], i) for label, i in candidates if label in self.numbers]
+        self._events.add(events.UnderWay, candidates=known, is_alone=is_alone)
+
+    def died(self, label: str, deaths: Mapping[int, int]) -> None:
+        """Candidates of a site -> deaths of processes while they were under way."""
+        if label in self.numbers and deaths:
+            self._events.add(events.Died, site=self.numbers[label], deaths=deaths)
 
     # -- replays -------------------------------------------------------------------------------------------------
 

@@ -275,6 +275,7 @@ class Replayer:
         self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
+        self._journal.end_batch()
         jumped = []
         for number, _, span in wholes:
             if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
@@ -292,12 +293,12 @@ class Replayer:
         return self.n_replays - self._phase[1]
 
     def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
-        """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
+        """Add the times of a replay that the device is through with to the samples; its milliseconds."""
         ms = whole.ms()
         self.trials.samples.add_replay(number, ms, schedule)
         if conditions.is_timed:
             self.trials.read_spans(number)
-        self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
+        self._journal.end(number, schedule)
         return ms
 
     def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int) -> None:

@@ -56,7 +56,7 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup)
+        journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dist_tune import autotune
-from dist_tune.cache import seal
+from dist_tune.cache import QuarantinedConfig, quarantine, seal
 from dist_tune.cache.folder import Cache
-from dist_tune.cache.journal_file import QuarantinedConfig, quarantine
 from dist_tune.cli.main import main
 from dist_tune.safe_files import PRIVATE, SHARED
 from tests.cache_folders import warned
