@@ -233,7 +233,8 @@ class Died(Event):
     """Candidate -> deaths of all attempts; 0 once it is in quarantine."""
 
 
-OF_JOURNALS = (Agreed, UnderWay, Died)
+OF_JOURNALS_ALONE = (Agreed, UnderWay, Died)
+OF_JOURNALS = (*OF_JOURNALS_ALONE, SiteMet, Dropped)
 JOURNAL_EVENT: TypeAdapter[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died] = TypeAdapter(
     Annotated[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died, Field(discriminator="kind")]
 )

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.output.short_names import closure_name
-from dist_tune.output.words import milliseconds, printable
+from dist_tune.output.words import closure_name, milliseconds, printable
 from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:

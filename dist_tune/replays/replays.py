@@ -254,7 +254,7 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
-            story.starting(schedule, self.n_replays)
+            story.starting(((label, trial.candidate) for label, trial in schedule.items()), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:

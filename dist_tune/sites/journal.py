@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dist_tune.cache import JOURNALS, LINES_SUFFIX, QUARANTINE, CacheLookup, Journal, QuarantinedConfig, digest, quarantine, read_quarantine
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
-from dist_tune.output import JOURNAL_EVENT, Story
+from dist_tune.output import JOURNAL_EVENT, Story, events
 from dist_tune.search import PriorTimes, ReducedTimes, Replay
 from dist_tune.sites.site import Site, is_fatal
 from dist_tune.warn_once import warn_once
@@ -137,7 +137,8 @@ class TuningJournal:
         if (times := self.past_of(label).times) and self._is_first:
             told = f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
             self._story.log.bind(progress=True).info(f"site={label} {told}")
-        self._story.died(label, {**dict.fromkeys(self.past_of(label).failures, 0), **deaths})
+        if known := {**dict.fromkeys(self.past_of(label).failures, 0), **deaths}:
+            self._story.emit(events.Died, label, deaths=known)
 
     def _open(self, path: Path) -> None:
         self._file = Journal(path, self._lookup.rights)
@@ -145,7 +146,13 @@ class TuningJournal:
         if n_damaged:
             told = f"{n_damaged} damaged lines are passed over, and what they told of is measured again"
             warn_once(f"journal {path}: {told}", f"journal {path}")
-        self._story.open_journal(self._file)
+        self._story.open_journal(self._file.write)
+
+    def agreed(self, times: Mapping[str, Mapping[int, ReducedTimes]]) -> None:
+        """After a meeting: site -> candidate -> times, the same on all ranks."""
+        for label, each in times.items():
+            told = {i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()}
+            self._story.emit(events.Agreed, label, times=told)
 
     # -- this attempt --------------------------------------------------------------------------------------------
 

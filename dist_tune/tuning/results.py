@@ -34,7 +34,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
-        n_replays=context.replays.n_replays,
+        n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
         n_variants=context.replays.trials.variants.counts.get(label, 1),
         closure_weight=selection.closure_weight if selection else 0.0,
         seconds=context.expenses.seconds.total,

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
-from dist_tune.output.log import WIDTH, wrapped
 from dist_tune.output.terminal import console_of
 from dist_tune.output.words import amount
 from dist_tune.tuning.results import table_rows
@@ -152,11 +151,8 @@ def test_the_summary_names_gain_drag_drops_and_seconds():
 
 
 def test_the_log_of_20_sites_fits():
-    """Summary of 20 sites with 200 candidates each: all rows have at most 160 characters, and one screen holds the end."""
+    """Summary of 20 sites with 200 candidates each: one screen holds the end."""
     sites = [Settled(i, ag_gemm(key=f"[{i},{'torch.bfloat16,' * 12}]"), "085d29") for i in range(20)]
-    stamp = "12:00:00.000 INFO    "
-    lines = [*table_rows(sites[0].record, "k[" + "x" * 300 + "]"), *summary("f", sites, Seconds(total=9.0, race=8.0), {})]
-    assert all(len(each) <= WIDTH for line in lines for each in wrapped(stamp + line).splitlines())
     assert len(summary("f", sites, Seconds(), {})) <= 70
 
 

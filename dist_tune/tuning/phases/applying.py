@@ -11,6 +11,7 @@ from dist_tune.cache import environment, reason, step_times
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
+from dist_tune.output import events
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import tell_of_unmet
@@ -74,7 +75,13 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
-        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
+        fields: dict[str, Any] = {
+            "winner": record.winner,
+            "reason": reason(record),
+            "record_id": record_id,
+            "record": record.model_dump(mode="json"),
+        }
+        context.story.emit(events.Won, label, **fields)
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.log.bind(progress=True).warning(
@@ -91,9 +98,15 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.log.info(f"closure={context.name} done {replays} {spent}")
-    meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
-    for line in summary(context.name, settled, seconds, meetings):
+    for line in summary(context.name, settled, seconds, context.story.meetings):
         context.log.info(line)
-    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times([each.record for each in settled]))
+    first_ms, best_ms = step_times([each.record for each in settled])
+    fields: dict[str, Any] = {
+        "seconds": seconds.model_dump(),
+        "n_replays": context.replays.n_replays,
+        "first_ms": first_ms,
+        "best_ms": best_ms,
+    }
+    context.story.emit(events.TuningEnded, **fields)
     log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
     context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))

@@ -96,7 +96,7 @@ def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Re
         local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
         reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
         if set(reduced.disturbed) <= struck:
-            context.story.agreed(reduced.times)
+            context.sites.journal.agreed(reduced.times)
             return reduced
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.
         samples.strike(reduced.disturbed)
