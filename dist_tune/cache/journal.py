@@ -14,10 +14,11 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dist_tune.output import LineFile
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener, read_regular
 from dist_tune.warn_once import warn_once
 
@@ -27,12 +28,12 @@ QUARANTINE = "quarantine"
 """Subfolder for configs that ended their process: a file for each cache key."""
 LINES_SUFFIX = ".jsonl"
 MAX_BYTES = 16 * 2**20
-"""Of a file; no line is written beyond, and a larger file is not read."""
+"""Of a file that is read."""
 _STALE_S = 14 * 86400.0
 """Age from which a journal counts as given up."""
 
 
-class Journal:
+class Journal(LineFile):
     """A file of lines that this process holds until it is closed, or the process ends. A failure costs a warning and the journal.
 
     While it is held, the stacks of all threads are written to it when SIGTERM comes, by which launchers and schedulers end a process from
@@ -40,73 +41,45 @@ class Journal:
     """
 
     def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
+        super().__init__(path)
         self.lines: list[bytes] = []
         """What it held when it was opened."""
-        self.path = path
-        self._descriptor: int | None = None
-        try:
-            self._open(rights)
-        except OSError as error:
-            self._fail(error)
-
-    @property
-    def is_open(self) -> bool:
-        """True as long as lines are written."""
-        return self._descriptor is not None
-
-    def write(self, line: bytes) -> None:
-        """Add a line, which has its end."""
-        if self._descriptor is None:
-            return
-        try:
-            if self._n_bytes + len(line) > MAX_BYTES:
-                raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes")  # one way out
-            if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._n_bytes += len(line)
-        except OSError as error:
-            self._fail(error)
+        self._rights = rights
+        self.write(b"")
 
     def close(self, *, delete: bool = False) -> None:
         """Leave the file to other processes, or ``delete`` it."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None:
-            return
-        if signal.getsignal(signal.SIGTERM) is self._handler:  # else the program's new one would be lost
-            faulthandler.unregister(signal.SIGTERM)
-        with suppress(OSError):
-            if delete:
-                self.path.unlink(missing_ok=True)
-        with suppress(OSError):
-            os.close(descriptor)
+        if self._file is not None:
+            if signal.getsignal(signal.SIGTERM) is self._handler:  # else the program's new one would be lost
+                faulthandler.unregister(signal.SIGTERM)
+            with suppress(OSError):
+                if delete:
+                    self.path.unlink(missing_ok=True)
+        super().close()
 
-    def _open(self, rights: Rights) -> None:
-        make_folder(self.path.parent, rights)
-        _sweep(self.path.parent)
-        descriptor = opener(rights, follows_links=False)(str(self.path), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    def _open(self, rights: Rights = PRIVATE) -> IO[bytes]:
+        file = super()._open(self._rights)
         try:
+            _sweep(self.path.parent)
             # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            content = os.pread(descriptor, MAX_BYTES + 1, 0)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.seek(0)
+            content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
                 warn_once(f"journal {self.path} is larger than {MAX_BYTES} bytes: it is begun anew")
-                os.ftruncate(descriptor, 0)
+                file.truncate(0)
                 content = b""
-            self._n_bytes = len(content)
-            if content and not content.endswith(b"\n"):  # the process died in the middle of a line
-                os.write(descriptor, b"\n")
-        except BaseException:  # an interrupt, too, must not leave the file open and locked
-            os.close(descriptor)
+        except BaseException:  # an interrupt, too, must not leave the file locked
+            file.close()
             raise
-        self._descriptor, self.lines = descriptor, content.splitlines()
-        self._handler = signal.getsignal(signal.SIGTERM)
+        self.lines, self._handler = content.splitlines(), signal.getsignal(signal.SIGTERM)
         with suppress(OSError, RuntimeError):  # a system that refuses: a death from outside counts as one from inside
-            faulthandler.register(signal.SIGTERM, file=descriptor, all_threads=True, chain=True)
+            faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=True, chain=True)
+        return file
 
-    def _fail(self, error: OSError) -> None:
-        self.close()
-        is_held = error.errno in (errno.EACCES, errno.EAGAIN) and os.access(self.path, os.W_OK)
-        reason = "another process is tuning the same" if is_held else f"it cannot be written: {error.strerror or error}"
+    def _warn(self, error: OSError | ValueError) -> None:
+        is_held = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN) and os.access(self.path, os.W_OK)
+        reason = "another process is tuning the same" if is_held else f"it cannot be written: {getattr(error, 'strerror', None) or error}"
         warn_once(f"tuning goes on without its journal {self.path}: {reason}", f"journal {reason}")
 
 

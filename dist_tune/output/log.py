@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partialmethod
 from pathlib import Path
 from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
 
 from dist_tune import __version__
 from dist_tune.output.words import printable
-from dist_tune.safe_files import make_folder, opener, warn_of_folder
+from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
 from dist_tune.warn_once import to_terminal, warn_once
 
@@ -39,57 +40,80 @@ _headed: set[tuple[int, Path]] = set()
 """Process and file, of files that have the header of this process."""
 
 
-class RankFile:
-    """A file of a rank, opened at the first line and added to. One that cannot be written costs one warning, and the rest of its lines."""
+class LineFile:
+    """A file that lines are added to. One that cannot be written costs one warning, and the rest of its lines."""
 
-    def __init__(self, path: Path, holds: str, header: Callable[[], bytes]) -> None:
-        """``holds``: what it is for, in the warning. ``header``: lines that each process begins with."""
-        self._path, self._holds, self._header = path, holds, header
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_over = False
+        """True once later lines go nowhere."""
         self._file: IO[bytes] | None = None
-        self._is_over = False
         self._lock = RLock()
         """Lines come from any thread."""
 
     def write(self, lines: bytes) -> None:
         """Add lines, which outlive this process from then on."""
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 return
             try:
                 file = self._file = self._file or self._open()
-                if (mine := (os.getpid(), self._path.absolute())) not in _headed:
-                    _headed.add(mine)
-                    lines = self._header() + lines
+                lines = self._header() + lines
                 while lines:
                     lines = lines[file.write(lines) :]
             except (OSError, ValueError) as error:  # a full disk; a path with a null character
-                told = "it is a symbolic link" if isinstance(error, OSError) and error.errno == errno.ELOOP else error
-                # One topic for both files: they have one reason.
-                warn_once(
-                    f"dist_tune keeps no {self._holds}: {self._path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder",
-                    topic=f"log in {self._path.parent}",
-                )
                 self.close()
+                self._warn(error)
 
     def close(self) -> None:
         """Later lines go nowhere."""
         with self._lock:
-            self._is_over = True
+            self.is_over = True
             file, self._file = self._file, None
             if file is not None:
                 with suppress(OSError, ValueError):
                     file.close()
 
-    def _open(self) -> IO[bytes]:
-        make_folder(self._path.parent)
-        warn_of_folder(self._path.parent, "DIST_TUNE_LOG_DIR")
+    def _open(self, rights: Rights = PRIVATE) -> IO[bytes]:
         # A link is not followed: in a folder that others write it may lead to any file of this user's.
-        file = open(self._path, "a+b", buffering=0, opener=opener(follows_links=False))  # noqa: SIM115  # until ``close``
+        make_folder(self.path.parent, rights)
+        file = open(self.path, "a+b", buffering=0, opener=opener(rights, follows_links=False))  # noqa: SIM115  # until ``close``
         with suppress(OSError):  # an earlier process may have been killed in the midst of a line
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
         return file
+
+    def _header(self) -> bytes:
+        """Lines before the next ones."""
+        return b""
+
+    def _warn(self, error: OSError | ValueError) -> None:
+        raise NotImplementedError
+
+
+class RankFile(LineFile):
+    """A file of a rank in the log folder, opened at its first line."""
+
+    def __init__(self, path: Path, holds: str, header: Callable[[], bytes]) -> None:
+        """``holds``: what it is for, in the warning. ``header``: lines that each process begins with."""
+        super().__init__(path)
+        self._holds, self._make_header = holds, header
+
+    def _header(self) -> bytes:
+        if (mine := (os.getpid(), self.path.absolute())) in _headed:
+            return b""
+        _headed.add(mine)
+        warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
+        return self._make_header()
+
+    def _warn(self, error: OSError | ValueError) -> None:
+        told = "it is a symbolic link" if isinstance(error, OSError) and error.errno == errno.ELOOP else error
+        # One topic for both files: they have one reason.
+        warn_once(
+            f"dist_tune keeps no {self._holds}: {self.path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder",
+            topic=f"log in {self.path.parent}",
+        )
 
 
 def run_facts() -> dict[str, Any]:
@@ -116,31 +140,22 @@ class Logger:
         """The same logger, of which lines are shown."""
         return Logger(self._write, self._least, progress)
 
-    def trace(self, message: str) -> None:
-        """One timed launch."""
-        self._log(TRACE, message)
-
-    def debug(self, message: str) -> None:
-        """One step of a tuning."""
-        self._log(logging.DEBUG, message)
-
-    def info(self, message: str) -> None:
-        """A result."""
-        self._log(logging.INFO, message)
-
-    def warning(self, message: str) -> None:
-        """A problem that the tuning goes on with."""
-        self._log(logging.WARNING, message)
-
-    def error(self, message: str) -> None:
-        """The end of a tuning."""
-        self._log(logging.ERROR, message)
-
     def _log(self, level: int, message: str) -> None:
         if level >= self._least:
             self._write(level, message, self._progress)
         if _PROGRAM.isEnabledFor(level):
             _PROGRAM.log(level, "%s", message, stacklevel=3)
+
+    trace = partialmethod(_log, TRACE)
+    """One timed launch."""
+    debug = partialmethod(_log, logging.DEBUG)
+    """One step of a tuning."""
+    info = partialmethod(_log, logging.INFO)
+    """A result."""
+    warning = partialmethod(_log, logging.WARNING)
+    """A problem that the tuning goes on with."""
+    error = partialmethod(_log, logging.ERROR)
+    """The end of a tuning."""
 
 
 @contextmanager

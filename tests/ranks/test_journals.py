@@ -11,6 +11,7 @@ import pytest
 
 from dist_tune.testing import values
 from tests.cases import further
+from tests.faults.jobs import run
 from tests.ranks.journaled import BLOCKS, launches, tune, tune_function, tune_in, tune_nested
 from tests.ranks.worlds import on_ranks
 
@@ -151,6 +152,13 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
     after = launches(tmp_path)
     assert got[0]["best"] == got[1]["best"]
     assert any(after[block, 0] == before[block, 0] for block in BLOCKS) == (damage == "torn")
+
+
+def test_times_of_replays_after_a_skipped_collective_are_not_kept(tmp_path: Path):
+    """Ranks agree on none before they know of it."""
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache"), "DIST_TUNE_DEADLINE_S": "3"}
+    assert all(each.error for each in on_ranks(2, run, "race", "skip_collective", env=env))
+    assert [events(path, "agreed") for path in journals(tmp_path)] == [[], []]
 
 
 def test_without_a_cache_there_is_no_journal(tmp_path: Path):

@@ -17,7 +17,7 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import tell_of_unmet
 from dist_tune.tuning.phases.discover import write_record
 from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.summary import Settled, blocks, show, summary
+from dist_tune.tuning.summary import Settled, page, summary
 
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
@@ -109,4 +109,4 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     }
     context.story.emit(events.TuningEnded, **fields)
     log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
-    context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))
+    context.story.terminal.page(lambda width, is_live: page(settled, log, width, is_live=is_live))
