@@ -7,6 +7,7 @@ ranks: the first one brings the times to the others, each brings its deaths.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class TuningJournal:
     """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
 
     def __init__(self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story) -> None:
-        self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members))], rank, rank == min(members)
+        self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == min(members)
         self._lookup, self._story = lookup, story
         self._past: dict[str, Past] = {}
         self._marked: list[tuple[str, int]] = []
