@@ -38,7 +38,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         n_variants=context.replays.trials.variants.counts.get(label, 1),
         closure_weight=selection.closure_weight if selection else 0.0,
         seconds=context.expenses.seconds.total,
-        spent=context.expenses.seconds,
+        spent=context.expenses.seconds.model_copy(),  # which go on through the last run
         meeting_seconds=context.expenses.meetings,
         environment=where,
     )
