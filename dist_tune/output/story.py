@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dist_tune.errors import Failures
 from dist_tune.json_bytes import json_bytes
@@ -24,14 +24,6 @@ from dist_tune.output.words import amount, closure_name, site_names
 
 _MAX_PENDING = 1000
 """Events that wait for the first site; of a call with nothing to tune there are a handful."""
-
-
-class Scheduled(Protocol):
-    """A site's part in a replay."""
-
-    @property
-    def candidate(self) -> int:
-        """The candidate that it launches."""
 
 
 class CompiledCandidate(NamedTuple):
@@ -71,8 +63,8 @@ class Story:
         self._started: set[tuple[str, int]] = set()
         self._dropped: set[tuple[str, int]] = set()
         self._left: defaultdict[str, set[int]] = defaultdict(set)
-        self._replays: list[tuple[int, float, float, Mapping[str, Scheduled]]] = []
-        """Number, end, seconds and schedule of replays whose batch goes on."""
+        self._replays: list[tuple[int, float, float, Mapping[str, int]]] = []
+        """Number, end, seconds and candidates of replays whose batch goes on."""
         self._phase: events.Phase = "discover"
         self._best_ms: dict[str, float] = {}
 
@@ -206,9 +198,9 @@ class Story:
             line = _replaced(line, dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)))
         return line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
 
-    def starting(self, candidates: Iterable[tuple[str, int]], replay: int) -> None:
-        """Before launches, of (label, candidate): those that were never launched are written, because they may hang."""
-        if new := [each for each in candidates if each not in self._started and each[0] in self.numbers]:
+    def starting(self, candidates: Mapping[str, int], replay: int) -> None:
+        """Before launches, by label: those that were never launched are written, because they may hang."""
+        if new := [each for each in candidates.items() if each not in self._started and each[0] in self.numbers]:
             self._started.update(new)
             for label, candidate in new:
                 self.emit(events.Started, label, candidate=candidate, replay=replay)
@@ -236,15 +228,15 @@ class Story:
 
     # -- replays -------------------------------------------------------------------------------------------------
 
-    def replayed(self, number: int, seconds: float, schedule: Mapping[str, Scheduled]) -> None:
-        """A replay has ended on the host; it is written with its batch."""
-        self._replays.append((number, time.time(), seconds, schedule))
+    def replayed(self, number: int, seconds: float, candidates: Mapping[str, int]) -> None:
+        """A replay of these candidates, by label, has ended on the host; it is written with its batch."""
+        self._replays.append((number, time.time(), seconds, candidates))
 
     def end_batch(self, why_discarded: Callable[[int], str]) -> None:
         """The device is through with a batch. ``why_discarded``: the reason why a replay does not count, by its number."""
         replays, self._replays, numbers = self._replays, [], self.numbers
-        for number, ended_at, seconds, schedule in replays:
-            launched = {numbers[label]: trial.candidate for label, trial in schedule.items() if label in numbers}
+        for number, ended_at, seconds, candidates in replays:
+            launched = {numbers[label]: i for label, i in candidates.items() if label in numbers}
             fields: dict[str, Any] = {"seconds": seconds, "candidates": launched, "discarded": why_discarded(number)}
             self.emit(events.Replayed, at=ended_at, replay=number, **fields)
         self.flush()

@@ -226,7 +226,7 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
-            self._sites.story.replayed(self.n_replays - 1, self.run_s, schedule)
+            self._sites.story.replayed(self.n_replays - 1, self.run_s, _candidates(schedule))
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
@@ -254,7 +254,7 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
-            story.starting(((label, trial.candidate) for label, trial in schedule.items()), self.n_replays)
+            story.starting(_candidates(schedule), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
@@ -320,3 +320,7 @@ class Replayer:
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)
+
+
+def _candidates(schedule: Replay) -> dict[str, int]:
+    return {label: trial.candidate for label, trial in schedule.items()}

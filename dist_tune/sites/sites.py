@@ -98,7 +98,7 @@ class Sites:
 
     def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> AbstractContextManager[None]:
         """Around the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
-        self.story.starting([(label, index)], replay)
+        self.story.starting({label: index}, replay)
         return nullcontext() if is_scheduled else self.journal.launching(label, index)
 
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:

@@ -122,7 +122,7 @@ def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):
     story = begun(tmp_path)
     story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"])
     for replay, candidate in enumerate((1, 1, 0, 1)):
-        story.starting([("k[64]", candidate)], replay)
+        story.starting({"k[64]": candidate}, replay)
         started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
         assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
     story.close()
