@@ -31,7 +31,7 @@ _STACKS = (b"Thread 0x", b"Current thread 0x")
 
 
 @dataclass
-class Past:
+class Attempts:
     """What earlier attempts have left of one site."""
 
     times: dict[int, ReducedTimes] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Past:
     deaths: Counter[int] = field(default_factory=Counter)
 
 
-def read_past(lines: Iterable[bytes]) -> tuple[dict[str, Past], int]:
+def read_attempts(lines: Iterable[bytes]) -> tuple[dict[str, Attempts], int]:
     """Digest of a cache key -> what the lines of a journal say of the site; and the number of lines that are damaged."""
-    past: dict[str, Past] = defaultdict(Past)
+    found: dict[str, Attempts] = defaultdict(Attempts)
     keys: dict[int, str] = {}
     under_way, is_alone, n_damaged, is_in_stacks = list[tuple[str, int]](), False, 0, False
     for line in [*lines, b""]:
@@ -53,17 +53,17 @@ def read_past(lines: Iterable[bytes]) -> tuple[dict[str, Past], int]:
             n_damaged += not is_in_stacks
             continue
         if event is None or event.kind == "run":  # the end of an attempt, with all that was under way
-            again = [pair for pair in under_way if past[pair[0]].deaths[pair[1]]]
+            again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
             for key, i in under_way:  # of several one is the cause: at most one that was there before counts twice
                 if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
-                    past[key].deaths[i] += MAX_DEATHS if is_alone else 1
+                    found[key].deaths[i] += MAX_DEATHS if is_alone else 1
             under_way = []
         elif event.kind == "site":
             keys[event.site] = event.cache_key
         elif event.kind == "under way":
             under_way, is_alone = [(keys[site], i) for site, i in event.candidates if site in keys], event.is_alone
         elif event.site in keys:
-            of = past[keys[event.site]]
+            of = found[keys[event.site]]
             if event.kind == "agreed":
                 of.times.update({i: ReducedTimes(*ms, n_replays=n) for i, (ms, n) in event.times.items()})
             elif event.kind == "died":
@@ -71,7 +71,7 @@ def read_past(lines: Iterable[bytes]) -> tuple[dict[str, Past], int]:
             elif event.failure in _KEPT_KINDS:
                 of.failures[event.candidate] = CandidateFailure(FailureKind(event.failure), event.reason)
         is_in_stacks = False
-    return past, n_damaged
+    return found, n_damaged
 
 
 class TuningJournal:
@@ -80,7 +80,7 @@ class TuningJournal:
     def __init__(self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story) -> None:
         self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == min(members)
         self._lookup, self._story = lookup, story
-        self._past: dict[str, Past] = {}
+        self._attempts: dict[str, Attempts] = {}
         self._marked: list[tuple[str, int]] = []
         self._file: Journal | None = None
         self._launches: list[tuple[str, int]] = []
@@ -103,10 +103,10 @@ class TuningJournal:
         folder, key = place
         if self._file is None:
             self._open(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
-        past = self.past_of(site.label)
+        found = self.attempts_at(site.label)
         path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         indices = range(len(site.configs))
-        for i in [i for i in indices if past.deaths[i] >= MAX_DEATHS]:
+        for i in [i for i in indices if found.deaths[i] >= MAX_DEATHS]:
             config = QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
             quarantine(path, config, self._lookup.rights)
         known = {each.config: each for each in read_quarantine(path)}
@@ -116,34 +116,34 @@ class TuningJournal:
                     f"quarantined, because the process of rank {known[text].rank} ended while it ran alone, or twice; "
                     f"dist-tune cache clear --quarantine lets it run again"
                 )
-                past.failures[i] = CandidateFailure(FailureKind.QUARANTINED, reason)
-        past.failures = {i: past.failures[i] for i in indices if i in past.failures}
-        past.deaths = Counter({i: past.deaths[i] for i in indices if past.deaths[i] and i not in past.failures})
-        site.failures.update(past.failures)
-        site.suspects |= past.deaths.keys() | past.failures.keys()
+                found.failures[i] = CandidateFailure(FailureKind.QUARANTINED, reason)
+        found.failures = {i: found.failures[i] for i in indices if i in found.failures}
+        found.deaths = Counter({i: found.deaths[i] for i in indices if found.deaths[i] and i not in found.failures})
+        site.failures.update(found.failures)
+        site.suspects |= found.deaths.keys() | found.failures.keys()
         return key
 
-    def past_of(self, label: str) -> Past:
+    def attempts_at(self, label: str) -> Attempts:
         """What earlier attempts have left of a site."""
         place = self._lookup.place_of(label)
-        return self._past.setdefault(place[1] if place is not None else "", Past())
+        return self._attempts.setdefault(place[1] if place is not None else "", Attempts())
 
     def prior(self, label: str, otherwise: PriorTimes) -> PriorTimes:
         """Times of earlier attempts, with those of other tunings (``otherwise``): all that are near the best race."""
-        times = self.past_of(label).times
+        times = self.attempts_at(label).times
         return PriorTimes({**otherwise.times, **times}) if times else otherwise
 
     def note(self, label: str, deaths: Mapping[int, int]) -> None:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""
-        if (times := self.past_of(label).times) and self._is_first:
+        if (times := self.attempts_at(label).times) and self._is_first:
             told = f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
             self._story.log.bind(progress=True).info(f"site={label} {told}")
-        if known := {**dict.fromkeys(self.past_of(label).failures, 0), **deaths}:
+        if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
             self._story.emit(events.Died, label, deaths=known)
 
     def _open(self, path: Path) -> None:
         self._file = Journal(path, self._lookup.rights)
-        self._past, n_damaged = read_past(self._file.lines)
+        self._attempts, n_damaged = read_attempts(self._file.lines)
         if n_damaged:
             told = f"{n_damaged} damaged lines are passed over, and what they told of is measured again"
             warn_once(f"journal {path}: {told}", f"journal {path}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.sites.journal import Past, read_past
+from dist_tune.sites.journal import Attempts, read_attempts
 
 pytestmark = pytest.mark.once
 
@@ -32,7 +32,7 @@ def under_way(*candidates: tuple[int, int], is_alone: bool = False) -> bytes:
 
 
 def deaths(*lines: bytes) -> dict[tuple[str, int], int]:
-    past, _ = read_past(lines)
+    past, _ = read_attempts(lines)
     return {(key, i): n for key, each in past.items() for i, n in each.deaths.items() if n}
 
 
@@ -48,7 +48,7 @@ def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
     assert deaths(*once, *STACKS) == {}
     assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
     assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
-    assert read_past([*once, *STACKS])[1] == 0
+    assert read_attempts([*once, *STACKS])[1] == 0
     assert deaths(*FIRST, under_way((0, 1), is_alone=True)) == {("x", 1): 2}
 
 
@@ -83,7 +83,7 @@ def test_agreed_times_and_failures_come_back():
     """The latest time of a candidate; failures that only a run can find."""
     times = [line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))]
     failed = [line("dropped", site=0, candidate=i, failure=kind, reason="why") for i, kind in enumerate(("launch", "compile", "clock"))]
-    past = read_past([*FIRST, *times, *failed])[0]["x"]
+    past = read_attempts([*FIRST, *times, *failed])[0]["x"]
     assert [(i, each.kernel_ms, each.closure_ms, each.n_replays) for i, each in past.times.items()] == [(1, 0.4, 2.0, 3)]
     assert [*past.failures] == [0, 2]
 
@@ -98,6 +98,6 @@ LINES = st.one_of(
 @given(st.lists(LINES))
 def test_any_lines_are_read(lines: list[bytes]):
     """In any order: a journal may have lost lines anywhere."""
-    past, n_damaged = read_past(lines)
+    past, n_damaged = read_attempts(lines)
     assert 0 <= n_damaged <= len(lines)
-    assert all(isinstance(each, Past) for each in past.values())
+    assert all(isinstance(each, Attempts) for each in past.values())

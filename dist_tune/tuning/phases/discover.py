@@ -215,6 +215,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         endless=variants.endless,
         why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
         wants_probe=variants.wants_probe,
-        deaths={label: dict(found) for label in sites if (found := context.sites.journal.past_of(label).deaths)},
-        barred={label: barred for label in sites if (barred := context.sites.journal.past_of(label).failures)},
+        deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
+        barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},
     )
