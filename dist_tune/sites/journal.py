@@ -44,7 +44,7 @@ def read_attempts(lines: Iterable[bytes]) -> tuple[dict[str, Attempts], int]:
     found: dict[str, Attempts] = defaultdict(Attempts)
     keys: dict[int, str] = {}
     under_way, is_alone, n_damaged, is_in_stacks = list[tuple[str, int]](), False, 0, False
-    for line in [*lines, b""]:
+    for line in [*filter(None, lines), b""]:
         try:
             event = JOURNAL_EVENT.validate_json(line) if line else None
         except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
     once = [*FIRST, under_way((0, 3)), under_way((0, 1))]
     assert deaths(*once) == {("x", 1): 1}
     assert deaths(*once, *once) == {("x", 1): 2}
-    assert deaths(*once, under_way()) == {}
+    assert deaths(*once, b"", under_way()) == {}
     assert deaths(*once, *STACKS) == {}
     assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
     assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
