@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dist_tune.output import Logger
 
 _WIDE = 108
-"""Characters of a row without the reason, from which headings stand in two rows: a log's line of 160 begins with 21 others."""
+"""Characters of a row without the reason, from which headings stand in two rows: with time and level that is a line of 130."""
 _MAX_FIELDS = 12
 """Fields of a config with a column each; with more differing ones there is one column of whole configs."""
 
