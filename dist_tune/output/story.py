@@ -140,6 +140,7 @@ class Story:
         n, before_s = self.meetings[topic]
         self.meetings[topic] = n + 1, before_s + seconds
         self.emit(events.Met, topic=topic, seconds=seconds)
+        self.log.debug(f"meeting={topic!r} seconds={seconds:.4f}")
 
     def told(self, level: str, text: str) -> None:
         """A line of the log, of level WARNING or above."""
@@ -148,6 +149,7 @@ class Story:
 
     def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
         """An error has ended the tuning."""
+        self.log.error(f"closure={self._closure} ended by {error}")
         self._is_begun = True
         self.emit(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays)
 

@@ -236,7 +236,6 @@ class Tuning:
         context.sites.journal.end_with(error)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
-        context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
         context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         try:
             context.ranks.abort(error)
