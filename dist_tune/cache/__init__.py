@@ -20,18 +20,8 @@ from dist_tune.cache.account import (
     why_not,
 )
 from dist_tune.cache.digests import sealed_line, text_of
-from dist_tune.cache.journal_file import (
-    JOURNALS,
-    LINES_SUFFIX,
-    QUARANTINE,
-    JournalFile,
-    JournalLine,
-    QuarantinedConfig,
-    is_held,
-    quarantine,
-    read_quarantine,
-    sweep_journals,
-)
+from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache.journal_file import JournalFile, is_held
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import (
@@ -57,8 +47,8 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "JournalFile", "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
     "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "is_held", "lead",
     "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "sealed_line", "short_config", "skew", "step_times", "sweep_journals", "text_of", "weighing", "why_not",
+    "sealed_line", "short_config", "skew", "step_times", "text_of", "weighing", "why_not",
 ]  # fmt: skip

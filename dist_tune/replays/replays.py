@@ -231,7 +231,7 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
-            self._sites.story.replayed(self.n_replays - 1, self.run_s, schedule)
+            self._sites.story.replayed(self.n_replays - 1, self.run_s, _candidates(schedule))
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
@@ -259,7 +259,7 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
-            story.starting(schedule, self.n_replays)
+            story.starting(_candidates(schedule), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
@@ -280,6 +280,7 @@ class Replayer:
         self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
+        self._journal.end_batch()
         jumped = []
         for number, _, span in wholes:
             if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
@@ -297,12 +298,12 @@ class Replayer:
         return self.n_replays - self._phase[1]
 
     def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
-        """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
+        """Add the times of a replay that the device is through with to the samples; its milliseconds."""
         ms = whole.ms()
         self.trials.samples.add_replay(number, ms, schedule)
         if conditions.is_timed:
             self.trials.read_spans(number)
-        self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
+        self._journal.end(number, schedule)
         return ms
 
     def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int) -> None:
@@ -324,3 +325,7 @@ class Replayer:
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)
+
+
+def _candidates(schedule: Replay) -> dict[str, int]:
+    return {label: trial.candidate for label, trial in schedule.items()}

@@ -148,7 +148,9 @@ class Standings:
     def leave_by_prior_times(self, options: RacingOptions) -> None:
         """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
         prior, winner = self.prior_times, self.prior_winner
-        hopeful = kept(prior, len(prior), options.margin(0), "kernel", n_least=options.max_finalists)
+        # One sample may be a hiccup: the best few have another try.
+        n_least = options.max_finalists if any(each.n_replays < 2 for each in prior.values()) else 1
+        hopeful = kept(prior, len(prior), options.margin(0), "kernel", n_least=n_least)
         for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
             self.left[i] = "not raced: slower in an earlier tuning"
 

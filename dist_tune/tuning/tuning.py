@@ -55,7 +55,7 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup)
+        journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
@@ -236,7 +236,6 @@ class Tuning:
         context.sites.journal.end_with(error)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
-        context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
         context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         try:
             context.ranks.abort(error)

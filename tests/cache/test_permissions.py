@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune import autotune
-from dist_tune.cache.journal_file import QuarantinedConfig, quarantine
+from dist_tune.cache import QuarantinedConfig, quarantine
 from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 from dist_tune.safe_files import PRIVATE, SHARED

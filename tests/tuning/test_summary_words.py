@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import step_times
-from dist_tune.tuning.summary import Settled, blocks, headline, names_of
+from dist_tune.tuning.summary import Settled, block, headline, names_of
 from tests.cached_records import record
 from tests.tuning.test_summary import ag_gemm, row, shown
 
@@ -19,7 +19,7 @@ DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 def test_a_block_names_the_values_of_the_key_alone():
     """The dtypes of all arguments are in the log."""
-    (first, *_) = blocks([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))], LOG)
+    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG)
     assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
 
 

@@ -1,4 +1,4 @@
-"""``rank-<i>.jsonl``: for its owner alone, one event a line, and no event is worth a tuning."""
+"""Events of a tuning in ``rank-<i>.jsonl``: for its owner alone, one a line, and none is worth a tuning."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.output.event_file import EventFile
-from dist_tune.output.events import EVENT, Met, RunBegun, Told
+from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.output.events import EVENT, JOURNAL_EVENT, Met, RunBegun
+from dist_tune.output.log import Logger
 from dist_tune.output.story import Story
 from dist_tune.output.terminal import Terminal
 from dist_tune.safe_files import opener
@@ -27,22 +28,29 @@ def events_of(folder: Path, rank: int = 0) -> list[Any]:
     return [EVENT.validate_json(line) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
 
 
+def begun(folder: Path) -> Story:
+    """A story with its beginning, which is not written before there is a site."""
+    story = Story("f, call 1", 2, folder, 0, Terminal("f", is_shown=False))
+    story.begin("f", Logger(lambda *_: None, 100), {})
+    return story
+
+
 def written(folder: Path, text: str = "text") -> list[str]:
-    """Write one event; returns the warnings."""
+    """Write one event, and what ends a tuning; returns the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        file = EventFile(folder, 0, "f, call 1", 2)
-        file.add(Told, level="WARNING", text=text)
-        file.begin()
-        file.close()
+        story = begun(folder)
+        story.told("WARNING", text)
+        story.broken("", {}, 0)
+        story.close()
     return [str(each.message) for each in caught]
 
 
 def test_a_tuning_without_a_site_leaves_no_file(tmp_path: Path):
     """Events wait for the first site, and are written with it: a call whose configs are known costs no file."""
-    file = EventFile(tmp_path, 0, "f, call 1", 2)
-    file.add(Met, topic="manifest", seconds=0.1)
-    file.close()
+    story = begun(tmp_path)
+    story.met("manifest", 0.1)
+    story.close()
     assert not list(tmp_path.iterdir())
 
 
@@ -53,7 +61,8 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     first, *others = events_of(tmp_path)
     assert isinstance(first, RunBegun)
     assert (first.pid, first.world_size, bool(first.command), first.versions["torch"]) == (os.getpid(), 2, True, torch.__version__)
-    assert [(each.kind, each.text, each.tuning) for each in others] == [("message", text, "f, call 1") for text in ("one", "two")]
+    assert [each.text for each in others if each.kind == "message"] == ["one", "two"]
+    assert {each.tuning for each in others} == {"f, call 1"}
 
 
 def test_events_are_their_owners_alone(tmp_path: Path):
@@ -74,7 +83,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path):
 def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The kernel's own full device: nothing is raised, the rest of the tuning writes no more, and the warning comes once."""
     full = lambda path, mode, **options: open("/dev/full", "r+b", buffering=0)  # noqa: E731, SIM115
-    monkeypatch.setattr("dist_tune.output.event_file.open", full, raising=False)
+    monkeypatch.setattr("dist_tune.output.log.open", full, raising=False)
     (text,) = [*written(tmp_path), *written(tmp_path)]
     assert f"[Errno {errno.ENOSPC}]" in text
     assert "rank-0.jsonl" in text
@@ -86,7 +95,7 @@ def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
     with open(path, "wb", opener=opener()) as file:
         file.write(b'{"v": 1, "ki')
     written(tmp_path, "after")
-    assert [EVENT.validate_json(line).kind for line in path.read_bytes().splitlines()[1:]] == ["run", "message"]
+    assert [EVENT.validate_json(line).kind for line in path.read_bytes().splitlines()[1:]] == ["run", "tuning", "phase", "message", "done"]
 
 
 @pytest.mark.parametrize("text", ["a\nb\x1b[2J\u2028", "\udcff", "x" * 1_000_000])
@@ -95,31 +104,43 @@ def test_any_text_is_one_line(tmp_path: Path, text: str):
     written(tmp_path, text)
     lines = (tmp_path / "rank-0.jsonl").read_bytes().split(b"\n")
     assert lines[-1] == b""
-    assert EVENT.validate_json(lines[-2]).kind == "message"
+    assert EVENT.validate_json(lines[-3]).kind == "message"
 
 
 def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
     """A time that is no number, as of a clock that was lost: the other events are written, also with such words in a text."""
-    file = EventFile(tmp_path, 0, "f, call 1", 1)
-    file.add(Met, topic="report", seconds=float("nan"))
-    file.add(Met, topic="done", seconds=1.0)
-    file.add(Met, topic="NaN or Infinity", seconds=1.0)
-    file.begin()
-    file.close()
+    story = begun(tmp_path)
+    for topic, seconds in (("report", float("nan")), ("done", 1.0), ("NaN or Infinity", 1.0)):
+        story.emit(Met, topic=topic, seconds=seconds)
+    story.broken("", {}, 0)
+    story.close()
     assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity"]
 
 
 def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):
     """On disk before the launch is made, as a hang would find it."""
-
-    class _Log:
-        def info(self, text: str) -> None: ...
-
-    story = Story("f, call 1", 1, tmp_path, 0, Terminal("f", is_shown=False))
-    story.begin("f", _Log(), {})  # type: ignore[arg-type]
+    story = begun(tmp_path)
     story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"])
     for replay, candidate in enumerate((1, 1, 0, 1)):
-        story.launching("k[64]", candidate, replay)
+        story.starting({"k[64]": candidate}, replay)
         started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
         assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
     story.close()
+
+
+def test_a_journal_has_the_same_lines(tmp_path: Path):
+    """Of sites and what was dropped; and what a restart alone reads."""
+    journal: list[bytes] = []
+    story = begun(tmp_path)
+    story.open_journal(journal.append)
+    story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"], cache_key="0123")
+    story.rename({"k[64]": "k[64]{code=1}"})
+    story.under_way([("k[64]{code=1}", 1), ("unknown", 0)], is_alone=True)
+    story.dropped({"k[64]{code=1}": {1: CandidateFailure(FailureKind.LAUNCH, "why")}})
+    story.close()
+    told: list[Any] = [JOURNAL_EVENT.validate_json(line) for line in journal]
+    assert [each.kind for each in told] == ["run", "site", "site", "under way", "dropped"]
+    assert [(each.site, each.label, each.cache_key) for each in told[1:3]] == [(1, "k[64]", "0123"), (1, "k[64]{code=1}", "0123")]
+    assert (told[3].candidates, told[3].is_alone) == ([(1, 1)], True)
+    lines = (tmp_path / "rank-0.jsonl").read_bytes().splitlines(keepends=True)
+    assert [line for line in journal[1:] if line not in lines] == [journal[3]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_tune.output.short_names import KEY_WIDTH, brief_key, closure_name, site_name, site_names
+from dist_tune.output.words import KEY_WIDTH, brief_key, closure_name, site_name, site_names
 
 PUSH = "[666,1003,1008,2,True,0,triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int64,torch.int32]"
 
