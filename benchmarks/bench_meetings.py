@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 
 from dist_tune.distributed import Reduction
-from dist_tune.distributed.liveness.outside import WatchedStore
-from dist_tune.distributed.protocol import meetings
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.testing import fork_context
 
 RANKS = (2, 4, 8, 16, 32, 64)
@@ -71,22 +70,18 @@ def meet(pipe: Connection, rank: int, n_ranks: int, port: int) -> None:
     """One rank: meets some times, and says what that took."""
     n_calls = [0]
 
-    class Counting(WatchedStore):
+    class Counting:
         def __getattr__(self, name: str) -> Any:
-            own = getattr(self._store, name)
-
             def call(*args: Any) -> Any:
                 n_calls[0] += 1
-                return own(*args)
+                return getattr(store, name)(*args)
 
-            return own if name == "clone" else call
-
-    vars(meetings)["WatchedStore"] = Counting
+            return call
 
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
-    group = meetings.Meetings(store, rank, tuple(range(n_ranks)), 30.0)
-    group.calls("bench")
-    group.enter("bench", 1)
+    group = Meetings(store, rank, tuple(range(n_ranks)), 30.0)
+    group.enter("bench", group.calling("bench").__enter__())
+    vars(group)["_store"] = Counting()
     part = "x" * PART_BYTES
     for _ in range(4):
         group.reduce("warm-up", part, largest)

@@ -5,7 +5,6 @@ Knows nothing of how times come about. The store's constants are measured ones, 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from dist_tune.cache import digest
 from dist_tune.compiler.partition import KEY_CHARS, Placement
-from dist_tune.distributed.protocol.reduction import Reduction
+from dist_tune.distributed.messages import Reduction
 from dist_tune.search.times.reports import BatchReport, ReducedReport
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS
@@ -78,10 +77,10 @@ def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
     distinct = [fn.dump(part) for part in parts]
     texts = [distinct[rank % len(distinct)] for rank in range(n_ranks)]
     began = time.process_time()
-    result = fn.of_texts(dict(enumerate(texts)))
+    result = fn.of_texts({rank: text.encode() for rank, text in enumerate(texts)})
     reduce_ms = (time.process_time() - began) * 1e3
-    up_bytes = sum(len(json.dumps(text)) for text in texts)  # a part is packed in JSON once more, and so is the result
-    down_bytes = n_ranks * len(json.dumps(result))
+    up_bytes = sum(len(text.encode()) for text in texts)
+    down_bytes = n_ranks * len(result.encode())
     return Cost(2 * n_ranks, up_bytes, down_bytes, latency_ms(n_ranks), (2 * up_bytes + down_bytes) / BYTES_PER_MS, reduce_ms)
 
 

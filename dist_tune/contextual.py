@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
-from dist_tune.distributed import Calls, Ranks, Solo, check_group, group_of, member_ranks, n_collectives
+from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
@@ -173,9 +173,6 @@ class _Tuner(Generic[P, R]):
 
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
-        if self.signatures.trust():  # the call before has raised
-            self.calls.go_on(n_collectives())
-            return self.call(*args, **kwargs)
         if is_traced((args, kwargs)):
             self.note_tracing()
             return self.function(*args, **kwargs)
@@ -230,15 +227,13 @@ class _Tuner(Generic[P, R]):
             listener.leave(error)
         else:
             self.calls.n_calls += 1
-            self.calls.note_raised(self.name, error, n_collectives())
-            self.signatures.doubt()
 
     def open(self) -> Tuning:
         """A tuning for the call that begins."""
         settings = read_settings()
-        ranks: Ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Solo()
+        ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Ranks()
         self.calls = ranks.calls(self.name)
-        return Tuning(self.name, self.calls, ranks, self.options, settings)
+        return Tuning(self.name, ranks, self.options, settings)
 
     @property
     def members(self) -> frozenset[int]:

@@ -68,7 +68,7 @@ _MACHINE_ERRNO = (
 )  # fmt: skip
 _MACHINE_TEXT = re.compile(
     r"No space left on device|Disk quota exceeded|Too many open files|Resource temporarily unavailable|Cannot allocate memory|"
-    r"can't start new thread|can't allocate memory"
+    r"can't start new thread|can't allocate memory|No usable temporary directory"
 )
 """Of errors that a compiler or an allocator passes on as text."""
 
@@ -94,7 +94,7 @@ class NoValidConfigError(DistTuneError):
 
 
 class MachineError(DistTuneError):
-    """No candidate of a site could be tried on some rank, because its machine ran out of disk, memory, descriptors or threads."""
+    """Half of a site's candidates, or all that were left, could not be tried: some rank's machine ran out of disk, memory or the like."""
 
 
 class WrongResultError(DistTuneError, AssertionError):

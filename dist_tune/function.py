@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.configs import as_configs, distinct
-from dist_tune.distributed import CallsByGroup, Ranks, check_group, member_ranks, n_collectives, ranks_of
+from dist_tune.distributed import Calls, Ranks, check_group, member_ranks, ranks_of
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_traced
@@ -131,7 +132,8 @@ class _FunctionTuner:
         self.records: list[TuningRecord] = []
         self.names = tunable.names
         self.nearest = NearestConfigs()
-        self.calls = CallsByGroup(n_collectives)
+        self.calls: defaultdict[ProcessGroup | None, Calls] = defaultdict(Calls)
+        """By the group that decides."""
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(tunable.name)
         self.tuned_keys: dict[Hashable, list[str]] = {}
@@ -147,7 +149,7 @@ class _FunctionTuner:
         calls, key_of_fixed = self.calls, self.tunable.key_of_fixed
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
-        first, note_tracing, name = self.tunable.configs[0], self.note_tracing, self.tunable.name
+        first, note_tracing = self.tunable.configs[0], self.note_tracing
 
         def call(
             *args: Any,
@@ -169,8 +171,8 @@ class _FunctionTuner:
                 return self.call_untuned(args, kwargs, autotune_pg)
             try:
                 key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
-            except BaseException as error:
-                self.note_raised(autotune_pg, error)
+            except BaseException:
+                self.count_raised(autotune_pg)
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
             try:
@@ -183,11 +185,7 @@ class _FunctionTuner:
                 raise
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
-                try:
-                    return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
-                except BaseException as error:  # raised again
-                    calls.note_raised(autotune_pg, name, error)
-                    raise
+                return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
             return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
         signature = shown_signature(function, inspect.signature(call))
@@ -225,32 +223,26 @@ class _FunctionTuner:
         """A call with nothing to tune."""
         args, kwargs = launch.given
         self.calls[group].n_calls += 1
-        try:
-            return self.tunable.function(*args, **{**config, **kwargs})
-        except BaseException as error:
-            self.calls.note_raised(group, launch.name, error)
-            raise
+        return self.tunable.function(*args, **{**config, **kwargs})
 
-    def note_raised(self, group: ProcessGroup | None, error: BaseException) -> None:
+    def count_raised(self, group: ProcessGroup | None) -> None:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
         if not interception.is_listening():
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls.count_on(group, ranks_of(group, read_settings().deadline_s).calls(self.tunable.name))
+                self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.tunable.name)
             self.calls[group].n_calls += 1
-            self.calls.note_raised(group, self.tunable.name, error)
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
         settings = read_settings()
         ranks = ranks_of(group, settings.deadline_s)
-        self.calls.count_on(group, ranks.calls(launch.name))
+        self.calls[group] = ranks.calls(launch.name)
         try:
             self.tunable.check_key(launch.key)
             self.tunable.check_arguments(*launch.given)
             check_not_capturing(launch, launch.name)
-        except BaseException as error:
+        except BaseException:
             self.calls[group].n_calls += 1
-            self.calls.note_raised(group, launch.name, error)
             raise
         with self.turn:
             config = launch.known_config() or self.untuned.config(launch)
@@ -262,7 +254,7 @@ class _FunctionTuner:
         """Choose the config for the launch's key, and return the call's value."""
         n_calls, signature = self.calls[group].n_calls, signature_of(launch.arguments)
         options = replace(self.options, is_verbose=is_verbose)
-        tuning = Tuning(launch.name, ranks.calls(launch.name), ranks, options, settings)
+        tuning = Tuning(launch.name, ranks, options, settings)
         is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)
@@ -271,7 +263,7 @@ class _FunctionTuner:
             tuning.leave(error)
             raise
         value = tuning.tune(partial(tuning.missed, launch), first)
-        self.records += tuning.records
+        self.records += sorted(tuning.records, key=lambda each: each.kernel == launch.name)  # its own after those of kernels inside
         self.untuned.note(tuning.untuned)
         if not all(each.is_recalled for each in tuning.records):
             if n_calls != self.last_tuned + 1:

@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone, and files of unknown origin that are read without trust.
+"""Files that are whole or absent, for their owner alone, and files of unknown origin that are read without trust.
 
 Knows the file system; nothing of what files hold.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ from dist_tune.warn_once import warn_once
 
 MAX_BYTES = 64 * 2**20
 """Of any file that is read; larger ones are refused."""
+_TEMPORARY_SUFFIX = ".tmp"
+_STALE_S = 3600.0
+"""Age from which a temporary file counts as left behind by a process that was killed."""
 
 
 class Rights(NamedTuple):
@@ -80,6 +84,37 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, fo
     if n_bytes > max_bytes or len(content) > max_bytes:
         raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
     return content
+
+
+def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> None:
+    """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it. Its folder must exist.
+
+    Without ``rights`` its permissions follow the umask, as of files that are shipped.
+
+    Raises:
+        OSError: it could not be written; a file that was there is untouched, and nothing is left behind.
+    """
+    temporary = path.with_name(f"{path.stem[:100]}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}")
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if rights is None else rights.file)) as file:
+            if rights is not None:
+                set_rights(file.fileno(), rights.file)
+            file.write(content)
+            file.flush()
+            # Before the rename: after a power cut some file systems have the new name on an empty file.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def sweep(folder: Path, now: float) -> None:
+    """Delete temporary files that killed processes left an hour ago. ``now`` in seconds, by the clock that dates these files."""
+    for temporary in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
+        with suppress(OSError):
+            if temporary.stat().st_mtime < now - _STALE_S:
+                temporary.unlink()
 
 
 def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:

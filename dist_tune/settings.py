@@ -13,30 +13,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dist_tune.validation import spelled
 from dist_tune.warn_once import warn_once
 
+_PREFIX = "DIST_TUNE_"
+_OTHER_NAMES = {"always_tune": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "version_check": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}
+"""Setting -> the variable that counts where ours is unset."""
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
-    "DIST_TUNE_DEADLINE_S": "a number of seconds above 0, at most 86400", "DIST_TUNE_LOG_LEVEL": "TRACE, DEBUG, INFO or WARNING",
-    "DIST_TUNE_LOG_DIR": "a path", "DIST_TUNE_CACHE_DIR": "a path", "DIST_TUNE_VERBOSITY": "quiet, normal or verbose",
+    "deadline_s": "a number of seconds above 0, at most 86400", "log_level": "TRACE, DEBUG, INFO or WARNING", "log_dir": "a path",
+    "cache_dir": "a path", "cache_path": f"paths with {os.pathsep} between them", "verbosity": "quiet, normal or verbose",
 }  # fmt: skip
-"""Variable -> what it may hold; ``_BOOL`` for all others."""
+"""Setting -> what it may hold; ``_BOOL`` for all others."""
 
 
 class SettingsError(ValueError):
     """Environment variables that cannot be read. The message is one line with the values and what is allowed.
 
     Attributes:
-        names: the variables.
+        names: the settings.
     """
 
     def __init__(self, error: ValidationError) -> None:
         held = {str(each["loc"][0]): each["input"] for each in error.errors()}
-        told = [f"{_spelling(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
+        told = [f"{_variable(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
         super().__init__("; ".join(told))
         self.names = tuple(held)
 
@@ -44,38 +47,39 @@ class SettingsError(ValueError):
 class Settings(BaseSettings):
     """Settings of one tuning. Raises ``SettingsError`` naming the variables that cannot be read."""
 
-    # Full names as aliases: an error about a value then names the variable.
-    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, env_prefix=_PREFIX)
 
     def __init__(self, **given: Any) -> None:
+        others = {name: os.environ[_variable(name)] for name in _OTHER_NAMES if os.environ.get(_variable(name))}
+        given = others | given
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise SettingsError(error) from None
 
-    deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False, validation_alias="DIST_TUNE_DEADLINE_S")
+    deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False)
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
-    log_dir: Path = Field(default=Path(".autotune_logs"), validation_alias="DIST_TUNE_LOG_DIR")
+    log_dir: Path = Path(".autotune_logs")
     """Folder of ``rank-<i>.log``; relative to the working directory."""
-    log_level: str = Field(default="DEBUG", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$", validation_alias="DIST_TUNE_LOG_LEVEL")
+    log_level: str = Field(default="DEBUG", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
-    verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$", validation_alias="DIST_TUNE_VERBOSITY")
+    verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$")
     """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""
-    progress: bool | None = Field(default=None, validation_alias="DIST_TUNE_PROGRESS")
+    progress: bool | None = None
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
-    cache_dir: Path = Field(default=Path("~/.dist_tune/autotune"), validation_alias="DIST_TUNE_CACHE_DIR")
+    cache_dir: Path = Path("~/.dist_tune/autotune")
     """Folder of the records of finished tunings."""
-    cache_shared: bool = Field(default=False, validation_alias="DIST_TUNE_CACHE_SHARED")
+    cache_path: str | None = None
+    """Several such folders, separated as in PATH, in place of ``cache_dir``: the first is written, the others are only read."""
+    cache_shared: bool = False
     """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
-    always_tune: bool = Field(default=False, validation_alias=AliasChoices("DIST_TUNE_ALWAYS_TUNE", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"))
+    always_tune: bool = False
     """True: tune although there is a record, and replace it."""
-    version_check: bool = Field(
-        default=True, validation_alias=AliasChoices("DIST_TUNE_VERSION_CHECK", "TRITON_DIST_AUTOTUNE_VERSION_CHECK")
-    )
-    """True: a record counts only with the versions of Python, torch, triton and CUDA that it was made with."""
-    require_cache: bool = Field(default=False, validation_alias="DIST_TUNE_REQUIRE_CACHE")
+    version_check: bool = True
+    """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
+    require_cache: bool = False
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
-    isolate: bool = Field(default=False, validation_alias="DIST_TUNE_ISOLATE")
+    isolate: bool = False
     """True: each new candidate runs once alone before it is timed, so that one death of the process shows which is the cause."""
 
     @field_validator("log_dir")
@@ -85,6 +89,11 @@ class Settings(BaseSettings):
         with suppress(RuntimeError):  # no home
             return folder.expanduser()
         return folder
+
+    @property
+    def cache_folders(self) -> list[Path]:
+        """Folders of records; the first is written."""
+        return [Path(each) for each in (self.cache_path or "").split(os.pathsep) if each] or [self.cache_dir]
 
     @property
     def shown(self) -> str:
@@ -101,23 +110,20 @@ def read_settings() -> Settings:
         return _settings_of(variables)
     except SettingsError as error:
         warn_once(f"dist_tune: {error}. The default is used")
-        defaults = Settings.model_construct()
-        fields = {str(name): field for field, each in Settings.model_fields.items() for name in _names(each.validation_alias)}
-        return Settings(**{name: getattr(defaults, fields[name]) for name in error.names})
+        return Settings(**{name: Settings.model_fields[name].default for name in error.names})
 
 
 def variables_read() -> list[str]:
     """All variables of ours that something reads."""
-    names = {str(name) for field in Settings.model_fields.values() for name in _names(field.validation_alias)}
-    return sorted({name for name in names if name.startswith("DIST_TUNE_")} | {"DIST_TUNE_CONFIG_DIR"})  # that one by a script of kernels/
+    return sorted(f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, "config_dir"))  # that one by a script of kernels/
 
 
 def unread_variables(names: Iterable[str]) -> list[str]:
     """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
-    known = {each.removeprefix("DIST_TUNE_"): each for each in variables_read()}
+    known = {each.removeprefix(_PREFIX): each for each in variables_read()}
     told = []
-    for name in sorted(each for each in names if each.startswith("DIST_TUNE_") and each not in known.values()):
-        near = get_close_matches(name.removeprefix("DIST_TUNE_"), known, n=1)
+    for name in sorted(each for each in names if each.startswith(_PREFIX) and each not in known.values()):
+        near = get_close_matches(name.removeprefix(_PREFIX), known, n=1)
         told.append(f"{name} is not read: " + (f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"))
     return told
 
@@ -140,21 +146,14 @@ def _settings_of(variables: tuple[tuple[bytes, bytes], ...]) -> Settings:
 
 def shared_settings(settings: Settings) -> dict[str, float | bool]:
     """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
-    fields = {
-        "deadline_s": settings.deadline_s,
-        **{name: getattr(settings, name) for name in ("always_tune", "version_check", "require_cache", "isolate")},
-    }
-    return {f"DIST_TUNE_{name.upper()}": value for name, value in fields.items()}
+    names = ("deadline_s", "always_tune", "version_check", "require_cache", "isolate")
+    return {f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names}
 
 
-def _names(alias: object) -> list[object]:
-    return list(alias.choices) if isinstance(alias, AliasChoices) else [alias]
-
-
-def _spelling(name: str) -> str:
-    """The name under which a setting stands in the environment; pydantic tells the first of its names."""
-    names = next(names for each in Settings.model_fields.values() if name in (names := _names(each.validation_alias)))
-    return next((str(each) for each in names if os.environ.get(str(each))), name)
+def _variable(name: str) -> str:
+    """The name under which a setting stands in the environment."""
+    ours = f"{_PREFIX}{name.upper()}"
+    return ours if os.environ.get(ours) else _OTHER_NAMES.get(name, ours)
 
 
 with suppress(SettingsError):  # told where it matters

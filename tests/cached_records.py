@@ -1,6 +1,5 @@
 """Tuning records for tests of what is kept of a tuning: each with all its fields set, and any of them changed."""
 
-import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +30,7 @@ def candidate(index: int, **changes: Any) -> CandidateRecord:
 def record(n_candidates: int = 3, **changes: Any) -> TuningRecord:
     values: dict[str, Any] = {
         "closure": "step", "kernel": "model.gemm", "key": "[4096,2752,torch.bfloat16]", "source": "0123456789abcdef", "winner": 1,
+        "reason": "fastest step",
         "candidates": [candidate(index) for index in range(n_candidates)], "n_replays": 90, "closure_weight": 0.5, "seconds": 10.0,
         "spent": Seconds(total=10.0, race=8.0), "meeting_seconds": [0.001, 0.002], "environment": environment(), "tuned_at": NOON,
     }  # fmt: skip
@@ -40,8 +40,3 @@ def record(n_candidates: int = 3, **changes: Any) -> TuningRecord:
 def measured(n_samples: int, **changes: Any) -> TuningRecord:
     """A record of the same candidates with this many timed replays."""
     return record(candidates=[candidate(0, n_replays=0), candidate(1, n_replays=n_samples), candidate(2, n_replays=0)], **changes)
-
-
-def forged(raw: bytes) -> bytes:
-    """A file whose checksum is right, with these bytes for a record."""
-    return b'{\n"sha256": "%s",\n"record": %s\n}\n' % (hashlib.sha256(raw).hexdigest().encode(), raw)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dist_tune.cache.code.fingerprints import fingerprint
+from dist_tune.cache.fingerprints import fingerprint
 
 HELPERS = """
 import triton

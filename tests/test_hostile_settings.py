@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.settings import Settings, SettingsError, read_settings
 from tests.cached_records import record
 

@@ -31,7 +31,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch):
 def test_defaults_need_no_environment():
     assert Settings().model_dump() == {
         "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
-        "cache_dir": Path("~/.dist_tune/autotune"), "always_tune": False, "cache_shared": False,
+        "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": None, "always_tune": False, "cache_shared": False,
         "version_check": True, "require_cache": False, "isolate": False,
     }  # fmt: skip
 

@@ -68,11 +68,11 @@ def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
-    """Every module, the page's templates, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
+    """Every module, the page's template, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
         names = archive.namelist()
     about = f"dist_tune-{__version__}.dist-info/"
-    modules = [*(ROOT / "dist_tune").rglob("*.py"), *(ROOT / "dist_tune/report/templates").iterdir()]
+    modules = [*(ROOT / "dist_tune").rglob("*.py"), ROOT / "dist_tune/report/page.html"]
     expected = [*(str(path.relative_to(ROOT)) for path in modules), "dist_tune/py.typed", "dist_tune/launch.sh"]
     assert sorted(name for name in names if not name.startswith(about)) == sorted(expected)
     assert f"{about}licenses/LICENSE" in names

@@ -13,52 +13,42 @@ from dist_tune.cache.account import (
     fates,
     gain,
     lead,
-    reason,
     short_config,
     skew,
     step_times,
     weighing,
     why_not,
 )
-from dist_tune.cache.digests import digest, sealed_line, text_of
-from dist_tune.cache.files import LOCK_NAME, TEMPORARY_SUFFIX, sweep, write_whole
-from dist_tune.cache.folder import BROKEN_SUFFIX, LOCKS, Cache, Entry
-from dist_tune.cache.journal_file import (
-    JOURNALS,
-    LINES_SUFFIX,
-    QUARANTINE,
-    JournalFile,
-    JournalLine,
-    QuarantinedConfig,
-    is_held,
-    quarantine,
-    read_quarantine,
-    sweep_journals,
-)
+from dist_tune.cache.digests import sealed_line, text_of
+from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache.journal_file import JournalFile, is_held
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
-from dist_tune.cache.record_file import BrokenRecordError, read_record, seal, unseal
-from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, CandidateRecord, Environment, Seconds, TuningRecord, environment
+from dist_tune.cache.records import (
+    HARDWARE,
+    SOFTWARE,
+    BrokenRecordError,
+    CacheKey,
+    CandidateRecord,
+    Environment,
+    Seconds,
+    TuningRecord,
+    digest,
+    environment,
+    record_bytes,
+    record_in,
+)
+from dist_tune.cache.store import LOCKS, Cache, Entry
 
 if TYPE_CHECKING:
-    from dist_tune.cache.code.captured import plain_values
-    from dist_tune.cache.code.code_anatomy import anatomy
-    from dist_tune.cache.code.fingerprints import Code, fingerprint, read_code
+    from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(
-        __name__,
-        {
-            "code.captured": ("plain_values",),
-            "code.code_anatomy": ("anatomy",),
-            "code.fingerprints": ("Code", "fingerprint", "read_code"),
-        },
-    )
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
-    "BROKEN_SUFFIX", "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "LOCK_NAME", "QUARANTINE", "SOFTWARE", "TEMPORARY_SUFFIX",
-    "BrokenRecordError", "Cache", "CacheKey", "CacheLookup", "CandidateRecord", "Code", "Entry", "Environment", "JournalFile",
-    "JournalLine", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "anatomy", "cause", "differing", "digest", "environment",
-    "fates", "fingerprint", "gain", "is_held", "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code",
-    "read_quarantine", "read_record", "reason", "seal", "sealed_line", "short_config", "skew", "step_times", "sweep", "sweep_journals",
-    "text_of", "unseal", "weighing", "why_not", "write_whole",
+    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
+    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "is_held", "lead",
+    "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "sealed_line", "short_config", "skew", "step_times", "text_of", "weighing", "why_not",
 ]  # fmt: skip

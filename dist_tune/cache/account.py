@@ -1,4 +1,4 @@
-"""Reasons behind a record's choice, in words and counts: gain, lead, fates of the candidates, the slowest rank, the step before and after.
+"""Words about a record: gain, lead, fates of the candidates, the reason why each is out, the slowest rank, the step before and after.
 
 Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning.
 """
@@ -9,16 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
-from dist_tune.search import NOT_TRIED, RacingOptions
+from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
-_TIE = RacingOptions().tie
-_ERROR_OF_MEDIAN = 1.86
-"""Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation."""
+_KINDS = ("end", "left", "unmeasured", "not raced", "untried", "equal")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
@@ -42,6 +39,8 @@ class Fates:
     """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
     n_raced_out: int
     n_unmeasured: int
+    n_not_raced: int
+    """Compiled, and then left out by the budget or by earlier times."""
     n_untried: int
     n_equal: int
     failures: Counter[str]
@@ -60,6 +59,7 @@ class Fates:
             "not timed": self.n_unmeasured,
             "the same kernel as another": self.n_equal,
             f"cannot run here ({causes})": n_failed,
+            "not raced": self.n_not_raced,
             "untried": self.n_untried,
         }
         return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
@@ -76,11 +76,14 @@ def fates(record: TuningRecord) -> Fates:
             counts["equal"] += 1
         elif each.left == NOT_TRIED:
             counts["untried"] += 1
-        elif each.left is not None:
-            counts["left"] += 1
+        elif each.left is not None and each.left.startswith("not raced"):
+            counts["not raced"] += 1
+        elif each.latency_ms is None:
+            counts["unmeasured"] += 1
         else:
-            counts["unmeasured" if each.latency_ms is None else "end"] += 1
-    return Fates(counts["end"], counts["left"], counts["unmeasured"], counts["untried"], counts["equal"], failures, counts["left"] > 0)
+            counts["end" if each.left is None else "left"] += 1
+    end, left, unmeasured, not_raced, untried, equal = (counts[kind] for kind in _KINDS)
+    return Fates(end, left, unmeasured, not_raced, untried, equal, failures, left > 0)
 
 
 def cause(failure: str) -> str:
@@ -105,26 +108,6 @@ def lead(record: TuningRecord) -> float | None:
     return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
 
 
-def reason(record: TuningRecord) -> str:
-    """The reason of the choice in words."""
-    best, rivals = record.best, _rivals(record)
-    if not rivals:
-        return "only one that runs" if len(record.candidates) > 1 else "the only config"
-    if best.latency_ms is None:
-        return next((each.left for each in rivals if each.left), "nothing was measured: no replay met this site")
-    finalists = [each for each in rivals if each.left is None and each.latency_ms is not None]
-    measured = finalists or [each for each in rivals if each.latency_ms is not None]
-    if not measured:
-        return "only one that was measured"
-    tie_ms = _TIE * best.latency_ms + _error_ms(best)
-    near = [each for each in measured if _step_ms(each, record) <= _step_ms(best, record) + tie_ms]
-    if not near:
-        return "fastest step"
-    if all(best.latency_ms <= (each.latency_ms or 0.0) for each in near):
-        return "tied within noise, faster kernel"
-    return "fastest step" if all(_step_ms(best, record) <= _step_ms(each, record) for each in near) else "tied within noise"
-
-
 def weighing(record: TuningRecord) -> str:
     """Weight of differences of the step's time beside those of the kernel, in words; empty where it was 1, or there was one finalist."""
     n_finalists = sum(each.left is None and each.failure is None and each.closure_ms is not None for each in record.candidates)
@@ -134,9 +117,9 @@ def weighing(record: TuningRecord) -> str:
 
 
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
-    """The reason why a candidate is not the winner; for the winner the reason of the choice."""
+    """The reason why a candidate is not the winner, of a finalist by how much it lost; for the winner the reason of the choice."""
     if each.index == record.winner:
-        return f"winner: {reason(record)}"
+        return ": ".join(filter(None, ["winner", record.reason]))
     if each.failure is not None:
         return each.failure
     if each.equal_to is not None:
@@ -146,9 +129,7 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     best_ms = record.best.latency_ms
     if each.latency_ms is None or not best_ms:
         return "not measured on all ranks"
-    is_tied = _step_ms(each, record) <= _step_ms(record.best, record) + _TIE * best_ms + _error_ms(record.best)
-    by = f"{each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
-    return f"{'tied within noise' if is_tied else 'slower'} in the finals: {by}"
+    return f"not chosen: {each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
 
 
 def _by_step(each: CandidateRecord, record: TuningRecord) -> str:
@@ -207,10 +188,6 @@ def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
     """The step's time as it counted: where the rest of the step varies by noise alone, differences are those of the kernel."""
     kernel_ms = each.latency_ms or 0.0
     return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
-
-
-def _error_ms(each: CandidateRecord) -> float:
-    return _ERROR_OF_MEDIAN * (each.spread_ms or 0.0) / sqrt(max(1, each.n_replays))
 
 
 def _loss_ms(record: TuningRecord) -> float | None:

@@ -1,18 +1,8 @@
-"""Digests of texts, and lines with a checksum, of files that a process may leave half written: CRC-32 in hexadecimal, a blank, the text.
-
-Knows texts and bytes, and imports neither torch nor Triton.
-"""
+"""Lines with a checksum, of files that a process may leave half written: CRC-32 in hexadecimal, a blank, the text."""
 
 from __future__ import annotations
 
-import hashlib
 import zlib
-from collections.abc import Sequence
-
-
-def digest(texts: Sequence[str]) -> str:
-    """Short identity of a list of texts, such as described configs."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def sealed_line(text: bytes) -> bytes:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from dist_tune.cache.digests import sealed_line, text_of
 from dist_tune.json_bytes import json_bytes
@@ -42,60 +40,6 @@ _Milliseconds = Annotated[float, Field(gt=0)]
 _Model = TypeVar("_Model", bound=BaseModel)
 _open: set[str] = set()
 _guard = threading.Lock()
-
-
-class JournalLine(BaseModel):
-    """One event of a tuning. Candidates are indices, ``on`` is site -> candidate."""
-
-    model_config = _STRICT
-
-    t: Literal["open", "site", "begun", "ran", "measured", "struck", "agreed", "dropped", "suspected", "quarantined", "phase", "stop"]
-    label: str = ""
-    """The site's, or a phase's name."""
-    key: str = ""
-    """Digest of the site's cache key: code, candidates, tuning key, machine."""
-    n: list[int] = []
-    """Replays of this attempt, or candidates."""
-    on: dict[str, _Index] = {}
-    timed: list[str] = []
-    """Sites that were timed in the replay."""
-    is_final: bool = False
-    is_alone: bool = False
-    """True of a candidate that begins alone: it is the cause if the process ends."""
-    ms: _Milliseconds | None = None
-    """The whole replay."""
-    launches_ms: dict[str, list[_Milliseconds]] = {}
-    """Of the timed sites."""
-    agreed_ms: dict[str, dict[_Index, float]] = {}
-    """Site -> candidate -> reduced time."""
-    kind: str = ""
-    reason: str = ""
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        """Refuse a line without the values that its event has."""
-        if self.t in _OF_ONE and len(self.n) != 1:
-            raise ValueError(f"{self.t} is of one replay or candidate, got {len(self.n)}")
-        if self.t in ("dropped", "suspected", "quarantined") and min(self.n, default=0) < 0:
-            raise ValueError(f"no candidate has the index {min(self.n)}")
-        if self.t == "measured" and (self.ms is None or not {*self.timed, *self.launches_ms} <= self.on.keys()):
-            raise ValueError("a replay was measured without a time, or at sites without a candidate")
-        return self
-
-
-class QuarantinedConfig(BaseModel):
-    """A config that was under way at two deaths of its process, or alone at one."""
-
-    model_config = _STRICT
-
-    kernel: str
-    key: str
-    config: str
-    """Described, as in a record."""
-    rank: _Index
-    """On which the process ended."""
-    since: _Milliseconds
-    """Seconds since 1970."""
 
 
 class JournalFile(Generic[_Model]):
@@ -220,29 +164,6 @@ def is_held(path: Path) -> bool:
         return _real(path) in _open
 
 
-def read_quarantine(path: Path) -> list[QuarantinedConfig]:
-    """The configs in a file; none if there is no such file, and without lines that are damaged."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
-            content = file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except OSError:
-        return []
-    return [*{each.config: each for each in _sound(content, QuarantinedConfig)}.values()]
-
-
-def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) -> None:
-    """Add a config to a file; without effect but a warning if it cannot be written."""
-    try:
-        make_folder(path.parent, rights)
-        descriptor = opener(rights, follows_links=False)(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, sealed_line(json_bytes(config.model_dump())))
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        warn_once(f"the quarantine of {config.kernel} {config.config} is not kept: {path} cannot be written: {error.strerror}")
-
-
 def _line(content: bytes, model: type[_Model]) -> _Model:
     """Raises ``ValueError`` for what is none."""
     if (text := text_of(content)) is None:
@@ -253,20 +174,6 @@ def _line(content: bytes, model: type[_Model]) -> _Model:
         raise ValueError("it is nested too deeply") from error
 
 
-def _sound(content: bytes, model: type[_Model]) -> Iterator[_Model]:
-    for line in content.split(b"\n"):
-        with suppress(ValueError):
-            yield _line(line, model)
-
-
 def _real(path: Path) -> str:
     """One name of a file in a folder that has several; a link in its own place is refused when it is opened."""
     return os.path.join(os.path.realpath(path.parent), path.name)
-
-
-def sweep_journals(folder: Path) -> None:
-    """Delete journals of a folder that no process has gone on with for two weeks."""
-    with suppress(OSError):
-        for each in folder.glob(f"*{LINES_SUFFIX}"):
-            if each.lstat().st_mtime < time.time() - _STALE_S:
-                each.unlink()

@@ -20,9 +20,8 @@ _TOKEN = re.compile(
 
 
 def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object, object]]:
-    """Field -> (wanted, recorded), for each field that differs; fields of the environment under their own names."""
-    flat = [{**dict(key), **dict(key.environment)} for key in (wanted, recorded)]
-    return {field: (flat[0][field], flat[1][field]) for field in flat[0] if field != "environment" and flat[0][field] != flat[1][field]}
+    """Field -> (wanted, recorded), for each field that differs."""
+    return {field: (value, other) for (field, value), (_, other) in zip(wanted, recorded, strict=True) if value != other}
 
 
 def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:

@@ -9,14 +9,13 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dist_tune.cache.account import ID_CHARS
-from dist_tune.cache.digests import digest
-from dist_tune.cache.folder import Cache
 from dist_tune.cache.key_diff import differences, explain, nearest
-from dist_tune.cache.records import SOFTWARE, CacheKey, Environment, TuningRecord, environment
-from dist_tune.safe_files import PRIVATE, Rights
+from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
+from dist_tune.cache.store import Cache
+from dist_tune.safe_files import Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 
@@ -67,19 +66,20 @@ class CacheLookup:
     def __init__(self, settings: Settings, log: Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
         self._log = log
-        self._cache = Cache(settings.cache_dir, is_shared=settings.cache_shared) if is_used else None
+        self._is_used = is_used
+        self._cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
-        """By label of the site."""
+        """By label of the site; none where the cache is not used."""
 
     @property
     def folder(self) -> str:
         """Identity of the cache folder, equal on ranks that share it; empty if no site was looked up."""
-        return self._cache.identity if self._cache is not None and self._keys else ""
+        return self._cache.identity if self._keys else ""
 
     @cached_property
-    def _environment(self) -> Environment:
-        return environment(*self._world)
+    def _environment(self) -> dict[str, Any]:
+        return environment(*self._world).keyed
 
     @property
     def is_required(self) -> bool:
@@ -88,11 +88,11 @@ class CacheLookup:
 
     def look_up(self, label: str, launch: Keyed, texts: list[str]) -> TuningRecord | None:
         """This rank's record of a site with the candidates ``texts``, or None."""
-        if self._cache is None:
+        if not self._is_used:
             return None
         began = time.perf_counter()
         key = self._keys[label] = CacheKey(
-            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=self._environment
+            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), **self._environment
         )
         if self._settings.always_tune:
             return None
@@ -115,7 +115,7 @@ class CacheLookup:
     def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
         """The answer for the other ranks. ``runs``: the record's config was not found to fail here."""
         key = self._keys.get(label)
-        if self._cache is None or key is None:
+        if key is None:
             return LookupResult("", miss="It uses no cache." if self.is_required else "", is_open=False)
         name = digest([key.model_dump_json()])
         if self._settings.always_tune:
@@ -127,17 +127,17 @@ class CacheLookup:
     @property
     def rights(self) -> Rights:
         """Permissions of files in the cache folder."""
-        return self._cache.rights if self._cache is not None else PRIVATE
+        return self._cache.rights
 
     def place_of(self, label: str) -> tuple[Path, str] | None:
         """The cache folder, and the digest of a site's key; None without a cache."""
         key = self._keys.get(label)
-        return (self._cache.folder, digest([key.model_dump_json()])) if self._cache is not None and key is not None else None
+        return (self._cache.folder, digest([key.model_dump_json()])) if key is not None else None
 
     def reason_of_miss(self, label: str) -> Miss:
         """The reason why a site without a record has none."""
         key = self._keys.get(label)
-        if self._cache is None or key is None or self._settings.always_tune:
+        if key is None or self._settings.always_tune:
             return Miss()
         records = self._cache.of_name(key.name)
         record = nearest(key, records)
@@ -147,7 +147,7 @@ class CacheLookup:
 
     def why_no_record(self, label: str) -> str:
         """Reason why a site is tuned whose kernel has no record that comes near."""
-        if self._cache is None or label not in self._keys:
+        if label not in self._keys:
             return "no cache is used"
         return "DIST_TUNE_ALWAYS_TUNE is set" if self._settings.always_tune else "the cache has no record of this kernel"
 
@@ -156,18 +156,20 @@ class CacheLookup:
 
         Of several records the one that measured the most of these candidates, and of equals the newest.
         """
-        if self._cache is None or label not in self._keys or self._settings.always_tune:
+        if label not in self._keys or self._settings.always_tune:
             return PriorTimes()
         found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
         return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
 
     def record_ids(self, records: Mapping[str, TuningRecord]) -> dict[str, str]:
-        """Site -> the id by which messages name its record, the shortest that no other record has; without those that are not kept."""
-        if self._cache is None:
-            return {}
-        paths = {label: self._cache.path_of(record.cache_key) for label, record in records.items() if self._is_kept(record)}
-        stems = {path.stem for path in paths.values()}
-        return {label: _unique(path.stem, {*stems, *self._cache.names_beside(path)}) for label, path in paths.items()}
+        """Site -> the beginning of its record's file name that no other record of the kernel has; without those that are not kept."""
+        paths = {label: self._cache.path_of(each.cache_key) for label, each in records.items() if self._is_used and self._is_kept(each)}
+        ids = {}
+        for label, path in paths.items():
+            others = {each.stem for each in paths.values()} | self._cache.names_beside(path)
+            is_unique = not any(each.startswith(path.stem[:ID_CHARS]) for each in others - {path.stem})
+            ids[label] = path.stem[:ID_CHARS] if is_unique else path.stem
+        return ids
 
     @staticmethod
     def _is_kept(record: TuningRecord) -> bool:
@@ -179,15 +181,9 @@ class CacheLookup:
 
         False if it is not stored.
         """
-        path = self._cache.store(record) if self._cache is not None and self._is_kept(record) else None
+        path = self._cache.store(record) if self._is_used and self._is_kept(record) else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
         return path is not None
-
-
-def _unique(stem: str, stems: set[str]) -> str:
-    """The shortest beginning of a file's name that no other of these has."""
-    begins = (stem[:n] for n in range(ID_CHARS, len(stem)))
-    return next((begin for begin in begins if not any(each.startswith(begin) for each in stems - {stem})), stem)
 
 
 def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:

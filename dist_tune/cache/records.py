@@ -1,4 +1,4 @@
-"""The record of a finished tuning, and the key under which it is found again.
+"""The record of a finished tuning, the key under which it is found again, and its JSON.
 
 pydantic models, because records leave the process: into the log, the cache and reports. They hold plain values only, and nothing
 in them is evaluated: a config is found again by its description among the candidates of the program that looks it up.
@@ -6,22 +6,35 @@ in them is evaluated: a config is found again by its description among the candi
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from dist_tune.cache.digests import digest
+from dist_tune.output import first_mistake
 
 SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]
 _MAX_SKEW = timedelta(minutes=1)
 """Between the clocks of two hosts."""
-# Records come back from files that may be forged: no NaN, no unknown field.
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+# Records come back from files that may be damaged or forged: no NaN, no unknown field. A NaN is written as one, so that reading refuses it.
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+_SCHEMA = re.compile(rb'"schema_version":\s*(\d{1,9})')
+
+
+class BrokenRecordError(ValueError):
+    """No record of this version of dist_tune. The message is the reason, on one short line."""
+
+
+def digest(texts: Sequence[str]) -> str:
+    """Short identity of a list of texts, such as described configs."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 class Environment(BaseModel):
@@ -32,13 +45,13 @@ class Environment(BaseModel):
     device: str
     """Name of the GPU or processor."""
     device_count: int
-    """GPUs that a process sees."""
+    """GPUs that a process sees. Not in the key: it changes when a job is resized, and the group of the step may be the same."""
     world_size: int
     """Ranks of the tuning."""
     ranks_per_host: int
     """Ranks of the tuning on each machine."""
     python: str
-    """Version, as "3.11"."""
+    """Version, as "3.11". Not in the key, because no time depends on it."""
     torch: str
     """Version."""
     triton: str
@@ -46,10 +59,15 @@ class Environment(BaseModel):
     cuda: str | None
     """Version that torch was built with; None without one."""
 
+    @property
+    def keyed(self) -> dict[str, Any]:
+        """The fields that a ``CacheKey`` has."""
+        return {name: getattr(self, name) for name in (*HARDWARE, *SOFTWARE)}
 
-HARDWARE = ("device", "device_count", "world_size", "ranks_per_host")
+
+HARDWARE = ("device", "world_size", "ranks_per_host")
 """Fields of an ``Environment`` that times depend on."""
-SOFTWARE = ("python", "torch", "triton", "cuda")
+SOFTWARE = ("torch", "triton", "cuda")
 """Fields that DIST_TUNE_VERSION_CHECK=0 leaves out of the key."""
 
 
@@ -66,7 +84,12 @@ class CacheKey(BaseModel):
     """Tuning key: sizes, dtypes."""
     candidates: str
     """Digest of the described candidates, in order."""
-    environment: Environment
+    device: str
+    world_size: int
+    ranks_per_host: int
+    torch: str
+    triton: str
+    cuda: str | None
 
 
 class CandidateRecord(BaseModel):
@@ -112,7 +135,7 @@ class CandidateRecord(BaseModel):
 class Seconds(BaseModel):
     """Time of a tuning on this rank, by phase."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = _STRICT | ConfigDict(frozen=False)
 
     total: float = 0.0
     """Duration of the whole tuning."""
@@ -150,7 +173,9 @@ class TuningRecord(BaseModel):
     """Imports inside that code, as "module.name", whose code is not in the digest: if it changes, the record still counts."""
     winner: int
     """Index into ``candidates``."""
-    candidates: list[CandidateRecord]
+    reason: str = ""
+    """The reason of the choice in words, as it was made; empty in records of earlier versions."""
+    candidates: Annotated[list[CandidateRecord], FailFast()]
     """All candidates, by index."""
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
@@ -197,12 +222,41 @@ class TuningRecord(BaseModel):
     def cache_key(self) -> CacheKey:
         """The key under which it is stored."""
         described = digest([each.config for each in self.candidates])
-        return CacheKey(name=self.kernel, source=self.source, key=self.key, candidates=described, environment=self.environment)
+        return CacheKey(name=self.kernel, source=self.source, key=self.key, candidates=described, **self.environment.keyed)
 
     @property
     def n_samples(self) -> int:
         """Timed replays of all candidates: of two records of one key, the one with more is kept."""
         return sum(each.n_replays for each in self.candidates if each.equal_to is None)
+
+
+def record_bytes(record: TuningRecord) -> bytes:
+    """The record as one line of JSON without its line end; defaults are left out.
+
+    Raises:
+        BrokenRecordError: it could not be read back, as with a NaN that was put into one of its dicts.
+    """
+    try:
+        content = b'{"schema_version":%d,%s' % (record.schema_version, record.model_dump_json(exclude_defaults=True).encode()[1:])
+    except ValueError as error:  # a string that is no text
+        raise BrokenRecordError(first_mistake(error)) from error
+    record_in(content)
+    return content
+
+
+def record_in(content: bytes) -> TuningRecord:
+    """The record in a file's content. Nothing is evaluated.
+
+    Raises:
+        BrokenRecordError: it holds none, or one of another version of dist_tune.
+    """
+    try:
+        return TuningRecord.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        schema = _SCHEMA.search(content[:4096])
+        if schema is not None and int(schema[1]) != SCHEMA_VERSION:
+            raise BrokenRecordError(f"written with schema {int(schema[1])}, and this dist_tune reads schema {SCHEMA_VERSION}") from None
+        raise BrokenRecordError(first_mistake(error)) from None  # the error holds the whole file
 
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:
@@ -217,7 +271,7 @@ def environment(world_size: int, ranks_per_host: int) -> Environment:
         device_count=torch.cuda.device_count() if on_gpu else 0,
         world_size=world_size,
         ranks_per_host=ranks_per_host,
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",  # the digest of a source is of its bytecode
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
         torch=torch.__version__,
         triton=triton_version(),
         cuda=torch.version.cuda,

@@ -55,7 +55,7 @@ def examine() -> Answer:
         "peer access": (_peers, ""),
         "torch.distributed": (_distributed, ""),
         "c10d store": (_store, "ranks meet over TCP: a firewall or a container may forbid the loopback device"),
-        "cache folder": (lambda: _folder(Settings().cache_dir, "DIST_TUNE_CACHE_DIR", "every job tunes again"), ""),
+        "cache folder": (lambda: _folder(Settings().cache_folders[0], "DIST_TUNE_CACHE_DIR", "every job tunes again"), ""),
         "log folder": (lambda: _folder(Settings().log_dir, "DIST_TUNE_LOG_DIR", "tunings are not explained"), ""),
         "Triton's disk cache": (lambda: _folder(triton.knobs.cache.dir, "TRITON_CACHE_DIR", "ranks cannot share what they compile"), ""),
     }

@@ -214,15 +214,16 @@ def diff(
     """
     from dist_tune.cli.report import records_of
     from dist_tune.output import amount
-    from dist_tune.report import compare
+    from dist_tune.report import compare, comparison_lines
 
     first, second = records_of(before), records_of(after)
     found = compare(first, second)
-    if found.pairs:
-        return Answer(found.values, found.lines, 1 if found.n_slower else 0)
+    lines = comparison_lines(found)
+    if found["pairs"]:
+        return Answer(found, lines, 1 if found["n_slower"] else 0)
     counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
     reason = f"nothing to compare: {counts}, with no kernel and key in common"
-    return Answer({**found.values, "error": reason}, found.lines, 2, [reason])
+    return Answer({**found, "error": reason}, lines, 2, [reason])
 
 
 @app.command()

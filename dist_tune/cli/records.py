@@ -25,15 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import (
-    BROKEN_SUFFIX,
     HARDWARE,
     JOURNALS,
     LINES_SUFFIX,
-    LOCK_NAME,
     LOCKS,
     QUARANTINE,
     SOFTWARE,
-    TEMPORARY_SUFFIX,
     BrokenRecordError,
     Cache,
     Environment,
@@ -43,7 +40,6 @@ from dist_tune.cache import (
     environment,
     fates,
     read_quarantine,
-    reason,
     short_config,
     weighing,
     why_not,
@@ -61,8 +57,8 @@ _MAX_FIELDS = 12
 """Fields with a column each; with more differing ones there is one column of whole configs."""
 _DOT = " \N{MIDDLE DOT} "
 _OWN_FILES = re.compile(
-    rf"{LOCKS}/.*{LOCK_NAME}|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
-    rf"|[^/]+/({LOCK_NAME}|[0-9a-f]{{12}}(-[0-9a-f]{{12}}){{2}}\.json|.*({BROKEN_SUFFIX}|{TEMPORARY_SUFFIX}))"
+    rf"{LOCKS}/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
+    r"|[^/]+/(\.lock|[0-9a-f]{12}(-[0-9a-f]{12}){1,2}\.json|.*\.(broken|tmp))"  # .lock, .broken: of older versions
 )
 """Paths in the cache folder that the cache itself has written."""
 _OF_PROGRAM = ("world_size", "ranks_per_host")
@@ -96,7 +92,7 @@ def opened() -> Cache:
         RefusedError: it is no folder, or cannot be read.
     """
     settings = Settings()
-    cache = Cache(settings.cache_dir, is_shared=settings.cache_shared)
+    cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
     try:
         with suppress(FileNotFoundError), os.scandir(cache.folder):
             pass
@@ -275,7 +271,7 @@ def _record_page(listed: Listed) -> Page:
     with_all = "; all with " + plain(" ".join(f"{name}={value!r}" for name, value in shared.items()), 1000) if fields and shared else ""
     pairs = {
         "winner": f"{record.winner}: {plain(best.config, _MAX_CONFIG)}",
-        "chosen": "; ".join(filter(None, [plain(reason(record)), weighing(record)])),
+        "chosen": "; ".join(filter(None, [plain(record.reason), weighing(record)])),
         "measured": _DOT.join(measured),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({_phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
@@ -405,7 +401,7 @@ def _verdict(differing: list[str]) -> tuple[bool, str]:
 
 def path() -> Answer:
     """The cache folder; nothing is read."""
-    folder = Cache(Settings().cache_dir).folder.absolute()
+    folder = Cache(Settings().cache_folders).folder.absolute()
     return Answer({"path": str(folder), "exists": os.path.isdir(folder)}, [str(folder)])
 
 
@@ -443,6 +439,7 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
     cache = opened()
     chosen = choose(cache, key)
     if key is None:
+        chosen = [each for each in chosen if each.path.is_relative_to(cache.folder)]  # the other folders are only read
         names = [name for name in iglob("*/*", root_dir=cache.folder, include_hidden=True) if _OWN_FILES.fullmatch(name)]
         doomed = [each for each in map(cache.folder.joinpath, names) if each.is_symlink() or not each.is_dir()]
         doomed = sorted(each for each in doomed if not each.parent.is_symlink())

@@ -1,25 +1,18 @@
-"""Records carried from one cache to another: many in one file, checked again one by one at the destination.
+"""Records carried from one cache to another: an exported file is a JSON list with one record a line, checked again at the destination.
 
-Knows the format of an exported file. The place of a record follows from the record alone, never from a name in a file.
+The place of a record follows from the record alone, never from a name in a file. A copied record file does as well.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, seal, unseal, write_whole
-from dist_tune.safe_files import MAX_BYTES, Rights, read_regular
-
-_LAYOUT = re.compile(rb'\{\n"sha256": "([0-9a-f]{64})",\n"records": (\[\n.*\n\])\n\}\n', re.DOTALL)
-_HEAD = re.compile(rb'\{\n"sha256": "[0-9a-f]{64}",\n"records": \[')
-_BETWEEN = re.compile(rb'(?<=\n\}),\n|,\n(?=\{\n"sha256": ")')
-"""Between two records: no line within a sealed one ends or begins so."""
+from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, record_bytes, record_in
+from dist_tune.safe_files import MAX_BYTES, Rights, read_regular, write_whole
 
 Outcome = Literal["added", "replaced", "kept", "refused"]
 
@@ -37,34 +30,23 @@ class Arrival:
 
 
 def pack(records: Sequence[TuningRecord]) -> bytes:
-    """Many records as the content of one JSON file with a checksum.
+    """Many records as the content of one JSON file.
 
     Raises:
         ValueError: they take more than 64 MiB.
     """
-    body = b"[\n" + b",\n".join(seal(record).rstrip(b"\n") for record in records) + b"\n]"
-    content = b'{\n"sha256": "%s",\n"records": %s\n}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+    content = b"[\n" + b",\n".join(map(record_bytes, records)) + b"\n]\n"
     if len(content) > MAX_BYTES:
         raise ValueError(f"{len(records)} records take {len(content)} bytes, and an exported file holds {MAX_BYTES}: export by --name")
     return content
 
 
 def unpack(content: bytes) -> Iterator[TuningRecord | BrokenRecordError]:
-    """The records in an exported file or in a single record's file; for a broken record its error.
-
-    Raises:
-        BrokenRecordError: the file as a whole is neither.
-    """
-    layout = _LAYOUT.fullmatch(content)
-    if layout is None:
-        yield unseal(content)
-        return
-    checksum, body = layout.groups()
-    if hashlib.sha256(body).hexdigest().encode() != checksum:
-        raise BrokenRecordError("its checksum is wrong: changed or damaged after it was written")
-    for piece in _BETWEEN.split(body[2:-2]):
+    """The records in an exported file or in a single record's file; for a broken record its error."""
+    lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
+    for line in lines:
         try:
-            yield unseal(piece + b"\n")
+            yield record_in(line.removesuffix(b","))
         except BrokenRecordError as error:
             yield error
 
@@ -81,24 +63,19 @@ def write_export(path: Path, records: Sequence[TuningRecord], rights: Rights | N
     """
     content = pack(records)
     path = Path(os.path.realpath(path))  # of a link the file that it leads to
-    if os.path.lexists(path) and not _is_export(path):
+    if os.path.lexists(path) and not isinstance(next(_found(path)), TuningRecord):
         raise FileExistsError(f"{path} exists and is no export: it is left alone")
     write_whole(path, content, rights)
     return len(content)
 
 
-def _is_export(path: Path) -> bool:
+def _found(path: Path, *, follows_links: bool = True) -> Iterator[TuningRecord | BrokenRecordError]:
     try:
-        return _HEAD.match(_read(path)) is not None
-    except BrokenRecordError:
-        return False
-
-
-def _read(path: Path, *, follows_links: bool = True) -> bytes:
-    try:
-        return read_regular(path, MAX_BYTES, follows_links=follows_links)
+        content = read_regular(path, MAX_BYTES, follows_links=follows_links)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise BrokenRecordError(getattr(error, "strerror", None) or str(error)) from error
+        yield BrokenRecordError(getattr(error, "strerror", None) or str(error))
+    else:
+        yield from unpack(content)
 
 
 def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
@@ -111,18 +88,11 @@ def merge(cache: Cache, paths: Sequence[Path]) -> Iterator[Arrival]:
             yield Arrival(str(path), "", "", "refused", "there is no .json file in this folder")
         for file in files:
             # Of a folder its own files: a link in it may lead anywhere.
-            yield from _merge_file(cache, file, follows_links=file is path)
-
-
-def _merge_file(cache: Cache, path: Path, *, follows_links: bool) -> Iterator[Arrival]:
-    try:
-        for number, found in enumerate(unpack(_read(path, follows_links=follows_links)), 1):
-            if isinstance(found, BrokenRecordError):
-                yield Arrival(f"{path}, record {number}", "", "", "refused", str(found))
-            else:
-                yield Arrival(str(path), found.kernel, found.key, *_take_in(cache, found))
-    except BrokenRecordError as error:
-        yield Arrival(str(path), "", "", "refused", str(error))
+            for number, found in enumerate(_found(file, follows_links=file is path), 1):
+                if isinstance(found, TuningRecord):
+                    yield Arrival(str(file), found.kernel, found.key, *_take_in(cache, found))
+                else:
+                    yield Arrival(f"{file}, record {number}", "", "", "refused", str(found))
 
 
 def _take_in(cache: Cache, record: TuningRecord) -> tuple[Outcome, str]:

@@ -21,8 +21,8 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.errors import PTXASError
 
-from dist_tune.compiler.shared_memory import known_need, remember_need, shared_limit
 from dist_tune.compiler.subprocesses.output import quiet_terminal
+from dist_tune.compiler.triton_cache import known_need, remember_need
 from dist_tune.errors import FailureKind, kind_of
 
 _digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -129,8 +129,7 @@ class Compilation:
         if needed_bytes is not None and needed_bytes > limit_bytes:
             raise triton.OutOfResources(needed_bytes, limit_bytes, "shared memory")
         try:
-            with shared_limit(limit_bytes):
-                return compile_()
+            return compile_()
         except triton.OutOfResources as error:
             if error.name == "shared memory" and error.required != needed_bytes:
                 remember_need(self.key, error.required)

@@ -5,34 +5,71 @@ Knows which candidates to compile and in which order; nothing of how, nor of ran
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
+from math import sqrt
 
 import triton
 from triton.compiler.compiler import max_shared_mem
 
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
-from dist_tune.compiler.order import Pace, Queued
 from dist_tune.compiler.partition import KEY_CHARS, order
-from dist_tune.compiler.passes.cache_folder import is_cached, spare
 from dist_tune.compiler.passes.front_end import FrontEndLock, one_front_end
-from dist_tune.compiler.passes.stages import Stages, watched_stages
-from dist_tune.compiler.passes.triton_digest import await_digest, begin_digest
-from dist_tune.compiler.shared_memory import early_check, known_need
-from dist_tune.compiler.subprocesses import processes
-from dist_tune.compiler.subprocesses.at_exit import end_at_exit
+from dist_tune.compiler.passes.stages import Stages, Work, watched_stages
+from dist_tune.compiler.subprocesses import leftovers, processes
 from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.compiler.subprocesses.workers import workers
-from dist_tune.compiler.work import Work
+from dist_tune.compiler.triton_cache import await_digest, begin_digest, is_cached, known_need, writable_folder
 from dist_tune.measure import is_interpreted
 from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
+
+
+_DISK_S = 0.05
+"""A compilation that took no longer may have been found in Triton's disk cache."""
+EXIT_WAIT_S = 10.0
+"""Longest wait for compiling threads at the end of the process."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queued:
+    """A compilation in the queue, with the first candidate that asked for it."""
+
+    compilation: Compilation
+    label: str
+    """Of the site."""
+    order: tuple[float, int]
+    """Sort key among the candidates of its site (``partition.order``)."""
+    candidate: int
+
+
+class Pace:
+    """Seconds that compilations take, by site."""
+
+    def __init__(self) -> None:
+        self._pace_s: dict[str, float] = {}
+        """Site -> seconds of its latest compilation, per root of its estimated cost."""
+
+    def turn(self, queued: Queued) -> tuple[float, int, str, int]:
+        """Sort key: the longest first, by what the site's latest compilation took; of equals the smallest tiles."""
+        expected_s = self._pace_s.get(queued.label, 1.0) * sqrt(-queued.order[0])
+        return -expected_s, queued.order[1], queued.label, queued.candidate
+
+    def note(self, queued: Queued) -> None:
+        """Learn from a compilation that has just ended."""
+        started_at = queued.compilation.started_at
+        if started_at is not None and queued.order[0] and (took_s := time.monotonic() - started_at) > _DISK_S:
+            self._pace_s[queued.label] = took_s / sqrt(-queued.order[0])
 
 
 class Compiler:
@@ -192,7 +229,7 @@ class Compiler:
         """Prepare Triton and this process, unless they are; ``n_soon``: compilations that are about to begin."""
         if self._is_open:
             return
-        end_at_exit(self)
+        _open.add(self)
         self._stages.begin()
         self._patches.callback(self._front_end.close)
         self._patches.callback(self._stages.close)
@@ -292,20 +329,40 @@ class Compiler:
                 self._jobs.pop(thread, None)
 
 
+_open: weakref.WeakSet[Compiler] = weakref.WeakSet()
+"""Those whose threads may be at work."""
+
+
 def prepare(n_workers: int, patches: ExitStack, use: ExitStack) -> bool:
-    """Put all in place until ``patches`` is closed, and processes until ``use`` is; True if there are such processes.
+    """Put all in place until ``patches`` is closed, processes and their files until ``use`` is; True if there are such processes.
 
     ``n_workers``: processes to start; 0 where the compilation stays in this one.
     """
-    uses_processes = False
-    if not is_interpreted():
-        begin_digest()  # beside the start of the driver
-        uses_processes = n_workers > 0 and processes.is_possible()
-        if uses_processes:
-            use.enter_context(workers.in_use())
-            patches.enter_context(processes.other_processes())
-            workers.start(n_workers)
-        await_digest()
-    for part in (spare.in_use, early_check, one_front_end, watched_stages, quiet_terminal.redirected):
+    if is_interpreted():
+        return False
+    begin_digest()  # beside the start of the driver
+    use.enter_context(leftovers.in_use())
+    patches.enter_context(writable_folder())
+    uses_processes = n_workers > 0 and processes.is_possible()
+    if uses_processes:
+        use.enter_context(workers.in_use())
+        patches.enter_context(processes.other_processes())
+        workers.start(n_workers)
+    await_digest()
+    for part in (one_front_end, watched_stages, quiet_terminal.redirected):
         patches.enter_context(part())
     return uses_processes
+
+
+@atexit.register
+def _end_all() -> None:
+    # Python ends daemon threads when they ask for the interpreter's lock again; in a compiler's C++ that aborts the process.
+    for compiler in list(_open):
+        compiler.end()
+        compiler.join(EXIT_WAIT_S)
+
+
+def n_compile_threads(n_ranks_of_host: int) -> int:
+    """This process's part of the cores that it may run on. Ranks of the job that take no part in the tuning count as well."""
+    n_ranks = max(n_ranks_of_host, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, len(os.sched_getaffinity(0)) // n_ranks)

@@ -4,11 +4,8 @@ Meetings, deadlines, aborts and the work queue: the only user of torch.distribut
 Exchanges values that it does not interpret; imports only the leaves.
 """
 
-from dist_tune.distributed.liveness.outside import Asked, silent_since
-from dist_tune.distributed.protocol.calls import Calls, CallsByGroup
-from dist_tune.distributed.protocol.reduction import Part, Reduction, Result
-from dist_tune.distributed.protocol.verdicts import is_secondary
-from dist_tune.distributed.ranks import (
+from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.group import (
     Ranks,
     check_group,
     device_identity,
@@ -19,10 +16,12 @@ from dist_tune.distributed.ranks import (
     ranks_of,
     shared_store,
 )
-from dist_tune.distributed.solo import Solo
+from dist_tune.distributed.messages import Part, Reduction, Result
+from dist_tune.distributed.store import Asked
+from dist_tune.distributed.verdicts import is_secondary
 from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
-    "Asked", "Calls", "CallsByGroup", "Part", "Ranks", "Reduction", "Result", "Solo", "WorkQueue", "check_group", "device_identity",
-    "group_of", "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store", "silent_since",
+    "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "WorkQueue", "check_group", "device_identity", "group_of", "is_secondary",
+    "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store",
 ]  # fmt: skip

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 
+import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from dist_tune.distributed.protocol.messages import check_size, count_up, read_by, read_message, read_text
-from dist_tune.distributed.ranks import StoreError, shared_store
+from dist_tune.distributed.group import shared_store
+from dist_tune.distributed.messages import read_message
 from dist_tune.errors import MachineError, PeerFailedError, RankMismatchError, StoreGoneError
 from dist_tune.output import printable
 from dist_tune.warn_once import warn_once
@@ -62,13 +63,13 @@ class WorkQueue:
             self._check_tasks()
             for task in self._owned():
                 # The first result stands: others may have read it, if this rank only seemed dead.
-                self._store.compare_set(f"done/{task}", "", check_size(work(task), f"the result of task {task}"))
-            return [read_text(self._store.get(key), f"the result {key!r}") for key in map("done/{}".format, range(self.n_tasks))]
+                self._store.compare_set(f"done/{task}", "", work(task))
+            return [self._store.get(key).decode() for key in map("done/{}".format, range(self.n_tasks))]
 
     def claim(self, thing: str) -> int:
         """The rank that has claimed a thing first."""
         key = f"claimed/{thing}"
-        return read_by(self._store.compare_set(key, "", str(self.rank)), self._members, f"the claim {key!r}")[0]
+        return int(self._store.compare_set(key, "", str(self.rank)))
 
     def stop(self, reason: str) -> None:
         """End it on all ranks; they raise with ``reason``. Waits until they have, for this rank may host the store."""
@@ -90,7 +91,7 @@ class WorkQueue:
                 if self.rank == next(rank for rank in self._members if rank == self.rank or not self._is_dead(rank)):
                     self._store.compare_set("saved", "", f"1{save()}")
                 time.sleep(_POLL_S)
-            text = read_text(self._store.get("saved"), "the text 'saved'")[1:]
+            text = self._store.get("saved").decode()[1:]
             self._store.set(f"left/{self.rank}", "1")
             if self.rank == self._members[0]:
                 while not all(self._store.check([f"left/{rank}"]) or self._is_dead(rank) for rank in self._members):
@@ -99,8 +100,8 @@ class WorkQueue:
 
     def _check_tasks(self) -> None:
         mine = json.dumps(list(self._tasks))
-        first = self._store.compare_set("tasks", "", f"{self.rank} {check_size(mine, 'the list of tasks')}")
-        rank, theirs = read_by(first, self._members, "the list 'tasks'")
+        first = self._store.compare_set("tasks", "", f"{self.rank} {mine}")
+        rank, theirs = _by(first)
         if theirs != mine:
             listed = read_message(_TASKS, theirs.encode(), rank, "its list 'tasks'")
             pairs = zip_longest(self._tasks, listed, fillvalue="none")
@@ -114,7 +115,7 @@ class WorkQueue:
 
     def _owned(self) -> Iterator[int]:
         """Those that this rank is to do."""
-        while (task := count_up(self._store, "next") - 1) < self.n_tasks:
+        while (task := self._store.add("next", 1) - 1) < self.n_tasks:
             if task < 0:
                 raise PeerFailedError(f"the count 'next' on the c10d store is not of this dist_tune's form ({task} tasks are taken)")
             self._check_stopped()
@@ -128,7 +129,7 @@ class WorkQueue:
                 key = f"owner/{task}"
                 owner = self._store.get(key) if self._store.check([key]) else b""
                 if owner:
-                    is_lost = self._is_dead(read_by(owner, self._members, f"the owner {key!r}")[0])
+                    is_lost = self._is_dead(int(owner))
                 else:  # its taker died between counter and name, if it has not just come
                     is_lost = time.monotonic() - ownerless_since.setdefault(task, time.monotonic()) > self._deadline_s
                 if is_lost and self._store.compare_set(key, owner.decode(), str(self.rank)) == str(self.rank).encode():
@@ -138,7 +139,7 @@ class WorkQueue:
 
     def _check_stopped(self) -> None:
         if self._store.check(["stopped"]):
-            rank, reason = read_by(self._store.get("stopped"), self._members, "the end 'stopped'")
+            rank, reason = _by(self._store.get("stopped"))
             reason = "\n".join(map(printable, reason.split("\n")))
             raise PeerFailedError(f"rank {rank} has ended the tuning: {reason}", rank, reason)
 
@@ -161,10 +162,10 @@ class WorkQueue:
         thread.start()
         try:
             yield
-        except StoreError as error:
+        except dist.DistError as error:
             raise StoreGoneError(f"rank {self.rank} cannot reach the store: the process that hosts it has ended ({error})") from error
         except BaseException:
-            with suppress(StoreError):
+            with suppress(dist.DistError):
                 self._store.set(f"gone/{self.rank}", "1")
             raise
         finally:
@@ -181,7 +182,13 @@ class WorkQueue:
         while True:
             try:
                 store.set(f"beat/{self.rank}", str(count := count + 1))
-            except StoreError:  # the store is gone, and with it the ranks that read this
+            except dist.DistError:  # the store is gone, and with it the ranks that read this
                 return
             if ended.wait(min(1.0, self._deadline_s / 5)):
                 return
+
+
+def _by(text: bytes) -> tuple[int, str]:
+    """A rank, and the text that it posted after its number and a space."""
+    number, _, rest = text.decode().partition(" ")
+    return int(number), rest

@@ -111,7 +111,7 @@ class Reachable:
     training: str = ""
     """Name of an optimizer, scheduler or scaler."""
     once: list[str] = field(default_factory=list)
-    """Iterators, DataLoaders and private random generators, described: a run takes from them what the next one does not get."""
+    """Iterators, DataLoaders, queues, files to read and private random generators, described: a run takes from them for good."""
     names: dict[int, str] = field(default_factory=dict)
     """Identity of an object -> its name."""
     parameters: list[tuple[str, torch.Tensor]] = field(default_factory=list)
@@ -156,12 +156,8 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
                 elif tensor.device.type != "meta":
                     _enter(found, tensor, Leaf(name, tensor, kind != "object", owners))
             continue
-        if (
-            id(value) in seen
-            or (depth > _MAX_DEPTH and not isinstance(value, torch.nn.Module))
-            or value is None
-            or isinstance(value, int | float | complex | str | bytes)
-        ):
+        is_too_deep = depth > _MAX_DEPTH and not isinstance(value, torch.nn.Module)
+        if is_too_deep or id(value) in seen or isinstance(value, int | float | complex | str | bytes | None):
             continue
         seen[id(value)] = value
         found.names[id(value)] = name

@@ -201,10 +201,7 @@ class StepState:
     def put_back(self) -> None:
         """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
         for tensor, alias in self._aliases:
-            if (tensor.shape, tensor.stride()) != (
-                alias.shape,
-                alias.stride(),
-            ) or tensor.untyped_storage()._cdata != alias.untyped_storage()._cdata:
+            if _place(tensor) != _place(alias):
                 tensor.data = alias
         for each in reversed(self._copies):
             if each.is_put_back:
@@ -254,6 +251,11 @@ class StepState:
         is_shared = leaf is not None and not self._reached.shared.isdisjoint(leaf.owners)
         self._copies.append(_Copy(name, memory, values, is_state, is_put_back=is_state or not is_shared))
         return True
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where its elements lie."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _with_gradients(reached: Reachable) -> dict[int, Leaf]:

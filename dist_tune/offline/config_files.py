@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import Cache, sweep, write_whole
-from dist_tune.safe_files import RefusedFileError, read_regular
+from dist_tune.cache import Cache
+from dist_tune.safe_files import RefusedFileError, read_regular, sweep, write_whole
 from dist_tune.settings import Settings
 from dist_tune.warn_once import callers_level
 
@@ -70,7 +70,7 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / json_file_name
     settings = Settings()
-    with Cache(settings.cache_dir, is_shared=settings.cache_shared).locked(folder.resolve() / json_file_name):
+    with Cache(settings.cache_folders, is_shared=settings.cache_shared).locked(folder.resolve() / json_file_name):
         sweep(folder, time.time())
         write_whole(path, file_content(json_file_name, {**configs_there(path), **configs}))
 

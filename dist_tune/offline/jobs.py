@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
-from dist_tune.distributed import Ranks, Reduction, Solo, WorkQueue, check_group, device_identity, group_of, member_ranks, shared_store
+from dist_tune.distributed import Ranks, Reduction, WorkQueue, check_group, device_identity, group_of, member_ranks, shared_store
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, StuckDeviceError
 from dist_tune.offline.journal import forget
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchOptions
@@ -54,7 +54,7 @@ class Job:
         check_group("group", group)
         self._settings = read_settings()
         is_dist = group is not None or bool(member_ranks(None))
-        self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Solo()
+        self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Ranks()
         self._is_split = is_dist and mode != "merge"
         self._journals: set[Path] = set()
         if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -79,7 +79,7 @@ class Job:
         with self._log() as log:
             context = TunerContext(self._ranks, self._settings, log, keeps_journal=True)
             if self._is_split:
-                return self._share_out(problems, options, replace(context, ranks=Solo(), refuses_talk=True))
+                return self._share_out(problems, options, replace(context, ranks=Ranks(), refuses_talk=True))
             return [self._tune(problem, options, context) for problem in problems]
 
     def tune_one(self, problem: Problem, options: SearchOptions) -> Outcome:
@@ -94,8 +94,8 @@ class Job:
         if self._is_split:
             # No wait for another rank, which may be dead: the first text stands.
             return shared_store(f"dist_tune/agreed/{self._space()}").compare_set("text", "", text).decode()
-        self._ranks.enter("files", self._ranks.next_call("jobs"))
-        return self._ranks.reduce("files", text, _first)
+        with self._ranks.meeting("files"):
+            return self._ranks.reduce("files", text, _first)
 
     def finish(self, save: Callable[[], str]) -> str:
         """Save the results on one rank, and delete the journals. Every rank returns after the save, what ``save`` returned.
@@ -105,15 +105,8 @@ class Job:
         if self._is_split:
             why = self._queue([]).merge(save)
         else:
-            self._ranks.enter("saving", self._ranks.next_call("jobs"))
-            why = ""
-            try:
-                if self._ranks.is_first:
-                    why = save()
-            except BaseException as error:  # ends the call on all ranks, which wait for the file
-                self._ranks.abort(error)
-                raise
-            why = self._ranks.reduce("saved", why, _first)
+            with self._ranks.meeting("saving"):
+                why = self._ranks.reduce("saved", save() if self._ranks.is_first else "", _first)
         if not why:
             for path in self._journals:
                 forget(path)
@@ -124,7 +117,9 @@ class Job:
 
     def _space(self) -> str:
         """Part of the store for one call of these ranks."""
-        return f"{'-'.join(map(str, self._ranks.members))}/{self._ranks.next_call('jobs')}"
+        calls = self._ranks.calls("jobs")
+        calls.n_calls += 1
+        return f"{'-'.join(map(str, self._ranks.members))}/{calls.n_calls}"
 
     def _queue(self, tasks: list[str]) -> WorkQueue:
         return WorkQueue(self._space(), self._ranks.rank, self._ranks.members, tasks, self._settings.deadline_s)

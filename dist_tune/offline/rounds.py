@@ -92,7 +92,7 @@ class Rounds:
             self._name, self._runs, indices, (options.atol, options.rtol), is_alone=self._is_alone, is_watched=context.refuses_talk
         )
         quiet = context.settings.model_copy(update={"verbosity": "quiet"})
-        tuning = Tuning(self._name, context.ranks.calls(self._name), context.ranks, TuningOptions(plan), quiet)
+        tuning = Tuning(self._name, context.ranks, TuningOptions(plan), quiet)
         site = tuning.meet(launch)
         try:
             tuning.tune(partial(tuning.missed, launch), None)

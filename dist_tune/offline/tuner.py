@@ -101,8 +101,8 @@ class Tuner:
     def _reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
         """A meeting between rounds, so that all ranks make the same ones. Collective."""
         ranks, name = self._context.ranks, self._problem.name
-        ranks.enter(f"{name}: {topic}", ranks.next_call(name))
-        return ranks.reduce(topic, part, fn)
+        with ranks.meeting(f"{name}: {topic}"):
+            return ranks.reduce(topic, part, fn)
 
     def _search(self, journal: Journal) -> int:
         progress, options = self._progress, self._options

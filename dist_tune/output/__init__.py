@@ -4,34 +4,24 @@ Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
 from dist_tune.output import events
-from dist_tune.output.events import EVENT, EVENTS_VERSION, AnyEvent, RunBegun, Started
-from dist_tune.output.log import tuning_log, unwrapped
-from dist_tune.output.logger import Logger
-from dist_tune.output.short_names import closure_name, site_name, site_names
+from dist_tune.output.events import EVENT, EVENTS_VERSION, JOURNAL_EVENT, AnyEvent, RunBegun, Started
+from dist_tune.output.log import LineFile, Logger, tuning_log
 from dist_tune.output.story import CompiledCandidate, Story
 from dist_tune.output.terminal import Terminal
-from dist_tune.output.words import amount, first_mistake, gain_words, lead_words, milliseconds, printable
+from dist_tune.output.words import (
+    amount,
+    closure_name,
+    first_mistake,
+    gain_words,
+    lead_words,
+    milliseconds,
+    printable,
+    site_name,
+    site_names,
+)  # fmt: skip
 
 __all__ = [
-    "EVENT",
-    "EVENTS_VERSION",
-    "AnyEvent",
-    "CompiledCandidate",
-    "Logger",
-    "RunBegun",
-    "Started",
-    "Story",
-    "Terminal",
-    "amount",
-    "closure_name",
-    "events",
-    "first_mistake",
-    "gain_words",
-    "lead_words",
-    "milliseconds",
-    "printable",
-    "site_name",
-    "site_names",
-    "tuning_log",
-    "unwrapped",
-]
+    "EVENT", "EVENTS_VERSION", "JOURNAL_EVENT", "AnyEvent", "CompiledCandidate", "LineFile", "Logger", "RunBegun", "Started", "Story",
+    "Terminal", "amount", "closure_name", "events", "first_mistake", "gain_words", "lead_words", "milliseconds", "printable",
+    "site_name", "site_names", "tuning_log",
+]  # fmt: skip

@@ -1,6 +1,6 @@
 """Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, beside the log that people read.
 
-What ``dist-tune report``, ``watch`` and ``trace`` read, and other people's tools; the fields are described in docs/events.md. Times of
+What ``dist-tune report``, ``watch`` and ``trace`` read, other people's tools, and a restart; docs/events.md describes each field. Times of
 day are seconds since 1970 by the clock of the rank's host, durations are seconds, times of kernels and steps are milliseconds.
 A field that a later version adds is passed over by an earlier reader; a field that changes its meaning raises ``EVENTS_VERSION``.
 """
@@ -23,16 +23,14 @@ Duration = Annotated[float, Field(ge=-1e10, le=1e10)]
 
 
 class Event(BaseModel):
-    """Fields of every event."""
+    """Fields of every event. ``tuning``: the same text on all ranks; empty for the run's header."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     v: int = EVENTS_VERSION
     at: Moment
-    """Seconds since 1970."""
     rank: int
     tuning: str = ""
-    """The tuning that it belongs to, the same text on all ranks; empty for the run's header."""
 
 
 class RunBegun(Event):
@@ -40,14 +38,12 @@ class RunBegun(Event):
 
     kind: Literal["run"] = "run"
     date: str
-    """Local time with its offset, ISO 8601."""
     host: str
     pid: int
     world_size: int
     command: list[str]
     device: str
     versions: dict[str, str]
-    """dist_tune, python, torch, triton, cuda."""
 
 
 class TuningBegun(Event):
@@ -68,24 +64,21 @@ class SiteMet(Event):
     kind: Literal["site"] = "site"
     site: int
     label: str
-    """Kernel and key, as in the log."""
     kernel: str
     key: str
     configs: list[str]
-    """The candidates' configs by index."""
     n_pruned: int = 0
-    """Configs that prune rules took out before."""
     miss: str = ""
-    """Reason why no record of the cache could be used."""
+    cache_key: str = ""
+    """Digest of its key in the cache, by which a restart finds it; empty without a cache."""
 
 
 class PhaseBegun(Event):
-    """A phase begins; the one before has ended."""
+    """A phase begins; the one before has ended. ``bound``: most replays that it takes, where it is known."""
 
     kind: Literal["phase"] = "phase"
     phase: Phase
     bound: int | None = None
-    """Most replays that it takes, where it is known."""
 
 
 class Started(Event):
@@ -98,33 +91,28 @@ class Started(Event):
 
 
 class Compiled(Event):
-    """A candidate was compiled, or loaded from Triton's cache, by this rank."""
+    """A candidate was compiled, or loaded from Triton's cache, by this rank; ``at`` is the end."""
 
     kind: Literal["compiled"] = "compiled"
     site: int
     candidate: int
     seconds: Duration
-    """``at`` is its end."""
     worker: int = 0
-    """Thread that did it, counted from 0."""
     is_cached: bool = False
 
 
 class Replayed(Event):
-    """A replay has ended."""
+    """A replay has ended on the host, ``at``. ``candidates``: of each site, by its number. ``discarded``: why it does not count."""
 
     kind: Literal["replay"] = "replay"
     replay: int
     seconds: Duration
-    """On the host; ``at`` is its end."""
     candidates: dict[int, int] = {}
-    """Site -> the candidate whose turn it was; the first and the last run have none."""
     discarded: str = ""
-    """Reason why it does not count."""
 
 
 class Ranked(Event):
-    """A rung of a site's race: who is left, and the best so far."""
+    """A rung of a site's race: how many are left, the best so far, and why those left that this rung took out."""
 
     kind: Literal["rung"] = "rung"
     site: int
@@ -132,59 +120,46 @@ class Ranked(Event):
     best: int
     best_ms: float
     left: dict[int, str] = {}
-    """Candidate -> reason, of those that this rung took out."""
 
 
 class Dropped(Event):
-    """A candidate cannot run here, or may not win."""
+    """A candidate cannot run here, or may not win. ``failure``: as in ``FailureKind``."""
 
     kind: Literal["dropped"] = "dropped"
     site: int
     candidate: int
     failure: str
-    """Kind of the failure, as in ``FailureKind``."""
     reason: str
 
 
 class Met(Event):
-    """A meeting of the ranks has ended."""
+    """A meeting of the ranks has ended, ``at``; with the wait for the last rank."""
 
     kind: Literal["meeting"] = "meeting"
     topic: str
     seconds: Duration
-    """With the wait for the last rank; ``at`` is its end."""
 
 
 class Won(Event):
-    """A site is settled."""
+    """A site is settled. ``record``: the ``TuningRecord`` as JSON; ``record_id``: as ``dist-tune show`` takes it."""
 
     kind: Literal["winner"] = "winner"
     site: int
     winner: int
     reason: str
-    """Reason of the choice in words: "fastest step", "tied within noise, faster kernel", "only one that runs"."""
     record_id: str = ""
-    """As ``dist-tune show`` takes it."""
     record: dict[str, Any]
-    """The ``TuningRecord`` as JSON: all candidates with their times."""
 
 
 class TuningEnded(Event):
-    """A tuning has ended on this rank."""
+    """A tuning has ended on this rank, or ``error`` has ended it. Of several sites the differences in ``first_ms`` are added up."""
 
     kind: Literal["done"] = "done"
     seconds: dict[str, Duration] = {}
-    """By phase, as ``Seconds`` in a record."""
     n_replays: int = 0
     first_ms: float | None = None
-    """The step with the first configs; None where it was not timed. Of several sites the differences are added up.
-
-    Of a first config that left in the race it is that of its kernel.
-    """
     best_ms: float | None = None
-    """The step with the winners."""
     error: str = ""
-    """What ended it early."""
 
 
 class Told(Event):
@@ -201,3 +176,37 @@ AnyEvent = Annotated[
 ]
 EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 """Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
+
+
+class Agreed(Event):
+    """Times of a site's candidates that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
+
+    kind: Literal["agreed"] = "agreed"
+    site: int
+    times: dict[int, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
+    """Candidate -> milliseconds of its launch on the slowest rank, of the step, and the launches' median absolute deviation; replays."""
+
+
+class UnderWay(Event):
+    """From here on these (site, candidate) are under way, and no others: if the process ends by itself, one of them is the cause."""
+
+    kind: Literal["under way"] = "under way"
+    candidates: list[tuple[int, int]]
+    is_alone: bool = False
+    """True if all that runs beside it is known to run."""
+
+
+class Died(Event):
+    """Processes have ended, on some rank, while candidates of a site were under way: deaths by candidate, 0 once it is in quarantine."""
+
+    kind: Literal["died"] = "died"
+    site: int
+    deaths: dict[int, int]
+
+
+OF_JOURNALS_ALONE = (Agreed, UnderWay, Died)
+OF_JOURNALS = (*OF_JOURNALS_ALONE, SiteMet, Dropped)
+JOURNAL_EVENT: TypeAdapter[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died] = TypeAdapter(
+    Annotated[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died, Field(discriminator="kind")]
+)
+"""Reads one line of a journal."""

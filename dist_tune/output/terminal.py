@@ -13,14 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_tune.output.short_names import closure_name
-from dist_tune.output.words import milliseconds, printable
+from dist_tune.output.words import closure_name, milliseconds, printable
 from dist_tune.warn_once import to_terminal
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 5.0
@@ -56,21 +52,11 @@ class Terminal:
         self._begin_row()
         to_terminal(f"dist_tune: {printable(text)}\n")
 
-    def page(self, render: Callable[[Console], None], plain: Sequence[str] = ()) -> None:
-        """Lines that stay, drawn by rich: with colour where the terminal understands it, and NO_COLOR is not set.
-
-        ``plain``: the same for a file, which costs no import of rich.
-        """
-        if not self._is_shown:
-            return
-        self._begin_row()
-        if plain and not is_live(sys.stderr):
-            to_terminal("".join(f"{printable(line)}\n" for line in plain))
-            return
-        # Into a text first: where a pipe is broken, rich ends the process.
-        console = console_of(sys.stderr, text := io.StringIO())
-        render(console)
-        to_terminal(_fitting(text.getvalue(), sys.stderr))
+    def page(self, lines: Callable[[int, bool], Sequence[str]]) -> None:
+        """Lines that stay; they are asked for with the number of columns, and whether the stream is a terminal."""
+        if self._is_shown:
+            self._begin_row()
+            to_terminal(_fitting("".join(f"{line}\n" for line in lines(columns_of(sys.stderr), is_live(sys.stderr))), sys.stderr))
 
     def begin_phase(self, name: str) -> None:
         """A phase begins."""
@@ -112,13 +98,9 @@ class Terminal:
         return ", ".join(told)
 
     def _draw(self, text: str) -> None:
-        from rich.cells import set_cell_size
-
-        width = columns_of(self._stream, self._columns) - 1  # a full row would wrap, and could not be erased
-        text = _fitting(printable(text), self._stream)
-        text = text if len(text) <= width else set_cell_size(text, max(0, width))
+        width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
         # At the right: the second of two lines that come between two draws begins in this row.
-        text = text.rjust(min(width, _RIGHT))
+        text = _fitting(printable(text), self._stream)[:width].rjust(min(width, _RIGHT))
         self._is_drawn = self._write(_BELOW.format(text))
 
     def _erase(self) -> None:
@@ -138,13 +120,6 @@ class Terminal:
             self._stream.flush()
             return True
         return False
-
-
-def console_of(stream: Any, text: io.StringIO) -> Console:
-    """A rich console that writes ``text`` as the stream would show it."""
-    from rich.console import Console
-
-    return Console(file=text, width=columns_of(stream), force_terminal=is_live(stream), highlight=False, markup=False, emoji=False)
 
 
 def columns_of(stream: Any, otherwise: int = 100) -> int:

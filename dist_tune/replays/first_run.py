@@ -80,11 +80,13 @@ class FirstRun:
         if state is not None:
             self.prepare()
             state.begin_replay()
-            sums = sums_of(self.value)
+            first = _flat(self.value)  # now, because the run may add to a list that is the value
+            sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
-        if state is None:
-            run()
+        if state is None:  # by ``reset`` any run is as good as the first, whose value is not to lie beside this one's
+            self._held.clear()
+            self._held.append(run())
             return
         before.restore()
         try:
@@ -97,7 +99,7 @@ class FirstRun:
             free_frames(error)
             self.why_not = self.why_not or f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
         else:
-            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, sums) or state.compare()
+            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()
         finally:
             self._after.restore()
 
@@ -117,7 +119,18 @@ class FirstRun:
             self._state.begin_replay()
 
     def refuse(self) -> Any:
-        """This is the run that counts, or all others have ended in an error: its value, with the state that it has left."""
+        """This is the run that counts: its value, with the state that it has left.
+
+        Raises:
+            Exception: that of the run, if it gave no value.
+        """
+        self.go_back()
+        if self._error is not None and not self._is_accepted:
+            raise self._error
+        return self._held.pop() if self._held else None
+
+    def go_back(self) -> None:
+        """To the state that the run has left."""
         if not self._is_accepted and self.is_probed:
             if self._undo is not None:
                 self._undo.exchange()
@@ -126,21 +139,18 @@ class FirstRun:
             self._after.restore()
         elif self._is_accepted:  # an error: what it was about may never let the device go on
             self._after.restore()
-        if self._error is not None and not self._is_accepted:
-            raise self._error
-        return self._held.pop() if self._held else None
 
     def finish(self) -> str:
         """After the last run: names of what other configs than the first have changed."""
         self._after.restore()
         return self._state.changed() if self._state is not None and self._is_accepted else ""
 
-    def _another(self, value: Any, sums: list[int]) -> str:
+    def _another(self, value: Any, first: Any, sums: list[int]) -> str:
         """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""
         if self._error is not None:
             return ""
-        wrong = difference(_flat(value), _flat(self.value))
-        if not wrong and sums_of(self.value) != sums:
+        wrong = difference(_flat(value), first)
+        if not wrong and sums_of(first) != sums:
             wrong = "in the same memory"
         return f"returns another value when it runs again ({wrong})" if wrong else ""
 
@@ -153,5 +163,6 @@ def _flat(value: Any, depth: int = 0) -> Any:
         return value.tolist()
     parts = parts_of(value) if depth < 8 else None  # a container may hold itself
     if parts is not None:
-        return {str(key): _flat(each, depth + 1) for key, each in parts.items()}
+        flat = {str(key): _flat(each, depth + 1) for key, each in parts.items()}
+        return list(flat.values()) if isinstance(value, list | tuple) else flat
     return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__

@@ -92,6 +92,8 @@ class Replayer:
         self._before = RngState()
         self._first_run: FirstRun | None = None
         """None for a function that is free to run again, with fresh arguments."""
+        self._value: list[Any] = []
+        """Of the first run of such a function, alone in a list, so that it can be freed."""
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
@@ -115,16 +117,16 @@ class Replayer:
         else:
             undo.restore()
 
-    def run_first(self, closure: Callable[[], Any]) -> Any:
-        """Make the first run; its value, unless that is held until it is known whether it counts."""
+    def run_first(self, closure: Callable[[], Any]) -> None:
+        """Make the first run; its value is held until it is known whether it counts."""
         if self._first_run is None:
-            return self.run(closure, {})
+            self._value = [self.run(closure, {})]
+            return
         self.trials.changed = self._first_run.changed
         with self._first_run.watched():
             held = [self.run(closure, {})]
         self.trials.changed = None
         self._first_run.end(held, self.trials.failed)
-        return None
 
     @property
     def is_undecided(self) -> bool:
@@ -155,12 +157,15 @@ class Replayer:
 
     def accept_first(self) -> list[str]:
         """Replays may follow, on all ranks. Names of what each will change in plain objects."""
+        self._value.clear()
         return self._first_run.accept() if self._first_run is not None else []
 
-    def refuse_first(self, value: Any) -> Any:
-        """The first run counts; its value, or the given one where there is no such run."""
+    def refuse_first(self) -> Any:
+        """The first run counts; its value."""
         self.trials.take_undo().forget()
-        return value if self._first_run is None else self._first_run.refuse()
+        if self._first_run is not None:
+            return self._first_run.refuse()
+        return self._value.pop() if self._value else None
 
     def last_run(self, closure: Callable[[], Any]) -> Any:
         """The value of the call: of one more run, as its caller would make it."""
@@ -179,7 +184,7 @@ class Replayer:
         self.undo()
         self.trials.inputs.put_back()
         if self._first_run is not None:
-            self._first_run.refuse()
+            self._first_run.go_back()
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""
@@ -226,7 +231,7 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
-            self._sites.story.replayed(self.n_replays - 1, self.run_s, schedule)
+            self._sites.story.replayed(self.n_replays - 1, self.run_s, _candidates(schedule))
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
@@ -254,7 +259,7 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
-            story.starting(schedule, self.n_replays)
+            story.starting(_candidates(schedule), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
@@ -275,6 +280,7 @@ class Replayer:
         self.batch_s = time.monotonic() - batch_began
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
+        self._journal.end_batch()
         jumped = []
         for number, _, span in wholes:
             if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
@@ -292,12 +298,12 @@ class Replayer:
         return self.n_replays - self._phase[1]
 
     def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
-        """Add the times of a replay that the device is through with to the samples and the journal; its milliseconds."""
+        """Add the times of a replay that the device is through with to the samples; its milliseconds."""
         ms = whole.ms()
         self.trials.samples.add_replay(number, ms, schedule)
         if conditions.is_timed:
             self.trials.read_spans(number)
-        self._journal.end(number, schedule, ms, self.trials.samples, is_final=not conditions.is_race)
+        self._journal.end(number, schedule)
         return ms
 
     def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int) -> None:
@@ -319,3 +325,7 @@ class Replayer:
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)
+
+
+def _candidates(schedule: Replay) -> dict[str, int]:
+    return {label: trial.candidate for label, trial in schedule.items()}

@@ -222,9 +222,9 @@ class Trials:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
         is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
-        self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
+        noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
-            with refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
+            with noted, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
                 with self.watchdog.launching(site.label, index, is_known=site.record is not None):
@@ -250,7 +250,6 @@ class Trials:
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
-        self._sites.journal.launched()
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)
         if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in

@@ -1,99 +1,86 @@
 """The report page: one HTML file with all that it needs inside. Pure, except that it reads its own template.
 
-All texts come from programs and files of unknown origin: the template escapes each of them.
+The story is embedded as JSON, and the template's script makes the page of it. Texts come from programs and files of unknown origin: no
+"<" of theirs reaches the file, and the script sets them as text alone.
 """
 
 from __future__ import annotations
 
-import math
+import json
+from collections import defaultdict
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
-import jinja2
-
-from dist_tune.cache import CandidateRecord, TuningRecord, differing, short_config, why_not
-from dist_tune.output import printable
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, weighing, why_not
 from dist_tune.report import facts
-from dist_tune.report.importance import value_of
-from dist_tune.report.overview import Row, headline, messages, overview
-from dist_tune.report.plots import draw, site_charts, tuning_charts
-from dist_tune.report.story import SiteStory, Story, shortened
+from dist_tune.report.story import SiteStory, Story, TuningStory, shortened
 
-_MAX_FIELDS = 12
-"""Columns of config fields; with more differing ones there is one column of whole configs."""
-_MAX_REASON = 160
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+_SHOWN = {"index", "latency_ms", "closure_ms", "n_replays", "n_regs", "n_spills", "shared_bytes"}
 
 
 def render(story: Story) -> str:
     """The page."""
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("dist_tune.report", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
-    tunings = [(story.name_of(tuning), [draw(chart) for chart in tuning_charts(tuning)]) for tuning in story.tunings.values()]
-    rows = overview(story)
-    templates.filters["shortened"] = shortened
-    sites = [_site(row, site) for row, (_, site) in zip(rows, story.sites, strict=True)]
-    return templates.get_template("report.html.j2").render(
-        headline=headline(story),
-        rows=rows,
-        tunings=tunings,
-        sites=sites,
-        notes=story.damage + story.notes,
-        messages=messages(story, 50),
-        phases=[phase for phase in facts.PHASES if any(each.seconds.get(phase) for each in story.tunings.values())],
-    )
+    told = facts.summary(story)
+    content = {
+        "title": shortened(told["title"]),
+        "machine": list(facts.machine(story).items()),
+        "tunings": [_tuning(name, each) for name, each in facts.named_tunings(story)],
+        "notes": told["notes"] + facts.messages(story.messages, story, 50),
+        "sites": [_site(row, site) for row, (_, site) in zip(told["sites"], story.sites, strict=True)],
+    }
+    embedded = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
 
 
-def _site(row: Row, site: SiteStory) -> Mapping[str, Any]:
-    record = site.record
-    values: dict[str, Any] = {"row": row, "site": site, "charts": [], "columns": [], "table": [], "shared": "", "step_weight": ""}
-    if record is None:
-        return values
-    fields = differing(record.candidates)
-    fields = fields if len(fields) <= _MAX_FIELDS else []
-    shared = {name: value for name, value in record.best.fields.items() if name not in fields} if len(fields) > 0 else {}
-    columns = [
-        "#",
-        "ms",
-        "x winner",
-        "\N{PLUS-MINUS SIGN} ms",
-        "step ms",
-        "replays",
-        "registers",
-        "spills",
-        "shared KiB",
-        *(fields or ["config"]),
-        "outcome",
-        "why",
-    ]
-    table = [_cells(record, each, fields) for each in sorted(record.candidates, key=_order)]
-    kept = [k for k in range(len(columns)) if any(cells[k] != "" for cells in table)]
-    return values | {
-        "step_weight": facts.step_weight(record),
-        "charts": [draw(chart) for chart in site_charts(record)],
-        "columns": [columns[k] for k in kept],
-        "table": [([cells[k] for k in kept], cells[0] == record.winner) for cells in table],
-        "shared": " ".join(f"{name}={value}" for name, value in shared.items()),
+def _tuning(name: str, tuning: TuningStory) -> dict[str, Any]:
+    steps = {"first_ms": tuning.first_ms, "best_ms": tuning.best_ms}
+    return {"name": name, **facts.told(tuning), **steps, "came_last": facts.stragglers(tuning)}
+
+
+def _site(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
+    label = shortened(f"{row['label']}{', ' * bool(row['tuning'])}{row['tuning']}", 140)
+    told = {**row, "label": label, "site": f"{site.met.kernel} {site.met.key}", "miss": site.met.miss, "candidates": []}
+    if (record := site.record) is None:
+        return told
+    names = differing(record.candidates)
+    shared = [f"{name}={value}" for name, value in record.best.fields.items() if names and name not in names]
+    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
+    shown = [_candidate(record, each, names) for each in ordered]
+    return {**told, "weight": weighing(record), "shared": " ".join(shared), "best": record.winner, "fields": names, "candidates": shown}
+
+
+def _candidate(record: TuningRecord, each: CandidateRecord, names: list[str]) -> dict[str, Any]:
+    return each.model_dump(include=_SHOWN, exclude_none=True) | {
+        "ranks": [(rank, float(f"{ms:.5g}")) for rank, ms in each.rank_latencies_ms.items()],
+        "spread_ms": each.known_spread_ms,
+        "is_near": each.left is None,
+        "values": [str(each.fields.get(name, "-")) for name in names],
+        "why": shortened(why_not(each, record)),
+        "python": python_config(each.fields) if each.fields else each.config,
     }
 
 
-def _order(each: CandidateRecord) -> tuple[bool, bool, float]:
-    return each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0
+def python_config(fields: Mapping[str, Any]) -> str:
+    """A config as Python: ``triton.Config({'BLOCK_M': 128}, num_warps=4)``; of a function's keyword arguments a dict."""
+    plain, inner = dict[str, Any](), defaultdict[str, dict[str, Any]](dict)
+    for name, value in fields.items():
+        outer, dot, field = name.partition(".")
+        if dot:
+            inner[outer][field] = value
+        else:
+            plain[name] = value
+    if {"num_warps", "num_stages"} <= plain.keys():
+        text = _triton_config(plain)
+    else:
+        items = {name: repr(value) for name, value in plain.items()} | {name: _triton_config(each) for name, each in inner.items()}
+        text = f"{{{', '.join(f'{name!r}: {item}' for name, item in items.items())}}}"
+    hooks = [value for name, value in fields.items() if name.rpartition(".")[2] == "pre_hook"]
+    return text + f"  # with pre_hook {', '.join(hooks)}" * bool(hooks)
 
 
-def _cells(record: TuningRecord, each: CandidateRecord, fields: list[str]) -> list[str | int]:
-    def rounded(value: float | None, digits: str) -> str:
-        return "" if value is None else f"{value:{digits}}"
-
-    best_ms = record.best.latency_ms
-    ratio = each.latency_ms / best_ms if each.latency_ms and best_ms and math.isfinite(each.latency_ms / best_ms) else None
-    config = [value_of(each, name) for name in fields] or [short_config(each)]
-    why = why_not(each, record)
-    shared_kib = each.shared_bytes and each.shared_bytes / 1024
-    return [
-        each.index, rounded(each.latency_ms, ".4g"), rounded(ratio, ".2f"), rounded(each.known_spread_ms, ".2g"),
-        rounded(each.closure_ms, ".4g"),
-        each.n_replays or "", rounded(each.n_regs, "d"), rounded(each.n_spills, "d"), rounded(shared_kib, ".4g"), *config,
-        facts.fate(record, each), why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]}\N{HORIZONTAL ELLIPSIS}",
-    ]  # fmt: skip
+def _triton_config(fields: Mapping[str, Any]) -> str:
+    kwargs = {name: value for name, value in fields.items() if name not in (*_OPTIONS, "pre_hook")}
+    options = "".join(f", {name}={fields[name]!r}" for name in _OPTIONS if name in fields)
+    return f"triton.Config({kwargs!r}{options})"

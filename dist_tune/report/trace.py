@@ -9,69 +9,65 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dist_tune.report.story import RankStory, Span, Story, TuningStory
+from dist_tune.report.story import RankStory, Story, TuningStory
 
 _PHASES, _REPLAYS, _MEETINGS, _WORKERS = 1, 2, 3, 10
 """Numbers of threads; of workers the first one's."""
+_NAMES = {_PHASES: "phases", _REPLAYS: "replays", _MEETINGS: "meetings"}
 
 
 def trace_events(story: Story) -> Iterator[dict[str, Any]]:
     """All events of the story's ranks: names, then spans and marks in the order of time."""
     ranks = [(tuning, rank) for tuning in story.tunings.values() for rank in tuning.ranks.values()]
-    begins = [rank.begun_at for _, rank in ranks] + [span.begin for _, rank in ranks for span in _all_spans(rank)]
-    zero = min(begins, default=0.0)
+    found = [event for tuning, rank in ranks for event in _of_rank(tuning, rank)]
+    zero = min([event["ts"] for event in found] + [rank.begun_at for _, rank in ranks], default=0.0)
     for number in sorted({rank.rank for _, rank in ranks}):
         run = story.runs.get(number)
-        name = f"rank {number}" + (f" ({run.host}, {run.device})" if run else "")
-        yield _named("process_name", number, 0, name)
+        yield _named("process_name", number, 0, f"rank {number}" + (f" ({run.host}, {run.device})" if run else ""))
         yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
-        for thread, label in ((_PHASES, "phases"), (_REPLAYS, "replays"), (_MEETINGS, "meetings")):
-            yield _named("thread_name", number, thread, label)
-        for lane in sorted({span.lane for _, rank in ranks if rank.rank == number for span in rank.compiles}):
-            yield _named("thread_name", number, _WORKERS + lane, f"compile worker {lane}")
-    found: list[dict[str, Any]] = []
-    for tuning, rank in ranks:
-        found += _of_rank(tuning, rank, zero)
+        for thread in sorted({*_NAMES, *(event["tid"] for event in found if event["pid"] == number)}):
+            yield _named("thread_name", number, thread, _NAMES.get(thread, f"compile worker {thread - _WORKERS}"))
+    for event in found:
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
+        event["ts"] = round((begin - zero) * 1e6)
+        if "dur" in event:
+            event["dur"] = max(0, round((end - zero) * 1e6) - event["ts"])  # a clock of a host may be set back
     yield from sorted(found, key=lambda each: (each["ts"], -each.get("dur", 0)))  # an outer span before those within it
 
 
-def _of_rank(tuning: TuningStory, rank: RankStory, zero: float) -> Iterator[dict[str, Any]]:
-    for span in rank.phase_spans():
-        yield _span(span, rank.rank, _PHASES, zero) | {"args": {"closure": tuning.closure}}
-    for span in rank.replays:
-        yield _span(span, rank.rank, _REPLAYS, zero)
-    for span in rank.meetings:
-        yield _span(span, rank.rank, _MEETINGS, zero)
-    for span in rank.compiles:
-        yield _span(span, rank.rank, _WORKERS + span.lane, zero)
-    if rank.error:
-        yield _mark(rank.last_at, rank.rank, f"failed: {rank.error[:300]}", zero)
+def _of_rank(tuning: TuningStory, rank: RankStory) -> Iterator[dict[str, Any]]:
+    """Spans and marks, in seconds."""
+
+    def span(thread: int, name: str, end: float, seconds: float) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "pid": rank.rank, "tid": thread, "ts": end - seconds, "dur": seconds}
+
+    def mark(name: str, at: float) -> dict[str, Any]:
+        return {"ph": "i", "s": "t", "name": name, "pid": rank.rank, "tid": _PHASES, "ts": at}
+
+    total_s = rank.done.seconds.get("total", 0.0) if rank.done else 0.0
+    # Records are written after the last phase, and the run's last event follows.
+    last_at = min(rank.last_at, rank.begun_at + total_s) if total_s else rank.last_at
+    ends = [each.at for each in rank.phases[1:]] + [last_at] * bool(rank.phases)
+    for phase, end in zip(rank.phases, ends, strict=True):
+        yield span(_PHASES, phase.phase, end, end - phase.at) | {"args": {"closure": tuning.closure}}
+    for replay in rank.replays:
+        ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(replay.candidates.items())[:20])
+        discarded = f" discarded: {replay.discarded}" * bool(replay.discarded)
+        yield span(_REPLAYS, f"replay {replay.replay} {ran}{discarded}".strip(), replay.at, replay.seconds)
+    yield from (span(_MEETINGS, met.topic, met.at, met.seconds) for met in rank.meetings)
+    for each in rank.compiles:
+        name = f"site {each.site} candidate {each.candidate}" + " (cached)" * each.is_cached
+        yield span(_WORKERS + each.worker, name, each.at, each.seconds)
+    if rank.done and rank.done.error:
+        yield mark(f"failed: {rank.done.error[:300]}", rank.last_at)
     for site in tuning.sites.values():
-        told = [(each.at, each.rank, f"rung: site {site.number}, {each.n_left} left") for each in site.rungs]
-        told += [(each.at, each.rank, f"dropped: site {site.number} candidate {each.candidate}") for each in site.dropped.values()]
-        told += [(site.won.at, site.won.rank, f"winner: site {site.number} candidate {site.won.winner}")] if site.won else []
-        for at, number, name in told:
-            if number == rank.rank:
-                yield _mark(at, number, name, zero)
-
-
-def _all_spans(rank: RankStory) -> list[Span]:
-    return [*rank.phase_spans(), *rank.replays, *rank.meetings, *rank.compiles]
+        rungs = [rung for rung in site.rungs if rung.rank == rank.rank]
+        yield from (mark(f"rung: site {site.met.site}, {rung.n_left} left", rung.at) for rung in rungs)
+        dropped = [each for each in site.dropped.values() if each.rank == rank.rank]
+        yield from (mark(f"dropped: site {site.met.site} candidate {each.candidate}", each.at) for each in dropped)
+        if site.won and site.won.rank == rank.rank:
+            yield mark(f"winner: site {site.met.site} candidate {site.won.winner}", site.won.at)
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _span(span: Span, process: int, thread: int, zero: float) -> dict[str, Any]:
-    begin = _microseconds(span.begin, zero)
-    duration = max(0, _microseconds(span.end, zero) - begin)  # a clock of a host may be set back
-    return {"ph": "X", "name": span.name, "pid": process, "tid": thread, "ts": begin, "dur": duration}
-
-
-def _mark(at: float, process: int, name: str, zero: float) -> dict[str, Any]:
-    return {"ph": "i", "s": "t", "name": name, "pid": process, "tid": _PHASES, "ts": _microseconds(at, zero)}
-
-
-def _microseconds(at: float, zero: float) -> int:
-    return round((at - zero) * 1e6)

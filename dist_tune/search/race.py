@@ -255,6 +255,10 @@ class Race:
         """The choice of the winner; None before it, or if there was nothing to choose."""
         return self._sites[site].selection
 
+    def reason(self, site: str) -> str:
+        """The reason of the choice of the winner in words, to be kept with it."""
+        return self._sites[site].reason
+
     def results(self, site: str) -> Sequence[CandidateResult]:
         """The result of each candidate, by index."""
         return self._sites[site].standings.results()

@@ -25,6 +25,9 @@ _ONE_SIDED = 20.0
 _ONE_SIDED_MS = 500.0
 """Shortest time that counts as such: no interrupt and no other process's turn lasts that long."""
 
+_COUNTS = 0.005
+"""Weight of the step from which it is the reason of a choice: below, it is told as 0 %."""
+
 
 @dataclass(frozen=True, slots=True)
 class RacingOptions:
@@ -102,6 +105,8 @@ class Selection:
     """True if more replays would change nothing: each other contender is as good or worse, beyond noise."""
     closure_weight: float
     """Weight of the closure's time where it differs from the kernel's, from 0 (noise) to 1."""
+    reason: str = ""
+    """The reason of the choice in words."""
 
 
 def one_sided(times: ReducedTimes) -> str:
@@ -229,7 +234,13 @@ def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, 
     # By both times: if they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
     worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and times[i].launches_ms >= times[leader].launches_ms)
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
-    return Selection(winner, worse - {winner}, is_clear, weight)
+    if len(times) == 1:
+        reason = "fastest in the race"  # the others were hopeless beside it by both times
+    elif len(tied) == 1:
+        reason = "fastest step" if weight >= _COUNTS else "fastest kernel"
+    else:
+        reason = "tied within noise" + ", faster kernel" * (times[winner].launches_ms <= least_ms)
+    return Selection(winner, worse - {winner}, is_clear, weight, reason)
 
 
 def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:

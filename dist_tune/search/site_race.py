@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -53,6 +53,15 @@ class SiteRace:
         if self.selection is not None and self.selection.winner not in self.standings.failures:
             return self.selection.winner
         return self.standings.fastest()
+
+    @property
+    def reason(self) -> str:
+        """The reason of the choice in words."""
+        if self.selection is None:  # there was nothing to race
+            return self.standings.why_alone(self.incumbent())
+        chosen = self.selection.winner
+        is_lost = chosen in self.standings.failures
+        return f"fastest of the rest: candidate {chosen} was chosen, and failed afterwards" if is_lost else self.selection.reason
 
     def trial(self, k: int, *, is_held: bool = False) -> Trial | None:
         """The site's part in the k-th replay of the batch; of a site that is held, its incumbent."""
@@ -282,6 +291,8 @@ class SiteRace:
             self.selection = choose(contenders, self._options, self._plan.objective, in_finals, is_alone=is_alone)
         else:  # never met: the first that runs
             self.selection = Selection(self.standings.fastest() or 0, frozenset(), is_clear=True, closure_weight=0.0)
+        if len(contenders) < 2:
+            self.selection = replace(self.selection, reason=self.standings.why_alone(self.selection.winner))
         return self.selection
 
     @property

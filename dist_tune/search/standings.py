@@ -70,6 +70,19 @@ class Standings:
         first = next(iter([*self.alive(), *runnable]), None)
         return min(prior, key=lambda i: (i != self.prior_winner, self.prior_times[i].kernel_ms, i), default=first)
 
+    def why_alone(self, winner: int | None) -> str:
+        """The reason of a choice that compared nothing, in words."""
+        runnable = self._runnable()
+        if self.n_candidates == 1:
+            return "the only config"
+        if len(runnable) < 2:
+            return "only one that runs" + " of those tried" * bool(self.untried)
+        if measured := self.measured(runnable):
+            return "fastest in the race" if len(measured) > 1 else "only one that was measured"
+        if winner in self.prior_times:
+            return "fastest by earlier times"
+        return next((self.left[i] for i in runnable if i in self.left), "nothing was measured: no replay met this site")
+
     def fail(self, failures: Mapping[int, str]) -> None:
         """Take candidates out that do not run on some rank, and their equals; the first reason stays."""
         self.failures = {**failures, **self.failures}
@@ -135,7 +148,9 @@ class Standings:
     def leave_by_prior_times(self, options: RacingOptions) -> None:
         """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
         prior, winner = self.prior_times, self.prior_winner
-        hopeful = kept(prior, len(prior), options.margin(0), "kernel", n_least=options.max_finalists)
+        # One sample may be a hiccup: the best few have another try.
+        n_least = options.max_finalists if any(each.n_replays < 2 for each in prior.values()) else 1
+        hopeful = kept(prior, len(prior), options.margin(0), "kernel", n_least=n_least)
         for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
             self.left[i] = "not raced: slower in an earlier tuning"
 

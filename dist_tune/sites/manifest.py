@@ -12,7 +12,6 @@ from dist_tune.cache import LookupResult, digest
 from dist_tune.compiler import CompileKeys, Placement
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
-from dist_tune.sites.earlier import Offer, all_suspects, first_reasons, shared_offer, with_suspects
 from dist_tune.sites.labels import is_unread, telling
 
 
@@ -61,10 +60,8 @@ class RankManifest:
     """That compile on this rank."""
     why_not: str = ""
     """Why the closure must not be replayed, as this rank has found."""
-    resumed: Offer = field(default_factory=dict)
-    """Samples of earlier attempts that this rank's journal has."""
-    suspects: dict[str, list[int]] = field(default_factory=dict)
-    """Site -> candidates under way when an earlier process of this rank died."""
+    deaths: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Site -> candidate -> earlier processes of this rank that died while it was under way."""
     barred: Failures = field(default_factory=dict)
     """Candidates that did not run on this rank in an earlier attempt, or are in quarantine."""
 
@@ -131,8 +128,8 @@ class SiteManifest:
     """That compile on the host with the most."""
     why_not: str = ""
     """The reason of the first rank that has one against replays, with the rank if there are several; empty if nothing asks for any."""
-    resumed: Offer = field(default_factory=dict)
-    """Samples of earlier attempts that all ranks have that met the site."""
+    deaths: dict[str, dict[int, int]] = field(default_factory=dict)
+    """On the rank with the most."""
     barred: dict[str, dict[int, str]] = field(default_factory=dict)
     """Site -> candidate -> "rank r: reason" of the first rank."""
 
@@ -163,7 +160,16 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     bases = sorted({base for mine in everyone for base in mine.kinds})
     kinds = {base: [mine.kinds[base] for mine in everyone if base in mine.kinds] for base in bases}
     unread = [base for base, by_rank in kinds.items() if is_unread(by_rank)]
-    suspects = all_suspects(mine.suspects for mine in everyone)
+    prior = {label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}
+    deaths: dict[str, dict[int, int]] = {}
+    barred: dict[str, dict[int, str]] = {}
+    for rank, mine in manifests.items():
+        for label, each in mine.deaths.items():
+            of = deaths.setdefault(label, {})
+            of.update({i: max(n, of.get(i, 0)) for i, n in each.items()})
+        for label, failures in mine.barred.items():
+            for i, (_, reason) in failures.items():
+                barred.setdefault(label, {}).setdefault(i, reason if reason.startswith("rank ") else f"rank {rank}: {reason}")
     disputed = sorted(_disputed(manifests))
     is_asking = disputed or refused or any(label not in cached for label in sites)
     against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
@@ -180,9 +186,9 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         refused=refused,
         missed=next(missed, ""),
         writers={label: _writers(label, manifests) for label in sites},
-        prior=with_suspects({label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}, suspects),
-        resumed=shared_offer([(mine.sites, mine.resumed) for mine in everyone], suspects),
-        barred=first_reasons({rank: mine.barred for rank, mine in manifests.items()}),
+        prior={**prior, **{label: replace(prior.get(label, PriorTimes()), suspects=sorted(each)) for label, each in deaths.items()}},
+        deaths=deaths,
+        barred=barred,
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),

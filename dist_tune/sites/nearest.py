@@ -46,18 +46,12 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
         DistTuneError: other ranks did not come, or raised.
         Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
     """
-    call = ranks.next_call(launch.name)  # before what may raise on this rank alone: all ranks count alike
-    with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
-        ranks.enter(f"{launch.name} (nearest shape)", call)
-        try:
-            configs = launch.candidates()
-            texts = [launch.describe(config) for config in configs]
-            record = _nearest_record(launch, texts, ranks, settings)
-            mine = (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
-            _, key, winner = ranks.reduce("nearest shape", mine, _first_found)
-        except BaseException as error:
-            ranks.abort(error)
-            raise
+    with ranks.meeting(f"{launch.name} (nearest shape)"), one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
+        configs = launch.candidates()
+        texts = [launch.describe(config) for config in configs]
+        record = _nearest_record(launch, texts, ranks, settings)
+        mine = (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
+        _, key, winner = ranks.reduce("nearest shape", mine, _first_found)
     if winner not in texts:
         return otherwise
     if key != launch.key_text and ranks.is_first:
@@ -69,9 +63,9 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
 
 
 def _nearest_record(launch: FunctionLaunch, texts: list[str], ranks: Ranks, settings: Settings) -> TuningRecord | None:
-    cache = Cache(settings.cache_dir, is_shared=settings.cache_shared)
+    cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
     here = environment(len(ranks.members), ranks.neighbours[1])
-    key = CacheKey(name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), environment=here)
+    key = CacheKey(name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), **here.keyed)
     return cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
 
 

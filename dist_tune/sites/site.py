@@ -119,7 +119,7 @@ class Site:
     def first_guess(self) -> int:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
-        return first if first not in self.suspects else next(self.order(None))
+        return first if first not in self.suspects else next(self.order(None), first)  # none where all are in quarantine: its launch tells
 
     @property
     def tried(self) -> set[int]:
@@ -223,13 +223,14 @@ def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -
 
 
 def check_machine(label: str, n_candidates: int, search: Race, failures: Mapping[int, CandidateFailure]) -> None:
-    """Go on only if a candidate is left, or all were dropped for what they did. The same on all ranks.
+    """Go on only if most candidates could be tried, and one is left or none was dropped for the machine. The same on all ranks.
 
     Raises:
-        MachineError: none is, and some could not be tried.
+        MachineError: otherwise; what is left of such a search would win as the only one that runs.
     """
     found = [each for each in failures.values() if each.kind is FailureKind.MACHINE]
-    if found and search.best(label) is None and not search.is_barren(label):
+    is_none_left = search.best(label) is None and not search.is_barren(label)
+    if found and (is_none_left or 2 * len(found) >= n_candidates):
         raise MachineError(machine_failed(label, n_candidates, found))
 
 

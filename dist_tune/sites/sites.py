@@ -7,6 +7,7 @@ reported at the next meeting.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any
 
@@ -16,7 +17,6 @@ from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable
 from dist_tune.search import Replay, SearchName, guide_of
-from dist_tune.sites.earlier import Offer
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.labels import Labels
 from dist_tune.sites.site import Outcome, Site, take_failures
@@ -96,14 +96,13 @@ class Sites:
         if index not in site.failures:
             self.fail(site, index, CandidateFailure(failure.kind, failure.reason), failure.output)
 
-    def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> None:
-        """Before the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
-        self.journal.launching({} if is_scheduled else {label: index})
-        self.story.launching(label, index, replay)
+    def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> AbstractContextManager[None]:
+        """Around the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
+        self.story.starting({label: index}, replay)
+        return nullcontext() if is_scheduled else self.journal.launching(label, index)
 
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
-        self.journal.launched()
         site.failures[index] = failure
         self.story.dropped({site.label: {index: failure}})
         self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
@@ -119,19 +118,13 @@ class Sites:
 
     def take_failures(self) -> Failures:
         """Failures on this rank that are new since the last time: all ranks hear of each once."""
-        failures = take_failures(self.met.values())
-        self.journal.dropped(failures)
-        return failures
+        return take_failures(self.met.values())
 
-    def go_on(self, resumed: Offer, barred: Mapping[str, Mapping[int, str]], suspects: Mapping[str, Sequence[int]]) -> None:
-        """Go on from the samples of earlier attempts that all ranks have, and run no candidate that some rank's journal bars.
-
-        ``suspects``: site -> candidates that were under way at a death of any rank.
-        """
-        for label in suspects.keys() & self.met.keys():
-            self.journal.suspected(label, suspects[label])
-        if n_samples := self.journal.adopt(resumed):
-            self._log.bind(progress=True).info(f"{n_samples} samples of {len(resumed)} sites are taken from an earlier attempt's journal")
+    def go_on(self, labels: Sequence[str], barred: Mapping[str, Mapping[int, str]], deaths: Mapping[str, Mapping[int, int]]) -> None:
+        """Run no candidate that some rank's journal bars, and last those that were under way at ``deaths`` of any rank's process."""
+        for label in [label for label in labels if label in self.met]:
+            self.met[label].suspects |= deaths.get(label, {}).keys()
+            self.journal.note(label, deaths.get(label, {}))
         for label in barred.keys() & self.met.keys():
             site = self.met[label]
             for i, reason in barred[label].items():
@@ -164,8 +157,6 @@ class Sites:
         self._compiler.rename(renamed)
         self.lookup.rename(renamed)
         self.story.rename(renamed)
-        for label in renamed.values() & self.met.keys():
-            self.journal.enter(self.met[label])
 
     def refute(self, labels: set[str]) -> None:
         """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
@@ -236,8 +227,8 @@ class Sites:
             site.record, site.stand_in = record, record.winner
             await_digest()  # for the launch that follows
             return site
-        self.story.site(label, (site.kernel, site.key), texts, site.n_removed)
-        self.journal.enter(site, launch.owner)
+        cache_key = self.journal.enter(site)
+        self.story.site(label, (site.kernel, site.key), texts, site.n_removed, cache_key=cache_key)
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
@@ -248,7 +239,8 @@ class Sites:
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
-            self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {quiet_terminal.kept_at}")
+            if kept_at := quiet_terminal.kept_at:
+                self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {kept_at}")
         return site
 
     def _label_of(self, launch: Tunable) -> str:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 import triton
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from dist_tune.output import unwrapped
 from dist_tune.testing.fake_gpu import ExactTime, install_fake_driver
 
 PRELOADED: tuple[str, ...] = (
@@ -132,7 +131,7 @@ def on_ranks(
                     f"{outcome.message}, with exit code {process.exitcode}",
                     Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log"),
                 )
-                outcomes[rank] = replace(outcome, message=message, log=unwrapped(log.read_text()) if log.exists() else "")
+                outcomes[rank] = replace(outcome, message=message, log=log.read_text() if log.exists() else "")
         return outcomes
 
 
@@ -199,6 +198,6 @@ def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, 
     except BaseException as error:  # noqa: BLE001  # whatever it is, the test shall see it
         outcome = Outcome(error=type(error).__name__, message=str(error), notes=traceback.format_exc())
     log = Path(world.env["DIST_TUNE_LOG_DIR"]) / f"rank-{rank}.log"
-    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=unwrapped(log.read_text()) if log.exists() else ""))
+    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=log.read_text() if log.exists() else ""))
     pipe.close()
     os._exit(0)  # a gloo group that a test has broken may not let the interpreter go

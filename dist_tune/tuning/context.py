@@ -146,7 +146,6 @@ class TuningContext:
         yield
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
-        self.log.debug(f"meeting={topic!r} seconds={self.expenses.meetings[-1]:.4f}")
         self.story.met(topic, self.expenses.meetings[-1])
 
     def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:

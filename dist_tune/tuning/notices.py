@@ -10,7 +10,7 @@ import torch
 
 from dist_tune import __version__
 from dist_tune.configs import triton_version
-from dist_tune.distributed import Solo, member_ranks
+from dist_tune.distributed import Ranks, member_ranks
 from dist_tune.output import amount, closure_name, tuning_log
 from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import read_settings
@@ -189,7 +189,7 @@ def note_of_tracing(name: str) -> Callable[[], None]:
         nonlocal is_told
         if not is_told:
             is_told = True
-            with tuning_log(read_settings(), Solo().rank, is_first=False) as log:
+            with tuning_log(read_settings(), Ranks().rank, is_first=False) as log:
                 log.debug(f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept")
 
     vars(note)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, which imports all of Dynamo

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dist_tune.output import Logger
 
 _WIDE = 108
-"""Characters of a row without the reason, from which headings stand in two rows: a log's line of 160 begins with 21 others."""
+"""Characters of a row without the reason, from which headings stand in two rows: with time and level that is a line of 130."""
 _MAX_FIELDS = 12
 """Fields of a config with a column each; with more differing ones there is one column of whole configs."""
 
@@ -33,12 +33,13 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
+        reason=race.reason(label),
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
-        n_replays=context.replays.n_replays,
+        n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
         n_variants=context.replays.trials.variants.counts.get(label, 1),
         closure_weight=selection.closure_weight if selection else 0.0,
         seconds=context.expenses.seconds.total,
-        spent=context.expenses.seconds,
+        spent=context.expenses.seconds.model_copy(),  # which go on through the last run
         meeting_seconds=context.expenses.meetings,
         environment=where,
     )

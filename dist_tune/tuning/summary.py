@@ -1,16 +1,16 @@
 """The end of a tuning for people: a block for each site on the first rank's terminal, and the summary in each rank's log.
 
-Pure but for the printing: records and seconds in, lines out.
+Pure: records and seconds in, lines out.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dist_tune.cache import (
     Seconds,
@@ -18,15 +18,10 @@ from dist_tune.cache import (
     fates,
     gain,
     lead,
-    reason,
     short_config,
     skew,
 )
-from dist_tune.output import amount, gain_words, lead_words, milliseconds, site_name, site_names
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from dist_tune.output import amount, gain_words, lead_words, milliseconds, printable, site_name, site_names
 
 MAX_BLOCKS = 5
 """Sites with a block each; of more there is one table."""
@@ -67,9 +62,9 @@ def headline(record: TuningRecord) -> str:
         told.append("the first config was not timed")
     if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
         told.append(lead_words(ahead))
-    why = reason(record)
+    why = record.reason
     is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and why == "fastest step"
-    return ", ".join([*told, "chosen because the step is faster" if is_slower else why])
+    return ", ".join(filter(None, [*told, "chosen because the step is faster" if is_slower else why]))
 
 
 def drag(record: TuningRecord) -> str:
@@ -99,60 +94,47 @@ def _further(record_id: str, log: Path | None) -> str:
     return "   ".join([f"why: dist-tune show {record_id}"] * bool(record_id) + [f"log: {log}"] * (log is not None))
 
 
-def blocks(sites: Sequence[Settled], log: Path | None) -> list[str]:
-    """The lines of all sites; none if they are too many."""
-    named = zip(sites, names_of(sites), strict=True)
-    return [line for site, name in named for line in block(site, log, name)] if len(sites) <= MAX_BLOCKS else []
-
-
-def show(console: Console, sites: Sequence[Settled], log: Path | None) -> None:
-    """Print blocks, or a table of the sites with the largest share of the step."""
-    from rich.text import Text
-
-    is_wrapped = console.is_terminal
-    if len(sites) <= MAX_BLOCKS:
-        for site, name in zip(sites, names_of(sites), strict=True):
-            first, *others = block(site, log, name)
-            line = Text(first)
-            line.stylize("bold", 0, len(name))
-            for each in (line, *map(Text, others)):
-                console.print(each, soft_wrap=not is_wrapped)
-        return
-    console.print(_table(sites, console.width))
+def page(sites: Sequence[Settled], log: Path | None, width: int, *, is_live: bool) -> list[str]:
+    """Blocks, or a table of the sites with the largest share of the step. ``is_live``: for a terminal, with rows of at most ``width``."""
+    named = list(zip(sites, names_of(sites), strict=True))
+    lines: list[str] = []
+    for site, name in named if len(sites) <= MAX_BLOCKS else ():
+        texts = [printable(line) for line in block(site, log, name)]
+        rows = [row for line in texts for row in (textwrap.wrap(line, width, break_on_hyphens=False) if is_live else [line])]
+        n_bold = len(printable(name)) if is_live else 0
+        lines += [f"\x1b[1m{rows[0][:n_bold]}\x1b[0m{rows[0][n_bold:]}" if n_bold else rows[0], *rows[1:]]
+    if lines:
+        return lines
     more = f"and {len(sites) - _MAX_ROWS} more   " if len(sites) > _MAX_ROWS else ""
     further = _further("ID" * any(site.record_id for site in sites), log)
-    console.print(Text(f"{more}{sites[0].record.seconds:.1f} s   {further}".rstrip()), soft_wrap=not is_wrapped)
+    end = f"{more}{sites[0].record.seconds:.1f} s   {further}".rstrip()
+    return [*_table(named, width), *(textwrap.wrap(end, width, break_on_hyphens=False) if is_live else [end])]
 
 
-def _table(sites: Sequence[Settled], width: int) -> Table:
+def _table(named: Sequence[tuple[Settled, str]], width: int) -> list[str]:
     """The sites with the largest share of the step; on a narrow terminal without configs and ids."""
-    from rich.table import Table
-    from rich.text import Text
-
-    has_ids = width >= _MIN_WIDE and any(site.record_id for site in sites)
+    has_ids = width >= _MIN_WIDE and any(site.record_id for site, _ in named)
     columns: dict[str, list[str]] = defaultdict(list)
-    named = list(zip(sites, names_of(sites), strict=True))
     for site, name in sorted(named, key=lambda each: (-(each[0].record.best.latency_ms or 0.0), each[0].number))[:_MAX_ROWS]:
         best, ratio = site.record.best, gain(site.record)
-        columns["kernel"].append(name)
+        columns["kernel"].append(printable(name))
         columns["ms"].append(milliseconds(best.latency_ms) if best.latency_ms is not None else "-")
         columns["gain"].append(f"{ratio:.2f}x" if ratio else "")
         columns["step"].append(f"{100 * min(1.0, best.latency_ms / best.closure_ms):.0f} %" if best.latency_ms and best.closure_ms else "")
         if has_ids:
             columns["show"].append(site.record_id)
         if width >= _MIN_WIDE:
-            columns["config"].append(short_config(best))
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    for name, column_width in _widths(columns, width).items():
-        is_number = name in ("ms", "gain", "step")
-        table.add_column(name, justify="right" if is_number else "left", width=column_width, overflow="ellipsis", no_wrap=True)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    return table
+            columns["config"].append(printable(short_config(best)))
+    aligned = []
+    for name, n_chars in _widths(columns, width).items():
+        align = str.rjust if name in ("ms", "gain", "step") else str.ljust
+        cells = [cell if len(cell) <= n_chars else f"{cell[: n_chars - 1]}\N{HORIZONTAL ELLIPSIS}" for cell in (name, *columns[name])]
+        aligned.append([align(cell, n_chars) for cell in cells])
+    return [(" " * _GAP).join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
 def _widths(columns: Mapping[str, Sequence[str]], width: int) -> dict[str, int]:
-    """Characters of each column: kernel and config share what numbers and ids leave, because rich would shorten numbers alike."""
+    """Characters of each column: kernel and config share what numbers and ids leave."""
     widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
     rest = width - _GAP * (len(widths) - 1) - sum(widths[name] for name in widths if name not in ("kernel", "config"))
     if "config" in widths:

@@ -48,7 +48,7 @@ class TunedFunction(Protocol[P, R_co]):
     """A decorated function, and what its tunings found. Types cannot say which parameters the configs fill: arguments are not checked."""
 
     records: list[TuningRecord]
-    """One per tuned key, oldest first; equal on all ranks but for facts that only this rank measured."""
+    """One per tuned key after those of kernels inside, oldest first; equal on all ranks but for facts that only this rank measured."""
     configs: list[FunctionConfig]
     """The config space, without repeats."""
 

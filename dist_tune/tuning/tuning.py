@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Calls, Ranks, is_secondary
+from dist_tune.distributed import Ranks, is_secondary
 from dist_tune.errors import DistTuneError, Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, closure_name, tuning_log
@@ -36,15 +36,14 @@ from dist_tune.watch import Kind, Release, Watchdog
 class Tuning:
     """The tuning of one call of a closure, made between replays or at the first miss. The ``Listener`` of the first run."""
 
-    def __init__(self, name: str, calls: Calls, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
+    def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
         self._settings = settings
         self._has_started = False
         self._before = RngState()
         self._exit = ExitStack()
-        self._number = self._exit.enter_context(calls.one())
-        ranks.begin_first_run(name, self._number)
+        self._number = self._exit.enter_context(ranks.calling(name))
         terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
         story = Story(f"{name}, call {self._number}", len(ranks.members), settings.log_dir, ranks.rank, terminal)
         self._exit.callback(story.close)
@@ -56,12 +55,13 @@ class Tuning:
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
         clock = device_clock()
-        journal = TuningJournal(name, ranks.rank, len(ranks.members), lookup)
+        journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
         self._exit.callback(self._watchdog.stop)
-        self._exit.enter_context(ranks.beating(log.warning, self._watchdog.start_thread))
+        if len(ranks.members) > 1:
+            self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
         ranks.watch_troubles(trials.suspects)
@@ -148,10 +148,10 @@ class Tuning:
             if self._context.replays.n_replays > 0:  # and no other run may follow
                 return self._counted()
             # Its config was in the cache, or other ranks are not here.
-            value = self._context.replays.run_first(closure)
+            self._context.replays.run_first(closure)
             if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
                 return self._finish(closure)
-            return self._counted(value)
+            return self._counted()
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
@@ -162,7 +162,7 @@ class Tuning:
         self._context.sites.journal.end_with(error)
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
             try:
-                self._begin(is_broken=is_secondary(error))
+                self._begin(has_raised=True, is_broken=is_secondary(error))
             except DistTuneError as cause:
                 if is_secondary(error):
                     raise cause from error
@@ -195,6 +195,7 @@ class Tuning:
             self._exit.enter_context(self._context.ranks.short_timeouts())
             self._exit.enter_context(no_full_collections())
             self._watchdog.start()
+            self._watchdog.mind()
 
     def _finish(self, closure: Closure) -> Any:
         """Race, and apply."""
@@ -202,13 +203,13 @@ class Tuning:
         run_race(self._context, closure)
         return apply_winners(self._context, closure, untuned_bytes)
 
-    def _counted(self, value: Any = None) -> Any:
-        """The first run counts: there was nothing to tune, or no other may follow. ``value``: of a function that was free to run again."""
+    def _counted(self) -> Any:
+        """The first run counts: there was nothing to tune, or no other may follow."""
         context = self._context
         context.sites.journal.close(delete=True)
         context.sites.leave_given_up()
         context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
-        return context.replays.refuse_first(value)
+        return context.replays.refuse_first()
 
     # -- around them ---------------------------------------------------------------------------------------------
 
@@ -223,11 +224,10 @@ class Tuning:
                 self._end(error)
                 raise
 
-    def _begin(self, *, is_broken: bool = False) -> None:
+    def _begin(self, *, has_raised: bool = False, is_broken: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
-        if len(self._context.ranks.members) > 1:  # whose store may be silent; a hit alone has nothing to wait for
-            self._watchdog.start(is_late=True)  # a thread that starts costs a hit a third of a millisecond
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", is_broken=is_broken)
+        self._watchdog.start()
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised, is_broken=is_broken)
         self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:
@@ -236,7 +236,6 @@ class Tuning:
         context.sites.journal.end_with(error)
         for each in self._trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
-        context.log.error(f"closure={context.name} ended by {type(error).__name__}: {error}")
         context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         try:
             context.ranks.abort(error)

@@ -3,10 +3,8 @@
 None of it runs in a steady call.
 """
 
-from dist_tune.watch.last_words import limited
-from dist_tune.watch.release import Release, Releases, check_release
-from dist_tune.watch.steps import Kind
-from dist_tune.watch.watchdog import Watchdog
+from dist_tune.watch.watchdog import Kind, Watchdog
+from dist_tune.watch.words import Release, Releases, check_release, limited
 
 __all__ = [
     "Kind",

@@ -1,7 +1,8 @@
-"""A thread that watches one tuning on this rank: it names a config that never returns, and ends the process if nothing else frees it.
+"""The thread that minds one tuning on this rank: it tells of late ranks and of a config that never returns, and may end the process.
 
-Is told of steps by the tuning's thread, and reads the clock. Lives from the first launch of a candidate, or the first meeting, to the end
-of the tuning. A config that holds the interpreter lock stops this thread, too: a timer of faulthandler ends the process then.
+Is told of steps by the tuning's thread, and reads the clock. Lives from the first run, or of a process that tunes alone from the first
+launch of a candidate, to the end of the tuning. A config that holds the interpreter lock stops this thread, too: a timer of faulthandler
+ends the process then.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from __future__ import annotations
 import faulthandler
 import time
 from contextlib import ExitStack, suppress
+from enum import Enum
+from math import inf
 from threading import Event, Lock, Thread, get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dist_tune.compiler import is_compiling, noted
-from dist_tune.distributed import Asked, Ranks, silent_since
+from dist_tune.distributed import Asked, Ranks
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites
 from dist_tune.warn_once import warn_once
-from dist_tune.watch.last_words import EXIT_CODE, LastWords
-from dist_tune.watch.release import Release
-from dist_tune.watch.steps import Kind, Launch, Launching, Step
+from dist_tune.watch.words import EXIT_CODE, LastWords, Release
 
 if TYPE_CHECKING:
     from dist_tune.output import Logger
@@ -39,8 +40,61 @@ _HELD = 1.75
 """Time without a sign of the watching thread after which faulthandler ends the process."""
 _EXCUSED = 10.0
 """Limit of compilations inside a launch, which do not count as its time."""
+_FIRST_LOOK_S = 0.5
+"""Most calls with a known config are over by then."""
+_LOST_S = 1.0
+"""Time in which this process did not run, from which on that is told."""
 _OF_CONFIGS = "Leave the config that hangs out, or name what it waits for in release="
 _OF_STORES = "Look at the network to the host of the store, which is rank 0's or torchrun's"
+
+
+class Kind(Enum):
+    """Kind of a step, with its limit in deadlines."""
+
+    UNLIMITED = inf
+    """The user's first run, in which launches of candidates are limited; and meetings, where each answer of the store is."""
+    REPLAY = 1.0
+    WORK = 1.5
+    """The tuner's, between replays."""
+    USERS_WORK = 10.0
+    """``reset``."""
+    DEVICE = 1.25
+    """A wait for the device, which gives up by itself after one deadline."""
+
+
+class Step(NamedTuple):
+    """A step of the tuning's thread."""
+
+    doing: str
+    kind: Kind
+    since: float
+    """Monotonic clock, in seconds."""
+    schedule: Replay
+
+
+class Launch(NamedTuple):
+    """A candidate whose launch is under way."""
+
+    label: str
+    candidate: int
+    since: float
+
+
+class Launching:
+    """A launch is under way within this block. A class, because a generator would cost three times as much in each launch."""
+
+    __slots__ = ("_before", "_own", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, own: Launch) -> None:
+        self._watchdog = watchdog
+        self._own = own
+
+    def __enter__(self) -> None:
+        self._before, self._watchdog.launch = self._watchdog.launch, self._own
+
+    def __exit__(self, *error: object) -> None:
+        self._watchdog.launch = self._before
+        self._watchdog.take_released()
 
 
 class Watchdog:
@@ -69,28 +123,24 @@ class Watchdog:
         self._exit, self._over, self._lock = ExitStack(), Event(), Lock()
         self._is_armed = False
         self._thread: Thread | None = None
+        self._look = ranks.minder(log.warning)
 
-    def start(self, *, is_late: bool = False) -> None:
-        """Watch the calling thread from here on, or ``is_late``: from the first beat on, which calls ``start_thread``, if it is to come."""
-        self._watched = get_ident()
-        if not is_late or self._ranks.has_beaten:
-            self.start_thread()
-
-    def start_thread(self) -> None:
-        """Watch the thread that ``start`` was called in. Called from any thread; nothing before ``start`` or after ``stop``."""
+    def mind(self) -> None:
+        """Let the thread tell of late ranks from here on; it watches the tuning's thread once ``start`` was called there."""
         with self._lock:
-            if self._thread is not None or self._over.is_set() or not self._watched:
+            if self._thread is not None or self._over.is_set():
                 return
-            self._exit.enter_context(noted(lambda kernel: None))
-            self._exit.enter_context(self._words.opened())
-            thread = Thread(target=self._watch, name="dist_tune watchdog", daemon=True)
+            self._thread = Thread(target=self._run, name="dist_tune watchdog", daemon=True)
             try:
-                thread.start()
-                self._thread = thread
+                self._thread.start()
             except RuntimeError as error:  # no more threads: not the doing of the config whose launch this is
+                self._thread = None
                 self._over.set()
-                self._exit.close()
                 warn_once(f"dist_tune does not watch for configs that never return: {error}")
+
+    def start(self) -> None:
+        """Watch the calling thread from here on."""
+        self._watched = get_ident()
 
     def stop(self) -> None:
         """Watch no more. Neither the thread nor faulthandler's timer is left."""
@@ -99,9 +149,9 @@ class Watchdog:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(1.0)
-            if self._is_armed:
-                faulthandler.cancel_dump_traceback_later()
-            self._exit.close()
+        if self._is_armed:
+            faulthandler.cancel_dump_traceback_later()
+        self._exit.close()
 
     # -- told by the tuning's thread -----------------------------------------------------------------------------
 
@@ -113,6 +163,7 @@ class Watchdog:
         """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
         if not self._is_armed and not is_known:  # a thread takes a millisecond to start, as much as the rest of a hit
             self.start()
+            self.mind()
             self._arm()
         return Launching(self, Launch(label, candidate, time.monotonic()))
 
@@ -149,13 +200,17 @@ class Watchdog:
 
     # -- the watching thread -------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         tick_s = min(self._deadline_s / 20, 0.5)
         seen: object = None
-        is_told, excused_s = False, 0.0
+        is_told, excused_s, pause_s = False, 0.0, _FIRST_LOOK_S
         while not self._over.is_set():
             before = time.monotonic()  # of the pause alone: time in which this thread tells peers, and waits for that, excuses nothing
-            self._over.wait(tick_s)
+            self._pause(pause_s)
+            if not self._over.is_set():
+                self._look()
+            if not self._watched:
+                continue
             self._arm()
             now = time.monotonic()
             subject, since, limit_s = self._subject()
@@ -164,11 +219,11 @@ class Watchdog:
                     self._words.go_on()
                 seen, is_told, excused_s = subject, False, 0.0
             # A compilation takes what it takes; and the process may have been stopped, or had no processor.
-            if now - before > 5 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
+            if now - before > pause_s + 4 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
                 excused_s += now - before
             late_s = now - since - excused_s
             tell_at_s = limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0)
-            if late_s >= tell_at_s and self.phase == "discovery" and self._ranks.absent and now - since < self._ranks.gather_s:
+            if late_s >= tell_at_s and self.phase == "discovery" and self._ranks.activity.absent and now - since < self._ranks.gather_s:
                 excused_s, late_s = now - since, 0.0  # a collective in it may wait for a rank that has yet to come to this call
             if not is_told and late_s >= tell_at_s:
                 is_told = True
@@ -176,10 +231,25 @@ class Watchdog:
             elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) else _LEAVE):
                 self._words.leave(self._text(subject, late_s), _OF_STORES if isinstance(subject, Asked) else _OF_CONFIGS)
 
+    def _pause(self, seconds: float) -> None:
+        """Wait for the next look, and tell of a time in which this process did not run."""
+        before, doing = time.monotonic(), self._ranks.activity.doing
+        self._over.wait(seconds)
+        if (lost_s := time.monotonic() - before - seconds) > _LOST_S and not self._ranks.is_alone:
+            now = self._ranks.activity.doing
+            doing = now if now.since <= time.monotonic() - lost_s else doing  # begun while this thread waited
+            text = f"did not run for {lost_s:.1f} s in {doing.text}: stopped, swapped out, or Python's lock held"
+            self.log.warning(f"rank {self._ranks.rank} {text}")
+
     def _arm(self) -> None:
         """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
-        if not self._over.is_set():
-            self._is_armed = True
+        with self._lock:
+            if self._over.is_set():
+                return
+            if not self._is_armed:
+                self._is_armed = True
+                self._exit.enter_context(noted(lambda kernel: None))
+                self._exit.enter_context(self._words.opened())
             with suppress(RuntimeError):  # no more threads
                 faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self._words.file)
 
@@ -187,7 +257,7 @@ class Watchdog:
         """What the tuning's thread is in: an object of its own, since when, and its limit in seconds."""
         step, launch, asked, deadline_s = self._step, self.launch, self._ranks.asked, self._deadline_s
         if asked is not None:
-            return asked, silent_since(asked.since, self._ranks.unanswered_since, time.monotonic(), deadline_s), deadline_s
+            return asked, asked.since, deadline_s
         if launch is not None or step.kind is Kind.REPLAY:
             subject = launch or step
             return subject, subject.since, max(deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s)

@@ -1,6 +1,7 @@
 """Fingerprints of code: equal wherever the code is the same, different wherever it does something else."""
 
 import functools
+import importlib
 import json
 import os
 import subprocess
@@ -9,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import triton.language as tl
 
-from dist_tune.cache.code.fingerprints import fingerprint
+from dist_tune import autotune
+from dist_tune.cache import fingerprint, read_code
+from tests.function_options import BLOCKS, quiet
 from tests.source_programs import HELPERS, NAMES, PROGRAM, fingerprints, load, returning, with_globals
 
 
@@ -28,8 +32,13 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def moved(text: str) -> str:
-    """The same code, some lines down, with other comments and docstrings."""
+    """The same code, some lines down and laid out otherwise, with other comments and docstrings."""
     text = text.replace("Does much.", "Does something else.").replace('"""Doubles."""', '"""Twice."""')
+    text = (
+        text.replace("by=2):", "by = 2,\n    ):")
+        .replace("[near(each)", "[(near(\n        each))")
+        .replace("return weight * width", "return (weight*width)")
+    )
     text = text.replace("    x = tl.load", "    # loads\n\n    x = tl.load").replace("    return x +", "    # adds\n    return x +")
     return "# A comment\n\n\n" + text.replace("\ndef ", "\n\n\n# And one more.\n\ndef ")
 
@@ -45,7 +54,7 @@ def test_place_comments_hash_seed_and_interpreter_do_not_count(tmp_path: Path):
 import json, sys
 sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(there)!r}]
 import program, torch
-from dist_tune.cache.code.fingerprints import fingerprint
+from dist_tune.cache import fingerprint
 assert type(program.doubled).__name__ == "InterpretedFunction"
 first = {{name: fingerprint(vars(program)[name]) for name in {NAMES}}}
 program.plain[(1,)](torch.ones(4))  # adds names to the globals of the kernel, T among them
@@ -170,3 +179,105 @@ def test_use_does_not_count():
         hot(number)
         cached(number)
     assert (fingerprint(hot), fingerprint(cached)) == before
+
+
+FILES = {
+    "lazy_helper": "from lazy_deeper import deep\n# words\ndef work(x):\n    return deep(x)\ndef other(x):\n    return x\n",
+    "lazy_deeper": "def deep(x):\n    return x + 1\n",
+    "lazy_pack/__init__": "",
+    "lazy_pack/inner": "def deepest(x):\n    return x + 1\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the files, found by import, and none of them loaded."""
+    for name, text in FILES.items():
+        (tmp_path / name).with_suffix(".py").parent.mkdir(exist_ok=True)
+        (tmp_path / name).with_suffix(".py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    unload(monkeypatch)
+    return tmp_path
+
+
+def unload(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("lazy_")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize(
+    ("form", "module"),
+    [
+        ("from lazy_helper import work\n    return work(x)", "lazy_helper"),
+        ("import lazy_helper\n    return lazy_helper.work(x)", "lazy_helper"),
+        ("from lazy_pack import inner\n    return inner.deepest(x)", "lazy_pack.inner"),
+        ("from .inner import deepest\n    return deepest(x)", "lazy_pack.inner"),
+    ],
+)
+def test_an_import_within_a_function_is_followed_if_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str, module: str):
+    """Otherwise it is named, and nothing is loaded for that."""
+    (folder / "lazy_user.py").write_text(f"def f(x):\n    {form}\n")
+
+    def read() -> tuple[str, list[str]]:
+        user = importlib.import_module("lazy_user")
+        vars(user)["__package__"] = "lazy_pack"
+        digest, not_followed = read_code(user.f)
+        unload(monkeypatch)
+        return digest, not_followed
+
+    before, not_followed = read()
+    assert len(not_followed) == 1
+    assert not_followed[0].startswith(module.partition(".")[0])
+    found = []
+    for line in ("+ 1", "+ 1  # words", "- 1"):
+        for each in ("lazy_deeper", "lazy_pack/inner"):
+            (folder / f"{each}.py").write_text(FILES[each].replace("+ 1", line))
+        importlib.import_module(module)
+        found.append(read())
+    assert [named for _, named in found] == [[]] * 3
+    digests = [digest for digest, _ in found]
+    assert before != digests[0] == digests[1] != digests[2]
+
+
+def test_what_is_not_followed_is_named(folder: Path):
+    """Modules that are not loaded, and names that the code computes; libraries are not listed."""
+    (folder / "lazy_user.py").write_text(
+        "def f(x, name):\n    import json, torch.nn, math\n    from lazy_absent import one, two\n    import lazy_broken\n"
+        "    import importlib\n    importlib.import_module(name)\n    from ....beyond import all\n"
+    )
+    expected = ["....beyond.all", "import_module(...)", "lazy_absent.one", "lazy_absent.two", "lazy_broken"]
+    assert read_code(importlib.import_module("lazy_user").f).not_followed == expected
+
+
+def test_a_file_that_has_changed_since_it_was_loaded_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The code in memory does: its fingerprint is not that of the new file."""
+    stale = importlib.import_module("lazy_pack.inner").deepest
+    (folder / "lazy_pack" / "inner.py").write_text("def deepest(x):\n    return x - 1\n")
+    read = fingerprint(stale)
+    unload(monkeypatch)
+    assert fingerprint(importlib.import_module("lazy_pack.inner").deepest) != read
+
+
+@pytest.mark.once
+def test_an_edit_of_a_helper_tunes_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Comments and layout of a helper that the tuned function calls do not; the record says which import is not in its source."""
+    quiet(monkeypatch, tmp_path)
+    (folder / "lazy_step.py").write_text(
+        "import lazy_helper\ndef step(x, block):\n    try:\n        from lazy_absent import one\n"
+        "    except ImportError:\n        one = 1\n    return lazy_helper.work(x) * one\n"
+    )
+
+    def is_hit() -> bool:
+        unload(monkeypatch)
+        tuned = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(importlib.import_module("lazy_step").step)
+        tuned(torch.ones(2))
+        assert tuned.records[0].not_followed == ["lazy_absent.one"]
+        return bool(tuned.records[0].is_recalled)
+
+    assert [is_hit(), is_hit()] == [False, True]
+    (folder / "lazy_deeper.py").write_text("# words\n\ndef deep(x):\n    return (x\n            + 1)\n")
+    assert is_hit()
+    (folder / "lazy_deeper.py").write_text("def deep(x):\n    return x + 2 - 1\n")
+    assert [is_hit(), is_hit()] == [False, True]

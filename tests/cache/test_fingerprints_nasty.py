@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.cache.code.fingerprints import fingerprint
+from dist_tune.cache.fingerprints import fingerprint
 from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
 
 pytestmark = pytest.mark.once
@@ -117,10 +117,10 @@ def test_huge_values_take_no_time(value: object):
     assert seconds(with_globals("def f(): return VALUE", VALUE=value)) < 1
 
 
-def test_the_start_of_a_huge_value_counts():
-    """And its length: what is beyond four million characters or four thousand elements does not."""
-    for one, other in (("x" * 10**7, "x" * (10**7 - 1) + "y"), ([0] * 10**5, [0] * (10**5 - 1) + [1])):
-        assert fingerprint(returning(one)) == fingerprint(returning(other)) != fingerprint(returning(one[:-1]))
+def test_the_start_of_a_huge_container_counts():
+    """And its length: what is beyond four thousand elements does not."""
+    one, other = [0] * 10**5, [0] * (10**5 - 1) + [1]
+    assert fingerprint(returning(one)) == fingerprint(returning(other)) != fingerprint(returning(one[:-1]))
 
 
 def test_many_callees_take_no_time():

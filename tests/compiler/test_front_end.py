@@ -10,6 +10,7 @@ import pytest
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.passes.front_end import FrontEndLock, _Observed, one_front_end
+from dist_tune.compiler.subprocesses.leftovers import in_use
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, configs, launch, tuned
 
@@ -31,14 +32,15 @@ def test_only_options_that_were_read_tell_ttir_apart():
     lock.store(("source",), observed._read, "module of a thread that has lost the lock")
     assert lock.find(("source",), Options(debug=False)) is None
     lock.acquire()
-    lock.store(("source",), observed._read, "module {}")
-    found = lock.find(("source",), Options(debug=False, num_warps=4))
-    assert found is not None
-    assert found.read_text() == "module {}"
-    assert lock.find(("source",), Options(debug=True, num_warps=8)) is None
-    assert lock.find(("source",), Options(num_warps=8)) is None
-    assert lock.find(("another",), Options(debug=False, num_warps=8)) is None
-    lock.close()
+    with in_use():
+        lock.store(("source",), observed._read, "module {}")
+        found = lock.find(("source",), Options(debug=False, num_warps=4))
+        assert found is not None
+        assert found.read_text() == "module {}"
+        assert lock.find(("source",), Options(debug=True, num_warps=8)) is None
+        assert lock.find(("source",), Options(num_warps=8)) is None
+        assert lock.find(("another",), Options(debug=False, num_warps=8)) is None
+        lock.close()
     assert not found.exists()
     assert lock.find(("source",), Options(debug=False)) is None
 

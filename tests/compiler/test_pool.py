@@ -20,11 +20,11 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 import dist_tune.compiler.pool
+from dist_tune.compiler import pool
 from dist_tune.compiler.candidate import Compilation, Failure
-from dist_tune.compiler.host import host_of_cache, n_compile_threads
 from dist_tune.compiler.passes import front_end
-from dist_tune.compiler.pool import Compiler
-from dist_tune.compiler.subprocesses import at_exit
+from dist_tune.compiler.pool import Compiler, n_compile_threads
+from dist_tune.compiler.triton_cache import host_of_cache
 from dist_tune.runtime.kernel_launch import Launch
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, configs
@@ -235,7 +235,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
     child = os.fork()
     if child == 0:
         os.close(2)  # nanobind complains about what a stuck thread holds
-        at_exit.EXIT_WAIT_S = 1.0 if is_stuck else 60.0
+        pool.EXIT_WAIT_S = 1.0 if is_stuck else 60.0
         compiler = Compiler(2, 60)
         stuck: list[int] = []
         if is_stuck:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.compiler.passes import triton_digest
+from dist_tune.compiler import triton_cache
 from dist_tune.runtime import interception
 
 
@@ -18,10 +18,10 @@ from dist_tune.runtime import interception
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the threads that have made the digest in this test."""
     names: list[str] = []
-    monkeypatch.setattr(triton_digest, "triton_key", lambda: names.append(threading.current_thread().name))
-    triton_digest.thread_of.cache_clear()
+    monkeypatch.setattr(triton_cache, "triton_key", lambda: names.append(threading.current_thread().name))
+    triton_cache.thread_of.cache_clear()
     yield names
-    triton_digest.thread_of.cache_clear()
+    triton_cache.thread_of.cache_clear()
 
 
 def test_first_decoration_begins_the_digest(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +29,8 @@ def test_first_decoration_begins_the_digest(made: list[str], monkeypatch: pytest
     monkeypatch.setattr(interception, "triton_patch", interception.triton_patch.__wrapped__)
     contextual_autotune()(lambda: None)
     autotune([{"block": 1}], key_fn=None)(lambda block: None)
-    assert triton_digest.thread_of.cache_info().currsize == 1
-    triton_digest.await_digest()
+    assert triton_cache.thread_of.cache_info().currsize == 1
+    triton_cache.await_digest()
     assert made == ["dist_tune digest"]
 
 
@@ -45,9 +45,9 @@ def test_hit_waits_for_the_digest(made: list[str], monkeypatch: pytest.MonkeyPat
     configs = [{"block": 1}, {"block": 2}]
     autotune(configs, key_fn=None)(step)()
     end = threading.Event()
-    monkeypatch.setattr(triton_digest, "triton_key", lambda: made.extend(["late"] * end.wait(10.0)))
-    triton_digest.thread_of.cache_clear()
-    triton_digest.begin_digest()
+    monkeypatch.setattr(triton_cache, "triton_key", lambda: made.extend(["late"] * end.wait(10.0)))
+    triton_cache.thread_of.cache_clear()
+    triton_cache.begin_digest()
     tuned = autotune(configs, key_fn=None)(step)
     threading.Timer(0.05, end.set).start()
     assert tuned()[-1] == "late"
@@ -56,17 +56,17 @@ def test_hit_waits_for_the_digest(made: list[str], monkeypatch: pytest.MonkeyPat
 
 def test_interpreted_programs_make_no_digest(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Triton's interpreter no kernel is compiled, and none needs the digest."""
-    monkeypatch.setattr(triton_digest, "is_interpreted", lambda: True)
-    triton_digest.begin_digest()
-    triton_digest.await_digest()
+    monkeypatch.setattr(triton_cache, "is_interpreted", lambda: True)
+    triton_cache.begin_digest()
+    triton_cache.await_digest()
     assert made == []
 
 
 def test_forked_child_makes_its_own_digest(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has the parent's thread object and not its thread, which may have been in the midst of the digest."""
-    triton_digest.begin_digest()
+    triton_cache.begin_digest()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    triton_digest.await_digest()
+    triton_cache.await_digest()
     assert made == ["dist_tune digest"] * 2
 
 
@@ -77,8 +77,8 @@ def test_machine_without_threads_leaves_the_digest_to_triton(made: list[str], mo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    triton_digest.begin_digest()
-    triton_digest.await_digest()
+    triton_cache.begin_digest()
+    triton_cache.await_digest()
     assert made == []
 
 
@@ -89,8 +89,8 @@ def test_a_digest_that_fails_says_nothing(made: list[str], monkeypatch: pytest.M
         made.append("tried")
         raise OSError("cannot read libtriton.so")
 
-    monkeypatch.setattr(triton_digest, "triton_key", fail)
+    monkeypatch.setattr(triton_cache, "triton_key", fail)
     monkeypatch.setattr(threading, "excepthook", lambda args: made.append(f"told of {args.exc_value}"))
-    triton_digest.begin_digest()
-    triton_digest.await_digest()
+    triton_cache.begin_digest()
+    triton_cache.await_digest()
     assert made == ["tried"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.distributed.liveness.host_processes import GONE, RUNS, STOPPED, UNKNOWN, process_name, state_of
+from dist_tune.distributed.processes import GONE, RUNS, STOPPED, UNKNOWN, process_name, state_of
 from tests.programs import run_python
 
 pytestmark = pytest.mark.processes
@@ -54,7 +54,7 @@ def test_a_later_process_of_the_same_number_is_another_one():
 def test_a_programs_name_may_hold_any_bytes(tmp_path: Path):
     """The system cuts it after 15 bytes, in the middle of a letter."""
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) R \\xfe', 0, 0, 0)\n"
-    code += "from dist_tune.distributed.liveness.host_processes import process_name, state_of\n"
+    code += "from dist_tune.distributed.processes import process_name, state_of\n"
     code += "from dist_tune.compiler.subprocesses.leftovers import _has_ended\nimport os\n"
     code += "print(state_of(process_name()), _has_ended(str(os.getpid())))"
     done = run_python("-c", code, cwd=tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.protocol.meetings import Meetings
-from dist_tune.distributed.protocol.parts import absent
-from dist_tune.distributed.protocol.reduction import Reduction
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.messages import Reduction
+from dist_tune.distributed.store import absent
 from dist_tune.errors import AbsentRanksError, PeerFailedError, RankMismatchError
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -39,19 +39,19 @@ class Threads:
         self.store = dist.PrefixStore(name, host)
         members = tuple(range(N_RANKS))
         self.ranks = [Meetings(dist.PrefixStore(name, host.clone()), rank, members, DEADLINE_S) for rank in members]
-        self.n_calls = 0
-        for rank in self.ranks:
-            rank.calls("f")
+        self._calls = ExitStack()
         self.enter()
         assert self.each(lambda rank: rank.reduce("first", "x", joined)) == [[f"{i}:x" for i in range(N_RANKS)]] * N_RANKS
 
     def enter(self) -> None:
         """All ranks come to the next call."""
-        self.n_calls += 1
-        assert self.each(lambda rank: rank.enter("f", self.n_calls)) == [None] * N_RANKS
+        self._calls.close()
+        numbers = {rank.rank: self._calls.enter_context(rank.calling("f")) for rank in self.ranks}
+        assert self.each(lambda rank: rank.enter("f", numbers[rank.rank])) == [None] * N_RANKS
 
     def close(self) -> None:
         """No rank answers any more."""
+        self._calls.close()
         for rank in self.ranks:
             with suppress(dist.DistError):
                 rank.close()

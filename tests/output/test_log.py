@@ -1,86 +1,92 @@
-"""The log of a tuning: its own logger, its own file."""
+"""The log of a tuning: what its file and the terminal hold, and that neither is worth a tuning."""
 
+from __future__ import annotations
+
+import errno
 import io
+import logging
 import os
 import re
+import resource
 import socket
+import stat
+import sys
 import warnings
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import loguru
 import pytest
 import torch
 import triton
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dist_tune import autotune
 from dist_tune.output.events import EVENT
-from dist_tune.output.log import tuning_log, unwrapped
+from dist_tune.output.log import tuning_log
 from dist_tune.output.story import Story
 from dist_tune.output.terminal import Terminal
+from dist_tune.output.words import printable
 from dist_tune.settings import Settings
+from tests.function_options import BLOCKS, QUICK, quiet
 from tests.log_lines import lines_of
+from tests.programs import run_python
 
 pytestmark = pytest.mark.once
+
+ADVICE = "DIST_TUNE_LOG_DIR names another folder"
+FORGED = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\x00"
+"""A name with what reads as a second event, and with escape sequences."""
 
 
 def settings(folder: Path, **options: Any) -> Settings:
     return Settings().model_copy(update={"log_dir": folder, **options})
 
 
-def open_files() -> set[str]:
-    return {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
+def log_once(folder: Path, text: str = "line") -> list[str]:
+    """Log a line; returns the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with tuning_log(settings(folder), 0, False) as log:
+            log.info(text)
+    return [str(each.message) for each in caught]
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
 
 
 def test_each_rank_has_a_file_that_is_added_to(tmp_path: Path):
-    """The directory is made; a second tuning continues the story; a line is time, level and what is said."""
+    """The directory is made; a second tuning continues the story; a line is time, level and what is said, taken as it is."""
     folder = tmp_path / "a" / "logs"
-    for text in ("first", "second"):
+    for text in ("first", 'config="{BLOCK} <red>" {} %s'):
         with tuning_log(settings(folder), 3, False) as log:
             log.info(text)
+    log.error("too late")
     assert [path.name for path in folder.iterdir()] == ["rank-3.log"]
     lines = lines_of(folder / "rank-3.log")
-    assert [line.split()[1:] for line in lines] == [["INFO", "first"], ["INFO", "second"]]
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["INFO    first", 'INFO    config="{BLOCK} <red>" {} %s']
     assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
 
 
-def test_text_is_taken_as_it_is(tmp_path: Path):
-    """Braces and tags of a config or an error are no format."""
-    with tuning_log(settings(tmp_path), 0, True) as log:
-        log.bind(progress=True).info('config="{BLOCK} <red>" {}')
-    assert 'config="{BLOCK} <red>" {}' in (tmp_path / "rank-0.log").read_text()
-
-
-def test_the_program_and_the_tuning_do_not_hear_each_other(tmp_path: Path):
-    """A sink of the program's loguru gets no line of ours, our file none of the program's; and its sinks stay."""
-    heard = io.StringIO()
-    sink = loguru.logger.add(heard, level=0)
-    try:
-        with tuning_log(settings(tmp_path, log_level="TRACE"), 0, False) as log:
-            log.info("ours")
-            loguru.logger.info("the program's")
-        loguru.logger.info("afterwards")
-    finally:
-        loguru.logger.remove(sink)
-    assert "ours" not in heard.getvalue()
-    assert "afterwards" in heard.getvalue()
-    assert "the program's" not in (tmp_path / "rank-0.log").read_text()
-
-
-def test_the_program_s_logging_hears_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """No logger of the standard library gets a line of ours either, whatever its level."""
+def test_the_program_s_logging_hears_what_it_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that on. Our file has all in any case."""
     caplog.set_level(0)
     with tuning_log(settings(tmp_path), 0, False) as log:
-        log.error("ours")
-    assert caplog.records == []
+        log.error("unasked")
+        with caplog.at_level(logging.INFO, "dist_tune"):
+            log.info("asked %s")
+            log.debug("too fine")
+        logging.getLogger("theirs").info("the program's")
+    assert [each.getMessage() for each in caplog.records if each.name == "dist_tune"] == ["asked %s"]
+    assert [line[21:] for line in lines_of(tmp_path / "rank-0.log")] == ["unasked", "asked %s", "too fine"]
 
 
 def test_two_tunings_do_not_hear_each_other(tmp_path: Path):
     with tuning_log(settings(tmp_path), 0, False) as one, tuning_log(settings(tmp_path), 1, False) as other:
         one.info("one")
         other.info("other")
-    assert [" one\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1)] == [True, False]
-    assert [" other\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1)] == [False, True]
+    assert [[line[21:] for line in lines_of(tmp_path / f"rank-{rank}.log")] for rank in (0, 1)] == [["one"], ["other"]]
 
 
 @pytest.mark.parametrize(("level", "kept"), [("TRACE", "tdiw"), ("DEBUG", "diw"), ("INFO", "iw"), ("WARNING", "w")])
@@ -97,70 +103,21 @@ def test_the_first_rank_shows_progress(tmp_path: Path, capsys: pytest.CaptureFix
     with tuning_log(settings(tmp_path, verbosity=verbosity), 0, is_first) as log:
         log.info("quiet")
         log.bind(progress=True).info("tuning f")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "dist_tune: tuning f\n" if shown else "")
-    assert [line.split(maxsplit=2)[2] for line in lines_of(tmp_path / "rank-0.log")] == ["quiet", "tuning f"]
+    assert capsys.readouterr() == ("", "dist_tune: tuning f\n" if shown else "")
+    assert [line[21:] for line in lines_of(tmp_path / "rank-0.log")] == ["quiet", "tuning f"]
 
 
-@pytest.mark.parametrize("progress", ["0", "1", ""])
-def test_the_older_name_of_the_verbosity_costs_a_line_of_the_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: str
-):
-    """Once a process and file, with what to write in its place; nothing on the terminal, where it may mean quiet."""
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", progress)
+def test_the_first_line_of_a_process_says_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Once a process and file: date, rank, host, process, device, versions and command; and that a variable has another name now."""
+    monkeypatch.setenv("DIST_TUNE_PROGRESS", "0")
     for _ in range(2):
-        with warnings.catch_warnings(), tuning_log(settings(tmp_path), 0, True) as log:
-            warnings.simplefilter("error")
-            log.info("line")
-    told = re.findall("INFO    (DIST_TUNE_PROGRESS .*)", unwrapped((tmp_path / "rank-0.log").read_text()))
-    assert told == ["DIST_TUNE_PROGRESS is deprecated: set DIST_TUNE_VERBOSITY=quiet, normal or verbose in its place"] * bool(progress)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_directory_that_cannot_be_written_costs_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A warning that names it, and the tuning goes on with its progress shown."""
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with warnings.catch_warnings(record=True) as warned, tuning_log(settings(blocked), 0, True) as log:
-        log.info("into nothing")
-        log.bind(progress=True).info("tuning f")
-    assert [f"keeps no log: {blocked} cannot be written" in str(each.message) for each in warned] == [True]
-    assert capsys.readouterr().err == "dist_tune: tuning f\n"
-
-
-def test_the_file_is_closed_after(tmp_path: Path):
-    """Also when the tuning ends with an error; what is logged later goes nowhere."""
-    path = tmp_path / "rank-0.log"
-    with suppress(KeyError), tuning_log(settings(tmp_path), 0, False) as log:
-        assert str(path) in open_files()
-        raise KeyError
-    assert str(path) not in open_files()
-    log.error("too late")
-    assert "too late" not in path.read_text()
-
-
-def test_the_first_line_of_a_process_says_where_it_runs(tmp_path: Path):
-    """Once a process and file: date, rank, host, process, device, versions and command."""
-    for _ in range(2):
-        with tuning_log(settings(tmp_path), 2, False) as log:
-            log.info("line")
-    text = unwrapped((tmp_path / "rank-2.log").read_text())
-    run, versions, command, *others = text.splitlines()
-    assert re.search(rf"run of \d{{4}}-\d\d-\d\dT\S+: rank 2 of \d+ on {socket.gethostname()}, pid {os.getpid()}, device \S+", run)
+        log_once(tmp_path)
+    run, versions, command, renamed, *others = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert re.search(rf"run of \d{{4}}-\d\d-\d\dT\S+: rank 0 of \d+ on {socket.gethostname()}, pid {os.getpid()}, device \S+", run)
     assert all(name in versions for name in ("dist_tune ", "python ", f"torch {torch.__version__}", f"triton {triton.__version__}"))
     assert "command: " in command
+    assert renamed.endswith("DIST_TUNE_PROGRESS is deprecated: set DIST_TUNE_VERBOSITY=quiet, normal or verbose in its place")
     assert len(others) == 2
-
-
-@pytest.mark.parametrize("text", ["word " * 100, "x" * 1000, "short"])
-def test_no_line_is_longer_than_160_characters(tmp_path: Path, text: str):
-    """A longer one goes on in indented rows, broken at spaces where there are some, and is read back whole."""
-    with tuning_log(settings(tmp_path), 0, False) as log:
-        log.info(text.strip())
-    rows = (tmp_path / "rank-0.log").read_text().splitlines()
-    assert max(map(len, rows)) <= 160
-    (line,) = lines_of(tmp_path / "rank-0.log")
-    assert line.replace(" ", "").endswith(text.replace(" ", ""))
 
 
 @pytest.mark.parametrize(("level", "label"), [("INFO", "site 2 "), ("WARNING", "site=k[64]{code=1} ")])
@@ -175,7 +132,7 @@ def test_sites_go_by_the_numbers_that_the_log_explains(tmp_path: Path, level: st
     story.close()
     lines = lines_of(tmp_path / "rank-0.log")
     assert lines[-1].endswith(f"{label}candidate=0 cannot run here")
-    assert [line.partition("INFO    ")[2] for line in lines[:-1]] == (
+    assert [line[21:] for line in lines[:-1]] == (
         ["site 1 = k[64]: 1 config", "site 2 = k[64]{code=1}: 1 config"] if level == "INFO" else []
     )
     events = [EVENT.validate_json(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
@@ -200,3 +157,147 @@ def test_the_terminal_names_sites_and_closures_for_people(
     lines = lines_of(tmp_path / "rank-0.log")
     assert f"site 1 = {label}: 1 config" in lines[0]
     assert lines[-1].endswith(f"closure={closure} acts in place on x (33554432 bytes)")
+
+
+def test_lines_of_several_threads_are_whole(tmp_path: Path):
+    """Also the header of the first."""
+    with tuning_log(settings(tmp_path), 0, False) as log, ThreadPoolExecutor(4) as threads:
+        list(threads.map(log.info, ["x" * 40] * 200))
+    lines = lines_of(tmp_path / "rank-0.log")
+    assert len(lines) == 200
+    assert all(re.fullmatch(r"[\d:.]{12} INFO    x{40}", line) for line in lines)
+
+
+# -- text of any origin ----------------------------------------------------------------------------------------------
+
+
+def test_a_name_begins_no_line_and_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """In the file and on the terminal: one line each, with the characters escaped, also those that UTF-8 cannot hold."""
+    with tuning_log(settings(tmp_path), 0, True) as log:
+        log.bind(progress=True).info(FORGED + "\udcff")
+    escaped = r"f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\x00\udcff"
+    assert lines_of(tmp_path / "rank-0.log")[-1][13:] == f"INFO    {escaped}"
+    assert capsys.readouterr().err == f"dist_tune: {escaped}\n"
+
+
+@given(st.text())
+def test_any_text_is_one_printable_line(text: str):
+    """Text that was printable stays as it is."""
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
+    assert not text.isprintable() or printable(text) == text
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o377])
+def test_logs_are_their_owners_alone(tmp_path: Path, mask: int):
+    """Whatever the umask: the file has mode 0600, its folder and those above it that were made 0700."""
+    before = os.umask(mask)
+    try:
+        assert log_once(tmp_path / "a" / "logs") == []
+    finally:
+        os.umask(before)
+    paths = (tmp_path / "a", tmp_path / "a" / "logs", tmp_path / "a" / "logs" / "rank-0.log")
+    assert [stat.S_IMODE(each.stat().st_mode) for each in paths] == [0o700, 0o700, 0o600]
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path):
+    """One warning; the file that it leads to is untouched, and none is made where it leads to nothing."""
+    (tmp_path / "victim").write_text("mine")
+    for name, target in (("one", "victim"), ("two", "nothing")):
+        (tmp_path / name).mkdir(0o700)
+        (tmp_path / name / "rank-0.log").symlink_to(tmp_path / target)
+        (text,) = log_once(tmp_path / name)
+        assert text == f"dist_tune keeps no log: {tmp_path / name / 'rank-0.log'} cannot be written (it is a symbolic link). {ADVICE}"
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_fifo_does_not_block(tmp_path: Path, has_reader: bool):
+    """With and without a reader: one warning, and nothing is written into it."""
+    folder = tmp_path / "logs"
+    folder.mkdir(0o700)
+    os.mkfifo(folder / "rank-0.log")
+    reader = os.open(folder / "rank-0.log", os.O_RDONLY | os.O_NONBLOCK) if has_reader else -1
+    try:
+        assert len(log_once(folder)) == 1
+        assert not has_reader or os.read(reader, 100) == b""
+    finally:
+        if has_reader:
+            os.close(reader)
+
+
+def test_a_folder_that_others_can_write_is_told_once(tmp_path: Path):
+    """With its mode, the remedy and the variable; the log is written all the same."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (text,) = log_once(folder)
+    for part in (str(folder), "mode 0777", "chmod go-w", "DIST_TUNE_LOG_DIR"):
+        assert part in text
+    assert log_once(folder) == []
+    assert len(lines_of(folder / "rank-0.log")) == 2
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udcff" * 300, "file/logs"])
+def test_an_impossible_folder_costs_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str):
+    """One warning that names the file; progress is shown."""
+    (tmp_path / "file").write_text("")
+    (text,) = log_once(tmp_path / path)
+    assert "dist_tune keeps no log: " in text
+    with tuning_log(settings(tmp_path / path), 0, True) as log:
+        log.bind(progress=True).info("tuning f")
+    assert capsys.readouterr().err == "dist_tune: tuning f\n"
+
+
+def test_a_size_limit_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """The first bytes of the log are written, then the system refuses."""
+    quiet(monkeypatch, tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tuned: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            assert [tuned(1), tuned(2), tuned(1)] == [1, 2, 1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(tuned.records) == 2
+    assert [f"{errno.EFBIG}" in str(each.message) for each in warned] == [True]
+    assert (tmp_path / "logs" / "rank-0.log").stat().st_size == 100
+    assert capfd.readouterr().err == ""
+
+
+class _Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("terminal", ["closed", "none", "raises"])
+def test_a_terminal_that_is_gone_costs_nothing(terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file has the lines."""
+    closed = io.StringIO()
+    closed.close()
+    gone: Any = {"closed": closed, "none": None, "raises": _Gone()}[terminal]
+    monkeypatch.setattr(sys, "stderr", gone)
+    with tuning_log(settings(tmp_path), 0, True, is_verbose=True) as logger:
+        logger.bind(progress=True).info("tuning f")
+    assert "tuning f" in (tmp_path / "rank-0.log").read_text()
+
+
+@pytest.mark.processes
+def test_a_process_without_stderr(tmp_path: Path):
+    """Its descriptor is closed and it has no log folder: the warning goes nowhere, the call returns."""
+    (tmp_path / "file").touch()
+    program = """
+import os, sys
+os.close(2)
+from dist_tune import autotune
+f = autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)(lambda x, block: x)
+print(f(3), len(f.records))
+"""
+    done = run_python("-c", program, cwd=tmp_path, env={"DIST_TUNE_LOG_DIR": str(tmp_path / "file" / "logs"), "PATH": ""})
+    assert (done.returncode, done.stdout) == (0, "3 1\n"), done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.output.terminal import LIVE_EVERY_S, Terminal, console_of
+from dist_tune.output.terminal import LIVE_EVERY_S, Terminal
 from dist_tune.output.words import milliseconds
 
 pytestmark = pytest.mark.once
@@ -142,7 +142,7 @@ def test_a_line_that_stays_begins_a_row(monkeypatch: pytest.MonkeyPatch):
     progress.line("site 1")
     print("\r 50 %|###", end="", file=shown)
     progress.line("site 2")
-    progress.page(lambda console: console.print("page"))
+    progress.page(lambda width, is_live: ["page"])
     assert shown.rows == ["dist_tune: site 1", " 50 %|###", "dist_tune: site 2", "page"]
 
 
@@ -211,7 +211,7 @@ def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch
     progress = Terminal("f", is_shown=False)
     clock.now += 60
     progress.step(1, 2)
-    progress.page(lambda console: console.print("page"), ["page"])
+    progress.page(lambda width, is_live: ["page"])
     progress.end()
     assert shown.text == ""
 
@@ -234,15 +234,8 @@ def test_a_terminal_that_is_gone_costs_nothing(clock: _Clock, monkeypatch: pytes
         clock.now += 10
         progress.step(1, 2)
         progress.line("line")
-        progress.page(lambda console: console.print("page"), ["page"])
+        progress.page(lambda width, is_live: ["page"])
     progress.end()
-
-
-def test_no_colour_with_no_color(monkeypatch: pytest.MonkeyPatch):
-    shown = screen(monkeypatch)
-    monkeypatch.setenv("NO_COLOR", "1")
-    console_of(shown, text := io.StringIO()).print("text", style="red")
-    assert text.getvalue() == "text\n"
 
 
 @pytest.mark.parametrize(("ms", "text"), [(0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])

@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.cache.folder import Cache
-from dist_tune.cache.record_file import seal
-from dist_tune.cache.records import TuningRecord
+from dist_tune.cache.records import TuningRecord, record_bytes
+from dist_tune.cache.store import Cache
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.world import caught
@@ -129,7 +128,7 @@ def rewrite(path: str | Path, *, environment: Mapping[str, Any] | None = None, *
         entry.path.unlink()
         target = cache.path_of(changed.cache_key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(seal(changed))
+        target.write_bytes(record_bytes(changed))
 
 
 def edited(rank: int, path: Path, **changes: Any) -> None:

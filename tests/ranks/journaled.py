@@ -28,8 +28,8 @@ def kill(number: int = signal.SIGKILL) -> None:
 def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config]:
     """Configs that write down their launches; the middle two are fast.
 
-    ``ends``: (block, rank, launches before, way), where the process ends: of that config, or of all if the block is 0. In the way "turns"
-    another rank ends in each attempt, from rank 0 on.
+    ``ends``: (block, rank, launches before, way), where the process ends: of that config, or of all if the block is 0; with -1 once ranks
+    have agreed on times. In the way "turns" another rank ends in each attempt, from rank 0 on.
     """
     os.environ["TURN"] = str(len(list(folder.glob("turn-*"))))  # no value of the hook's: with another one the kernel is another
 
@@ -42,10 +42,9 @@ def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config
                 (folder / f"turn-{rank}").write_text("")
                 os._exit(7)
             n_launches = sum(n for (b, r), n in launches(folder, name).items() if r == rank and ends is not None and ends[0] in (0, b))
-            if ends is not None and rank == ends[1] and ends[0] in (0, block) and n_launches > ends[2]:
-                if ends[3] == "finals" and shared_journal().count('"is_final":true') < 3:
-                    return
-                if ends[3] in ("once", "term", "int", "finals"):
+            is_time = ends is not None and (n_launches > ends[2] if ends[2] >= 0 else has_agreed())
+            if ends is not None and rank == ends[1] and ends[0] in (0, block) and is_time:
+                if ends[3] in ("once", "term", "int"):
                     if (folder / "died").exists():
                         return
                     (folder / "died").write_text("")
@@ -57,10 +56,10 @@ def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config
     return [triton.Config({"BLOCK": block}, pre_hook=hook(block)) for block in BLOCKS]
 
 
-def shared_journal() -> str:
-    """The shorter journal: all ranks have what it has."""
-    found = [path.read_text() for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl")]
-    return min(found, key=lambda text: text.count('"is_final":true'), default="")
+def has_agreed() -> bool:
+    """True once a meeting of the race is over on some rank."""
+    found = [path for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl") if path.is_file()]
+    return any(b'"agreed"' in path.read_bytes() for path in found)
 
 
 def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
@@ -117,3 +116,24 @@ def tune_function(rank: int, folder: Path, ends: Any = None) -> Any:
 
     y = step(torch.zeros(64))
     return {"y": y[0].item(), "records": [(r.best.config, [c.failure for c in r.candidates]) for r in step.records]}
+
+
+def tune_nested(rank: int, folder: Path) -> Any:
+    """A step around a function around a kernel, both tuned: the function's first config launches the kernel, and ends the process."""
+    kernel = autotuned(add_kernel, configs=counted(folder, rank, "one", None))
+
+    @autotune(config_space=[{"way": 0}, {"way": 1}], key_fn=lambda x: x.numel(), n_repeat=1, n_warmup=0)
+    def function(x: torch.Tensor, way: int = 0) -> torch.Tensor:
+        y = launch(kernel, x)
+        if way == 0:
+            os._exit(7)
+        return y
+
+    @contextual_autotune(is_dist=True, search="exhaustive", n_repeat=1, n_warmup=0)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = function(x)
+        dist.all_reduce(y)
+        return y
+
+    y = step(torch.zeros(64))
+    return {"y": y[0].item(), "failures": [[each.failure for each in record.candidates] for record in step.records]}

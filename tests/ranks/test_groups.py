@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.distributed.protocol.reduction import Reduction
-from dist_tune.distributed.ranks import Group, group_of
+from dist_tune.distributed.group import Ranks, group_of
+from dist_tune.distributed.messages import Reduction
 from dist_tune.errors import DistTuneError
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, tuned
@@ -80,7 +80,7 @@ def _groups(rank: int, folder: str) -> Any:
         ranks = group_of(None, 1.0)
         assert (group_of(dist.group.WORLD, 2.0), ranks.deadline_s) == (ranks, 2.0)
         met.append(meet_again(ranks))
-        met.append(meet_again(Group(ranks._group, 1.0)))  # made anew over one store, where the verdict of its last life still is
+        met.append(meet_again(Ranks(ranks._group, 1.0)))  # made anew over one store, where the verdict of its last life still is
         dist.destroy_process_group()
     return met
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from dist_tune import contextual_autotune
-from dist_tune.distributed.protocol.epochs import Epochs
+from dist_tune import autotune, contextual_autotune
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.runtime import interception, own_runs
 from tests.ranks.kernels import autotuned, is_unpatched, launch
 from tests.ranks.test_library_wrappers import filed
@@ -18,15 +19,15 @@ pytestmark = pytest.mark.once
 
 
 def _interrupted(rank: int, n_verdicts: int) -> Any:
-    read, count = Epochs._read_verdict, [0]
+    read, count = Meetings._read_verdict, [0]
 
-    def interrupt(self: Epochs) -> Any:
+    def interrupt(self: Meetings) -> Any:
         count[0] += 1
         if rank == 1 and count[0] == n_verdicts:
             raise KeyboardInterrupt
         return read(self)
 
-    Epochs._read_verdict = interrupt  # type: ignore[method-assign]
+    Meetings._read_verdict = interrupt  # type: ignore[method-assign]
     kernel = autotuned()
     contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.ones(64))
 
@@ -76,3 +77,24 @@ def test_an_interrupt_while_a_librarys_tuners_are_patched_leaves_no_listener(mon
             step(1 if function == "enter_own_runs" else 2.0)  # a steady call, or a first one
     assert not interception.listeners
     assert is_unpatched()
+
+
+def _interrupted_after_a_failure(rank: int) -> Any:
+    runs: list[int] = []
+
+    @autotune([{"block": 16}, {"block": 32}], None, n_warmup=1, n_repeat=2)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        y = x + 1
+        dist.all_reduce(y)
+        runs.append(block)
+        if len(runs) == 1:
+            raise ValueError("after the collective of the first run")
+        raise KeyboardInterrupt
+
+    step(torch.zeros(4))
+
+
+def test_an_interrupt_after_a_first_run_that_failed_is_raised_as_it_is():
+    """Not the error of that run in its place."""
+    (only,) = on_ranks(1, _interrupted_after_a_failure, is_dist=True)
+    assert only.error == "KeyboardInterrupt", f"{only.error}: {only.message}\n{only.notes}"

@@ -130,7 +130,7 @@ def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
 
 
 def _stuck(rank: int) -> Any:
-    Watchdog.start_thread = Watchdog._arm = lambda self: None  # type: ignore[method-assign]  # as where its thread does not get to run
+    Watchdog.mind = Watchdog._arm = lambda self: None  # type: ignore[method-assign]  # as where its thread does not get to run
     kernel = autotuned()
     runs = []
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.settings import read_settings
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.worlds import on_ranks
@@ -66,9 +65,10 @@ def _made_again(rank: int, kind: str, n_failures: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["contextual", "function"])
 @pytest.mark.parametrize("n_failures", [1, 3])
-def test_a_call_that_a_rank_makes_again_counts_once(kind: str, n_failures: int):
-    """Its peers have made it once, so all sizes that come after are tuned by both ranks. It ended in a RankMismatchError."""
-    assert values(on_ranks(2, _made_again, kind, n_failures)) == [[(2, 2), (3, 3)]] * 2
+def test_a_call_that_a_rank_makes_again_ends_in_no_error(kind: str, n_failures: int):
+    """Without collectives nothing says which calls belong together: the ranks go on alone, each with a config that it has."""
+    for found in values(on_ranks(2, _made_again, kind, n_failures)):
+        assert len(found) == 2
 
 
 def _passed_over(rank: int, kind: str) -> Any:
@@ -88,7 +88,7 @@ def test_a_call_that_raised_counts_where_a_collective_follows(kind: str):
     assert values(on_ranks(2, _passed_over, kind)) == [[(2, 2)]] * 2
 
 
-def _in_parts(rank: int, kind: str) -> Any:
+def _in_parts(rank: int, kind: str) -> None:
     steps = _Steps(kind)
     steps.run([64])
     steps.n_failures = 1 if rank == 1 else 0
@@ -97,13 +97,12 @@ def _in_parts(rank: int, kind: str) -> Any:
     except ValueError:
         for _ in range(2):
             steps.first(torch.ones(64))
-    found = steps.run([128, 256])
-    return found, (read_settings().log_dir / f"rank-{rank}.log").read_text().count("first, call 2: once")
+    steps.run([128, 256])
 
 
 @pytest.mark.parametrize("kind", ["contextual", "function"])
 def test_ranks_that_count_otherwise_after_an_error_go_on_alone(kind: str):
-    """Two calls in place of one that raised: the ranks wait in different functions. No error; the log names call and exception."""
-    first, second = values(on_ranks(2, _in_parts, kind))
-    assert first[0][-1] == second[0][-1]
-    assert first[1] + second[1] > 0
+    """Two calls in place of one that raised: the ranks wait in different functions. No error; the log says that they are alone."""
+    for outcome in on_ranks(2, _in_parts, kind):
+        assert not outcome.error, outcome.message
+        assert " is alone in " in outcome.log

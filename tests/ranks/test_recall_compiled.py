@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import triton
 
-from dist_tune.cache.folder import Cache
+from dist_tune.cache.store import Cache
 from dist_tune.testing import FakeH200
 from tests.ranks.jobs import FACES, RUNS, Face, edited, job, play, records, settings, summary
 from tests.ranks.kernels import add_kernel

@@ -51,12 +51,11 @@ def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_rank_costs_one_restart_and_no_measurement(tmp_path: Path, rank: int):
-    """Killed in the sixth run; the second attempt makes a first run, the probe, the two replays that lack, and a last run."""
+def test_a_killed_rank_costs_one_restart(tmp_path: Path, rank: int):
+    """Killed in the sixth run, before ranks have agreed on a time: the second attempt is as long as a first one, and casts no suspicion."""
     (first, n_restarts), (second, _) = supervised(tmp_path, (0, rank, 6, "once"))
     assert n_restarts == "1"
-    # A rank that waits in the step's collective may have been ended before it was through with the replay.
-    assert first["runs"] == second["runs"] <= len(BLOCKS) - 4 + 3 + 1
+    assert first["runs"] == second["runs"] <= len(BLOCKS) + 3
     assert first["best"] == second["best"]
     assert first["y"] == second["y"] == 2.0
     assert not list((tmp_path / "cache" / "journals").iterdir())

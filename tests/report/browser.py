@@ -21,8 +21,8 @@ FRAME = """<!doctype html><iframe width={width} height=800 style="border:0" src=
 
 def opened(page: str, folder: Path, script: str, width: int = 1200) -> tuple[dict[str, Any], list[str]]:
     """``seen`` of a script that ran in the page after it was loaded, and the lines of the browser's console."""
-    told = f"<script>{{ const seen = {{}}; {script}; parent.postMessage(JSON.stringify(seen), '*'); }}</script>"
-    (folder / "page.html").write_text(page.replace("</body>", f"{told}</body>"))
+    told = f"<script>(async () => {{ const seen = {{}}; {script}; parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
+    (folder / "page.html").write_text(page + told)
     (folder / "frame.html").write_text(FRAME.format(width=width))
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
     command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", (folder / "frame.html").as_uri()]

@@ -6,48 +6,64 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.report import render, story_of_folder
+from dist_tune.report import render, story_of_folder, story_of_records
+from tests.cached_records import candidate, record
 from tests.report.browser import needs_chromium, opened
 from tests.report.stories import write_story
 
 pytestmark = [pytest.mark.once, pytest.mark.processes, needs_chromium]
 
-CLICKS = """
-const table = document.querySelector("table.sortable");
-const names = [...table.tHead.rows[0].cells].map(each => each.textContent);
+ACTIONS = """
+seen.links = [...document.querySelectorAll("a[href^='#']")].map(link => {
+  link.click(); return document.getElementById(link.hash.slice(1)).open;
+});
+await new Promise(resolve => setTimeout(resolve, 100));  // a site is drawn when it is opened
+const site = document.querySelector("details[id]"), [first, second] = site.querySelectorAll(".times i");
+const table = site.querySelector("table"), names = [...table.tHead.rows[0].cells].map(each => each.textContent);
+const shown = () => site.querySelector(".shown").innerText, marked = () => [...table.querySelectorAll(".marked")].map(row => row.rowIndex);
 const column = name => [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[names.indexOf(name)].textContent);
 const click = name => table.tHead.rows[0].cells[names.indexOf(name)].querySelector("button").click();
+second.dispatchEvent(new MouseEvent("mouseenter")); seen.hovered = shown();
+seen.before = marked(); second.click(); seen.clicked = marked();
+site.querySelector(".times").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" })); seen.key = marked();
 seen.loaded = column("ms");
 click("ms"); click("ms"); seen.down = column("ms");
 click("#"); seen.index = column("#");
-click("outcome"); seen.fates = column("outcome");
-const filter = table.closest("details").querySelector("input");
-filter.value = "DROPPED OutOf"; filter.dispatchEvent(new Event("input")); seen.dropped = column("outcome");
-seen.links = [...document.querySelectorAll("a[href^='#']")].map(link => {
-  const site = document.getElementById(link.hash.slice(1));
-  site.open = false; link.click(); return site.open;
-});
-document.querySelectorAll("details").forEach(each => { each.open = true; });
+const filter = site.querySelector("input");
+filter.value = "OutOf RANK"; filter.dispatchEvent(new Event("input")); seen.dropped = column("why");
 seen.width = document.documentElement.scrollWidth; seen.window = innerWidth;
 """
 
 
-def test_sorting_filtering_and_links_work_on_a_phone(tmp_path: Path):
+def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
     """390 pixels wide, nothing on the console, and the page itself does not scroll sideways."""
     write_story(tmp_path / "logs", 3, 60)
-    page = render(story_of_folder(tmp_path / "logs"))
-    seen, console = opened(page, tmp_path, CLICKS, width=390)
+    seen, console = opened(render(story_of_folder(tmp_path / "logs")), tmp_path, ACTIONS, width=390)
     assert console == []
+    assert seen["links"] == [True] * 3
+    for words in ("candidate ", "triton.Config({'BLOCK_M': ", "rank 0: ", "rank 3: ", "not chosen: +"):
+        assert words in seen["hovered"]
+    assert (seen["before"], seen["clicked"], seen["key"]) == ([1], [2], [3])
     times = [float(each) for each in seen["down"] if each]
     assert times == sorted(times, reverse=True)
     assert seen["loaded"] != seen["down"]
     assert seen["down"][len(times) :] == [""] * (60 - len(times)), "what has no time comes last"
     assert seen["index"] == [str(k) for k in range(60)]
-    assert seen["fates"] == sorted(seen["fates"])
-    assert set(seen["dropped"]) == {"dropped"}
     assert 0 < len(seen["dropped"]) < 60
-    assert seen["links"] == [True] * 3
+    assert all("OutOfResources" in each for each in seen["dropped"])
     assert (seen["window"], seen["width"]) == (390, 390)
+
+
+def test_names_of_unknown_origin_run_nothing(tmp_path: Path):
+    """Markup in kernels, keys, configs and failures is shown as text, and an invisible character by its number."""
+    hostile = "<img src=x onerror=\"document.title='forged'\"></script><script>document.title='forged'</script>\u202e"
+    rows = [candidate(0, fields={hostile: 1, "B": 1}), candidate(1, fields={hostile: 2, "B": 1}, failure=hostile, latency_ms=None)]
+    page = render(story_of_records([record(candidates=rows, winner=0, kernel=hostile, key=hostile, closure="step", reason=hostile)]))
+    script = "await new Promise(resolve => setTimeout(resolve, 100)); seen.title = document.title; seen.text = document.body.innerText;"
+    seen, console = opened(page, tmp_path, script + "seen.images = document.images.length;")
+    assert (console, seen["title"], seen["images"]) == ([], "Tuning of step", 0)
+    assert "<img src=x" in seen["text"]
+    assert "\\u{202e}" in seen["text"]
 
 
 @pytest.mark.slow

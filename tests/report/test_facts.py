@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dist_tune.cache.records import TuningRecord
+from dist_tune.output.events import Met
 from dist_tune.report import facts
-from dist_tune.report.importance import parameters
-from dist_tune.report.story import RankStory, Span, TuningStory
+from dist_tune.report.story import RankStory, TuningStory
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -38,47 +38,23 @@ def test_a_lead_is_told_beside_the_noise(times: tuple[float | None, ...], winner
     assert facts.confidence(site(*times, winner=winner)) == words
 
 
-@pytest.mark.parametrize(
-    ("changes", "fate"),
-    [
-        ({"left": "left the race after rung 0"}, "left rung 0"),
-        ({"left": "left the race after rung 7"}, "left rung 2 or later"),
-        ({"left": "left the finals after round 1"}, "left the finals"),
-        ({"left": None}, "to the end"),
-        ({"failure": "rank 1: OutOfResources"}, "dropped"),
-        ({"latency_ms": None, "left": "not raced: slower in an earlier tuning"}, "not raced"),
-    ],
-)
-def test_the_fate_of_a_candidate_follows_from_its_record(changes: dict[str, Any], fate: str):
-    each = candidate(2, **changes)
-    assert facts.fate(record(), each) == fate
-    assert fate in facts.FATES
-
-
 def test_the_last_to_come_is_the_one_who_waits_least():
     """Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
     tuning = TuningStory("t")
     for rank, waits in enumerate([(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]):
-        meetings = [Span(1000.0 * rank, 1000.0 * rank + wait, "rung") for wait in waits]
-        tuning.ranks[rank] = RankStory(rank, meetings=meetings)
-    first, second = facts.stragglers(tuning)
-    assert (first.rank, first.n_last, first.n_meetings, round(first.waited_s, 6)) == (0, 1, 3, 0.3)
-    assert (second.rank, second.n_last, round(second.waited_s, 6)) == (1, 2, 0.2)
-
-
-@pytest.mark.parametrize(
-    ("weight", "words"), [(0.0, "0 %: its differences are noise"), (0.3, "30 %: the kernel decided the rest"), (1.0, "100 %: it decided")]
-)
-def test_the_weight_of_the_step_is_told(weight: float, words: str):
-    """A finalist whose step is shorter may have lost, and this is why."""
-    assert facts.step_weight(record(closure_weight=weight)).startswith(words)
-    assert facts.step_weight(record(1, winner=0)) == "", "nothing to choose from"
+        tuning.ranks[rank] = RankStory(rank, meetings=[Met(at=1000.0 * rank, rank=rank, topic="rung", seconds=s) for s in waits])
+    first, second = "rank 0 (1 of 3 meetings, the others waited 0.3 s)", "rank 1 (2 of 3 meetings, the others waited 0.2 s)"
+    assert facts.stragglers(tuning) == f"{first}, {second}"
 
 
 def test_phases_add_up_to_the_total():
     """Meetings are a part of them, and what is left is called other."""
-    assert facts.phase_seconds({"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}) == {"compile": 6.0, "race": 3.0, "other": 1.0}
-    assert facts.phase_seconds({"total": 9.0, "compile": 6.0, "race": 3.0}) == {"compile": 6.0, "race": 3.0}
+    tuning = TuningStory("t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1)
+    told = {"took": "10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay", "meetings": "2.00 s, a part of the phases"}
+    assert facts.told(tuning) == told
+    assert facts.told(TuningStory("t", seconds={"total": 9.0, "compile": 6.0, "race": 3.0})) == {
+        "took": "9.0 s (compile 6.0, race 3.0), 0 replays"
+    }
 
 
 def test_the_parameter_that_decides_explains_most():
@@ -87,7 +63,7 @@ def test_the_parameter_that_decides_explains_most():
     candidates = [
         candidate(i, fields=each, latency_ms=float(each["A"]) * (1 + 0.01 * (i % 2)), failure=None) for i, each in enumerate(fields)
     ]
-    first, second = parameters(record(candidates=candidates))
-    assert (first.name, first.values, second.name, second.values) == ("A", ["16", "64", "128"], "B", ["x", "y", "z"])
-    assert first.explained > 0.99
-    assert second.explained < 0.1
+    explained = facts.parameters(record(candidates=candidates))
+    assert list(explained) == ["A", "B"]
+    assert explained["A"] > 0.99
+    assert explained["B"] < 0.1

@@ -1,15 +1,19 @@
-"""The page as text: self-contained, escaped, small."""
+"""The page and the text: self-contained, escaped, small. The page's data is read as the browser reads it."""
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
+import triton
 
+from dist_tune.configs import config_fields
 from dist_tune.output.events import Told
 from dist_tune.report import Story, progress_lines, render, story_of_folder, story_of_records, summary, text
-from dist_tune.report.overview import headline, messages, overview
+from dist_tune.report.page import python_config
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import FORGED, events, header, record, write_story
@@ -31,6 +35,20 @@ class Elements(HTMLParser):
         self.values += [value for _, value in attrs if value]
 
 
+def content(story: Story) -> dict[str, Any]:
+    """The JSON that a page embeds."""
+    found = re.search(r'<script id="story" type="application/json">(.*?)</script>', render(story), re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def story_of(*told: Any) -> Story:
+    story = Story()
+    for each in told:
+        story.take(each)
+    return story
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("logs")
@@ -38,41 +56,36 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return story_of_folder(folder)
 
 
-@pytest.fixture(scope="module")
-def page(story: Story) -> str:
-    return render(story)
+def test_twenty_sites_of_200_candidates_take_less_than_2_mb(story: Story):
+    """On four ranks, with all that is known of each candidate."""
+    assert len(render(story).encode()) < 2_000_000
+    assert [len(site["candidates"]) for site in content(story)["sites"]] == [200] * 20
 
 
-def test_twenty_sites_of_200_candidates_take_less_than_2_mb(page: str):
-    """On four ranks, with all charts and a row for each candidate."""
-    assert len(page.encode()) < 2_000_000
-    assert page.count("<tr") >= 20 * 200
-    assert page.count("<svg") == 3 + 20 * 10
-
-
-def test_the_page_needs_nothing_from_outside(page: str):
+def test_the_page_needs_nothing_from_outside(story: Story):
     """Styles and scripts are inside, and its policy forbids all else."""
+    page = render(story)
     assert not re.search(r"""(?:src|href)=(?!["']?(?:#|data:,))""", page)
     assert not re.search(r"https?://|url\(|@import", page)
     assert "default-src 'none'" in page
 
 
-def test_texts_of_unknown_origin_are_escaped():
-    """Kernel names, keys, configs, reasons, hosts, commands, messages."""
+def test_texts_of_unknown_origin_are_no_html():
+    """Kernel names, keys, configs, reasons, hosts, commands, messages: the page has the elements of its template alone."""
     fields = {FORGED: FORGED, "B": 1}
     candidates = [candidate(i, config=f"{FORGED} {i}", fields=fields | {"B": i}, left=FORGED, failure=None) for i in range(3)]
     candidates.append(candidate(3, fields=fields | {FORGED: "other"}, failure=f"rank 0: {FORGED}"))
-    forged = small_record(candidates=candidates, kernel=FORGED, key=FORGED, closure=FORGED)
-    told = Story()
-    for rank in range(2):
-        for event in events([forged], rank, 2):
-            told.take(event)
+    forged = small_record(candidates=candidates, kernel=FORGED, key=FORGED, closure=FORGED, reason=FORGED)
+    told = story_of(*(event for rank in range(2) for event in events([forged], rank, 2)))
     told.take(header(0, 2, host=FORGED, device=FORGED, command=[FORGED], date=FORGED, versions={FORGED: FORGED}))
+    told.take(Told(at=0.0, rank=0, tuning="step#1", level=FORGED, text=f"{FORGED}<!-- --><script>"))
     told.notes.append(FORGED)
+    plain = render(Story()).count("<")
     for each in (story_of_records([forged]), told):
-        elements = Elements(render(each))
-        assert elements.names.count("script") == 1
-        assert not [value for value in elements.values if value.startswith("javascript")]
+        page = render(each)
+        assert page.count("<") == plain
+        assert Elements(page).names.count("script") == 2
+        assert FORGED in content(each)["sites"][0]["candidates"][0]["why"]
 
 
 def test_control_characters_do_not_reach_the_page():
@@ -82,76 +95,96 @@ def test_control_characters_do_not_reach_the_page():
         assert not re.search("[\x1b\u202e]", output)
 
 
-def test_the_page_tells_of_the_winner_and_the_ranks(page: str):
-    for words in (
-        "1.43x",
-        "rank 3 (4 of 4 meetings",
-        "ahead of the next kernel",
-        "cannot run here (shared memory)",
-        "NVIDIA H200",
-        "explains",
-        "Time line by rank",
-    ):
-        assert words in page, words
+def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
+    """The step before and after, who came last, each candidate with its ranks, its reason and its config."""
+    told = content(story)
+    assert dict(told["machine"])["ranks"] == "4 ranks on 1 host, NVIDIA H200"
+    (tuning,) = told["tunings"]
+    assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
+    assert "rank 3 (4 of 4 meetings" in tuning["came_last"]
+    site = told["sites"][0]
+    best, *others = site["candidates"]
+    assert (best["index"], best["python"]) == (site["best"], python_config(record(0).best.fields))
+    assert [rank for rank, _ in best["ranks"]] == [0, 1, 2, 3]
+    assert all(each["why"] for each in others)
+    assert "cannot run here (shared memory)" in site["outcomes"]
+    assert next(iter(site["explained"])) == "BLOCK_M"
+
+
+def test_the_reason_of_the_choice_is_the_one_that_was_stored():
+    """In the page, the text and the document alike; of events the winner's, of records the record's."""
+    reason = "as it was decided"
+    stored = record(1, 12).model_copy(update={"reason": reason})
+    won = [
+        each.model_copy(update={"reason": reason}) if each.kind == "winner" else each for each in events([record(1, 12, reason="")], 0, 1)
+    ]
+    for told in (story_of_records([stored]), story_of(*won)):
+        assert content(told)["sites"][0]["reason"] == reason
+        assert f"  chosen: {reason}; " in text(told)
+        assert summary(told)["sites"][0]["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        triton.Config({"BLOCK_M": 128, "MODE": "a'b", "FAST": True}, num_warps=8, num_stages=3, num_ctas=2),
+        {"block": 4, "gemm": triton.Config({"BLOCK_M": 64}, num_warps=4, num_stages=2), "rate": 1.0, "name": None},
+    ],
+)
+def test_a_config_can_be_copied_as_python(config: Any):
+    """What is copied makes the same config again."""
+    again = eval(python_config(config_fields(config)), {"triton": triton})  # its purpose
+    assert config_fields(again) == config_fields(config)
+
+
+def test_a_hook_that_is_not_copied_is_named():
+    assert python_config({"B": 1, "num_warps": 4, "num_stages": 2, "pre_hook": "m.f"}).endswith("num_stages=2)  # with pre_hook m.f")
 
 
 def test_two_tunings_of_one_closure_are_told_apart():
-    """By the number of the call: two batch sizes of one step are tuned one after the other."""
-    told = Story()
-    for number in (1, 4):
-        for event in list(events([record(number, 12)], 0, 1, name=f"train.step, call {number}"))[1:]:  # without a header
-            told.take(event)
-    facts = dict(headline(told).facts)
+    """By the number of the call: ten calls of one step have the same eleven sites, and each is told once below the name of its call."""
+    told = story_of(*(event for n in (1, 4) for event in list(events([record(1, 12)], 0, 1, name=f"train.step, call {n}"))[1:]))
+    facts = summary(told)["facts"]
     assert facts["step, call 1"].startswith("step 2.31 ms with the first configs")
     assert "; took 14.2 s" in facts["step, call 4"]
-    assert headline(told).title == "step"
-    assert all(text in render(told) for text in ("<h3>step, call 1</h3>", "<h3>step, call 4</h3>"))
+    assert summary(told)["title"] == "step"
+    assert [(row["label"], row["tuning"]) for row in summary(told)["sites"]] == [("gemm_1 [1024, 2752]", f"step, call {n}") for n in (1, 4)]
+    assert [each["name"] for each in content(told)["tunings"]] == ["step, call 1", "step, call 4"]
+    assert "\nstep, call 4:\n" in text(told)
 
 
-def test_what_all_ranks_say_is_said_once():
-    """With the numbers of the ranks."""
-    told = Story()
+def test_what_all_ranks_say_is_said_once_and_names_sites_as_the_rest_of_the_page():
+    """With the numbers of the ranks; a label of 250 characters fills three rows of a page."""
+    told = story_of(*events([record(1, 6)], 0, 1))
+    (label,) = next(iter(told.tunings.values())).sites
     for rank in range(3):
-        told.take(Told(at=0.0, rank=rank, tuning="step, call 1", level="WARNING", text="the disk is full"))
-    told.take(Told(at=0.0, rank=2, tuning="step, call 1", level="ERROR", text="gone"))
-    assert messages(told, 10) == ["ranks 0, 1, 2, WARNING: the disk is full", "rank 2, ERROR: gone"]
+        told.take(Told(at=0.0, rank=rank, tuning="step#1", level="WARNING", text=f"site={label} is tuned: it differs in source"))
+    told.take(Told(at=0.0, rank=2, tuning="step#1", level="ERROR", text="gone"))
+    lines = ["ranks 0, 1, 2, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source", "rank 2, ERROR: gone"]
+    assert content(told)["notes"] == lines
+    assert progress_lines(told, 0.0)[-1] == lines[1]
 
 
 def test_a_first_config_that_cannot_run_is_no_blank_gain():
     """The gain over it is unknown, and the page says why."""
     given = record(1, 40)
     assert given.candidates[0].failure is not None
-    told = story_of_records([given])
-    assert overview(told)[0].gain_text == "first config fails"
-    assert "first config fails" in render(told)
-
-
-def test_the_table_says_how_much_slower_a_candidate_is():
-    """As a multiple of the winner's time; nothing where there is no time."""
-    rows = [candidate(0, latency_ms=0.2), candidate(1, latency_ms=0.1), candidate(2, latency_ms=None, failure="rank 0: x")]
-    page = render(story_of_records([small_record(candidates=rows, winner=1)]))
-    assert "<button>x winner</button>" in page
-    body = page[page.index('class="sortable"') :]
-    assert [re.findall(r"<td[^>]*>([^<]*)", row)[2].strip() for row in body.split("<tr")[2:5]] == ["1.00", "2.00", ""]
+    assert content(story_of_records([given]))["sites"][0]["gain_text"] == "first config fails"
 
 
 def test_names_of_thousands_of_letters_do_not_fill_the_page():
     """A site's heading and the page's title end with an ellipsis; the table of winners, too."""
     name = "k" * 5000
-    page = render(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
-    headings = re.findall(r"<(?:h1|title|summary)[^>]*>(.*?)</", page, re.DOTALL)
-    assert max(map(len, headings)) < 300
+    told = content(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
+    assert max(map(len, (told["title"], told["sites"][0]["label"]))) < 300
 
 
 def test_a_site_that_is_not_settled_is_on_the_page():
     """With what the race knows."""
-    told = Story()
-    for event in events([record(0, 12)], 0, 1):
-        if event.kind not in ("winner", "done"):
-            told.take(event)
-    page = render(told)
-    assert "not settled; best so far: BLOCK_M=" in page
-    assert summary(told)["sites"][0]["winner"] == ""
+    told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
+    (site,) = content(told)["sites"]
+    assert site["reason"].startswith("not settled; best so far: BLOCK_M=")
+    assert (site["candidates"], summary(told)["sites"][0]["winner"]) == ([], "")
     assert "not settled" in text(told)
 
 
@@ -163,34 +196,7 @@ def test_the_text_tells_the_same(story: Story):
     assert len(summary(story)["sites"]) == 20
 
 
-def test_messages_name_sites_as_the_rest_of_the_page():
-    """A label of 250 characters fills three rows of a page."""
-    told = Story()
-    for event in events([record(1, 6)], 0, 1):
-        told.take(event)
-    (label,) = next(iter(told.tunings.values())).sites
-    told.take(Told(at=0.0, rank=0, tuning="step#1", level="WARNING", text=f"site={label} is tuned: it differs in source"))
-    line = "rank 0, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source"
-    assert messages(told, 10) == [line]
-    assert progress_lines(told, 0.0)[-1] == line
-
-
-def test_several_tunings_are_a_table_and_their_sites_stand_apart():
-    """Ten calls of one step have the same eleven sites: each once below the name of its call, and not by a label of 250 characters."""
-    told = Story()
-    for number in (1, 2):
-        for event in list(events([record(1, 12)], 0, 1, name=f"train.step, call {number}"))[1:]:
-            told.take(event)
-    assert [(row.label, row.tuning) for row in overview(told)] == [("gemm_1 [1024, 2752]", f"step, call {n}") for n in (1, 2)]
-    page = render(told)
-    assert page.count('<tr class="tuning">') == 2
-    assert "<h2>Tunings</h2>" in page
-    assert "<dt>step, call 1</dt>" not in page
-    assert "\nstep, call 2:\n" in text(told)
-
-
 def test_a_gain_below_one_is_told_in_words():
     rows = [candidate(0, latency_ms=0.19), candidate(1, latency_ms=0.2)]
     given = story_of_records([small_record(candidates=rows, winner=1)])
     assert "5 % slower than the first config by its kernel (0.19 ms)" in text(given)
-    assert "5 % slower than the first config by its kernel (0.19 ms)" in render(given)

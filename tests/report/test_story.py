@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.report.gathering import story_of_folder, story_of_records
-from dist_tune.report.reading import UnreadableEventsError
-from dist_tune.report.story import RankStory, Story
-from dist_tune.report.trace import trace_events
-from tests.cached_records import candidate
-from tests.cached_records import record as small_record
+from dist_tune.report import Story, UnreadableEventsError, story_of_folder, story_of_records, trace_events
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
 
 pytestmark = pytest.mark.once
@@ -26,7 +21,7 @@ def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
     assert sorted(tuning.ranks) == [0, 1, 2, 3]
     rank = tuning.ranks[2]
     assert (rank.phase, len(rank.replays), len(rank.meetings), len(rank.compiles)) == ("done", 32, 4, 9)
-    assert [span.name for span in rank.phase_spans()] == ["discover", "compile", "race", "finals", "settle"]
+    assert [phase.phase for phase in rank.phases] == ["discover", "compile", "race", "finals", "settle"]
     assert (tuning.first_ms, tuning.best_ms, story.notes) == (2.31, 1.62, [])
 
 
@@ -37,7 +32,7 @@ def test_sites_are_matched_by_label_and_not_by_number():
         for event in events(order, rank, 2):
             story.take(event)
     (tuning,) = story.tunings.values()
-    assert {site.kernel: site.won and site.won.record["kernel"] for site in tuning.sites.values()} == {
+    assert {site.met.kernel: site.won and site.won.record["kernel"] for site in tuning.sites.values()} == {
         each.kernel: each.kernel for each in records
     }
 
@@ -83,7 +78,6 @@ def test_a_rank_whose_phases_were_passed_over_has_none(tmp_path: Path):
     (tmp_path / "rank-0.jsonl").write_bytes(lines([each for each in events([record(0, 6)], 0, 1) if each.kind != "phase"]))
     story = story_of_folder(tmp_path)
     (tuning,) = story.tunings.values()
-    assert tuning.ranks[0].phase_spans() == []
     assert tuning.ranks[0].replays
     assert list(trace_events(story))
 
@@ -111,7 +105,7 @@ def test_what_a_rank_says_later_of_a_site_counts():
     assert event.kind == "site"
     story.take(event.model_copy(update={"label": "agreed", "miss": "other code"}))
     ((_, site),) = story.sites
-    assert (site.label, site.miss) == ("agreed", "other code")
+    assert (site.met.label, site.met.miss) == ("agreed", "other code")
 
 
 @pytest.mark.parametrize("kind", ["phase", "meeting", "replay"])
@@ -125,21 +119,3 @@ def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
     assert tuning.ranks[0].started == [started]
     story.take(next(event for event in told if event.kind == kind))
     assert tuning.ranks[0].started == []
-
-
-def test_the_step_before_comes_from_the_records_where_these_tell_it(tmp_path: Path):
-    """Earlier versions added up what other sites had tried in the race; records tell the same whether with events or alone."""
-    first = candidate(0, latency_ms=0.7, closure_ms=3.0, left="left the race after rung 0")
-    told = small_record(candidates=[first, candidate(1, latency_ms=0.5, closure_ms=1.0)], winner=1)
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(events([told], 0, 1)))
-    for story in (story_of_folder(tmp_path), story_of_records([told])):
-        (tuning,) = story.tunings.values()
-        assert (tuning.first_ms, tuning.best_ms) == pytest.approx((1.2, 1.0))
-
-
-def test_the_last_phase_ends_with_the_tunings_seconds():
-    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
-    rank = RankStory(0, begun_at=5.0, last_at=9.0, phases=[("discover", 5.0, None), ("settle", 7.0, None)], total_s=3.0)
-    assert [(span.name, span.end) for span in rank.phase_spans()] == [("discover", 7.0), ("settle", 8.0)]
-    rank.total_s = 0.0
-    assert rank.phase_spans()[-1].end == 9.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from dist_tune.output.events import PhaseBegun, TuningEnded
 from dist_tune.report import Story, trace_events
 from tests.report.stories import events, record
 
@@ -56,3 +58,15 @@ def test_an_error_that_ended_a_tuning_is_a_mark():
 
 def test_no_rank_is_no_trace():
     assert list(trace_events(Story())) == []
+
+
+@pytest.mark.parametrize(("total_s", "end_s"), [(3.0, 3.0), (0.0, 4.0)])
+def test_the_last_phase_ends_with_the_tunings_seconds(total_s: float, end_s: float):
+    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
+    told = Story()
+    of: dict[str, Any] = {"rank": 0, "tuning": "t"}
+    told.take(PhaseBegun(at=5.0, phase="discover", **of))
+    told.take(PhaseBegun(at=7.0, phase="settle", **of))
+    told.take(TuningEnded(at=9.0, seconds={"total": total_s} if total_s else {}, **of))
+    ends = {each["name"]: each["ts"] + each["dur"] for each in trace_events(told) if each["ph"] == "X"}
+    assert ends == {"discover": 2_000_000, "settle": round(end_s * 1e6)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import triton
 
-from dist_tune import contextual_autotune
+from dist_tune import autotune, contextual_autotune
 from dist_tune.runtime.undo import Undo, copies_of
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, launch
@@ -48,21 +49,39 @@ def test_a_failed_config_holds_nothing():
     assert set(n_alive) == {0}
 
 
-def _first_value(rank: int, has_graph: bool) -> Any:
+def _watched(n_alive: list[int]) -> Callable[..., Any]:
+    """A step that notes the values of its earlier runs that are alive when it begins."""
     kernel = autotuned(blocks=(16, 32, 64))
     values: list[Any] = []
-    n_alive: list[int] = []
 
-    @contextual_autotune(n_repeat=2, n_warmup=1)
-    def step(x: torch.Tensor) -> Any:
+    def step(x: torch.Tensor, part: int = 0) -> Any:
         n_alive.append(sum(each() is not None for each in values))
         value = _Value()
         value["y"] = launch(kernel, x.detach()) * x
         values.append(weakref.ref(value))
         return value
 
-    gc.disable()
+    gc.disable()  # references alone free it
+    return step
+
+
+def _nothing() -> None:
+    """What the ``reset`` of such a step has to do."""
+
+
+def _first_value(rank: int, has_graph: bool, resets: bool) -> Any:
+    n_alive: list[int] = []
+    step = contextual_autotune(n_repeat=2, n_warmup=1, reset=_nothing if resets else None)(_watched(n_alive))
     step(torch.zeros(64, requires_grad=has_graph))
+    return n_alive
+
+
+def _value_beside_a_kernel(rank: int) -> Any:
+    """The function's config comes from the cache; at the second length its kernel is tuned for itself."""
+    for n in (64, 128):
+        n_alive: list[int] = []
+        step = autotune([{"part": part} for part in range(2)], None, n_repeat=2, n_warmup=0, reset=_nothing)(_watched(n_alive))
+        step(torch.zeros(n))
     return n_alive
 
 
@@ -71,12 +90,20 @@ class _Value(dict[str, Any]):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("has_graph", [False, True])
-def test_the_first_value_is_freed(has_graph: bool):
-    """By the third run: until then it may be the call's."""
-    (n_alive,) = values(on_ranks(1, _first_value, has_graph, is_dist=False))
-    assert n_alive[:2] == [0, 1]
+@pytest.mark.parametrize(("has_graph", "resets"), [(False, False), (True, False), (False, True)])
+def test_the_first_value_is_freed(has_graph: bool, resets: bool):
+    """By the third run: until then it may be the call's, unless by ``reset`` the second one is as good."""
+    (n_alive,) = values(on_ranks(1, _first_value, has_graph, resets, is_dist=False))
+    assert n_alive[:2] == [0, not resets]
     assert set(n_alive[2:]) == {0}
+
+
+@pytest.mark.processes
+def test_the_value_of_a_function_from_the_cache_is_freed_before_its_kernel_is_tuned():
+    """Any run of it is as good as the first."""
+    (n_alive,) = values(on_ranks(1, _value_beside_a_kernel, is_dist=False))
+    assert len(n_alive) > 3
+    assert set(n_alive) == {0}
 
 
 def test_copies_die_with_their_tensors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +20,14 @@ def test_of_twenty_sites_three_are_told_on_the_terminal():
     shown: list[str] = []
     lines: list[str] = []
 
-    def write(line: str, record: Any) -> None:
+    def write(level: int, line: str, progress: bool | str) -> None:
         lines.append(line)
-        if record.bound.get("progress"):
-            shown.append(line[21:])
+        if progress:
+            shown.append(line)
 
     notices, told = Notices(), {f"missed {k}": f"site {k} is tuned" for k in range(20)}
-    notices.say_each(Logger(write), told, "sites more are tuned for such reasons: {rank-0}.log")
-    notices.say_each(Logger(write), told, "")
+    notices.say_each(Logger(write, 0), told, "sites more are tuned for such reasons: {rank-0}.log")
+    notices.say_each(Logger(write, 0), told, "")
     assert shown == ["site 0 is tuned", "site 1 is tuned", "site 2 is tuned", "17 sites more are tuned for such reasons: {rank-0}.log"]
     assert len(lines) == 41
 
@@ -36,13 +37,13 @@ def test_a_new_shape_is_no_warning():
     told: dict[str, tuple[str, bool]] = {}
     misses = {"gemm[8]": Miss("it differs in key", is_new_shape=True), "gemm[4]": Miss("it differs in source"), "new[1]": Miss()}
 
-    def write(line: str, record: Any) -> None:
+    def write(level: int, line: str, progress: bool | str) -> None:
         text = line.partition("site=")[2]
-        told[text.split()[0]] = record.level_name, bool(record.bound.get("progress"))
+        told[text.split()[0]] = logging.getLevelName(level), bool(progress)
 
     site = SimpleNamespace(kernel="gemm", key="[8]", texts=[], n_removed=0)
     context: Any = SimpleNamespace(
-        log=Logger(write),
+        log=Logger(write, 0),
         notices=Notices(),
         lookup=SimpleNamespace(reason_of_miss=misses.__getitem__, why_no_record=lambda label: "the cache has no record of this kernel"),
         story=SimpleNamespace(numbers={}, path="", site=lambda *values: None),
@@ -63,16 +64,16 @@ def test_prune_rules_are_told_of_in_one_line(n_sites: int, told: str):
     """However many sites have them, once; the log numbers each site where it names it."""
     shown: list[str] = []
 
-    def write(line: str, record: Any) -> None:
-        if record.bound.get("progress"):
-            shown.append(line[21:])
+    def write(level: int, line: str, progress: bool | str) -> None:
+        if progress:
+            shown.append(line)
 
     labels = [f"gemm[{k}]" for k in range(n_sites)]
     site = SimpleNamespace(kernel="gemm", key="[0]", texts=[], configs=[None] * 19, n_removed=4)
     lookup = SimpleNamespace(reason_of_miss=lambda label: Miss(), why_no_record=lambda label: "the cache has no record")
     story = SimpleNamespace(numbers=dict(zip(labels, range(n_sites), strict=True)), path="logs/rank-0.log", site=lambda *values: None)
     sites = SimpleNamespace(met=dict.fromkeys(labels, site))
-    context: Any = SimpleNamespace(log=Logger(write), notices=Notices(), lookup=lookup, story=story, sites=sites)
+    context: Any = SimpleNamespace(log=Logger(write, 0), notices=Notices(), lookup=lookup, story=story, sites=sites)
     for _ in range(2):
         tell_of_sites(context, labels)
     assert shown == [told]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dist_tune.output.log import WIDTH, wrapped
 from dist_tune.search import CandidateResult
 from dist_tune.search.selection import ReducedTimes
 from dist_tune.tuning.results import _candidate, table_rows
@@ -36,6 +35,5 @@ def test_a_wide_table_has_headings_in_two_rows_and_a_row_for_each_candidate():
     assert first.split() == ["BLOCK_", "BLOCK_", "SPLIT_", "num_", "num_"]
     assert second.split()[-9:] == ["M", "N", "FLATTEN", "STORE", "warps", "stages", "shared", "regs", "spills"]
     assert len(others) == 3
-    assert all(len(wrapped(f"12:00:00.000 INFO    {line}").splitlines()) == 1 for line in others[1:])
+    assert all(len(f"12:00:00.000 INFO    {line}") <= 160 for line in others[1:])
     assert first.index("SPLIT_") + len("SPLIT_") == second.index("STORE") + len("STORE")
-    assert WIDTH == 160

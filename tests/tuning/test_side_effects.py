@@ -208,10 +208,27 @@ def _warned(rank: int) -> Any:
 
 
 def test_restore_is_accepted_with_a_warning():
-    """For one more release, whatever its value."""
+    """Any value of it warns, None as well."""
     told = only(_warned)
     assert len(told) == 2
     assert all("restore= has no effect" in each for each in told)
+
+
+def _appended(rank: int) -> Any:
+    kernel, seen = autotuned(blocks=(16, 32)), list[torch.Tensor]()
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(launch(kernel, x))
+        return seen
+
+    return len(contextual_autotune(**QUICK)(step)(torch.ones(64)))
+
+
+def test_a_list_that_grows_and_is_the_value_is_told_as_that():
+    """Not as a change of a tensor in place; and it has grown once."""
+    (run,) = on_ranks(1, _appended, is_dist=False)
+    assert run.value == 1
+    assert "returns another value when it runs again (returned a list of length 2, expected a list of length 1)" in run.log
 
 
 def _backward(rank: int, kind: str) -> Any:

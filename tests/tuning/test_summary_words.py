@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import step_times
-from dist_tune.tuning.summary import Settled, blocks, headline, names_of
+from dist_tune.tuning.summary import Settled, block, headline, names_of
 from tests.cached_records import record
 from tests.tuning.test_summary import ag_gemm, row, shown
 
@@ -19,7 +19,7 @@ DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 def test_a_block_names_the_values_of_the_key_alone():
     """The dtypes of all arguments are in the log."""
-    (first, *_) = blocks([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))], LOG)
+    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG)
     assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
 
 
@@ -41,7 +41,7 @@ def test_names_of_sites_differ():
 def test_a_winner_that_is_slower_by_its_kernel_says_so_in_words():
     """The step was faster with it: "0.95x the first config" would read like a gain."""
     rows = [row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)]
-    told = headline(record(candidates=rows, winner=1, closure_weight=1.0))
+    told = headline(record(candidates=rows, winner=1, closure_weight=1.0, reason="fastest step"))
     assert "6 % slower than the first config by its kernel (0.217 ms)" in told
     assert told.endswith("chosen because the step is faster")
     assert "0.95x" not in told

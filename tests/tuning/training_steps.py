@@ -37,19 +37,23 @@ def state_of(optimizer: torch.optim.Optimizer) -> Any:
     return state["state"], [{name: value for name, value in group.items() if name != "params"} for group in state["param_groups"]]
 
 
-def _trained(kernel: Any, make: Callable[[Any], torch.optim.Optimizer], wrap: Callable[[Any], Any] = lambda each: each) -> Case:
-    model = Layer(kernel)
-    optimizer = make(model.parameters())
-    wrapped = wrap(optimizer)
+def _step_of(model: Layer, update: Callable[[], object]) -> Callable[[torch.Tensor], float]:
+    """Forward and backward pass, and the update of the parameters."""
 
     def step(x: torch.Tensor) -> float:
         model.zero_grad()
         loss = model(x)
         loss.backward()
-        wrapped.step()
+        update()
         return float(loss.item())
 
-    return step, [(torch.ones(64) * i,) for i in range(1, 4)], lambda: (model.weight, state_of(optimizer))
+    return step
+
+
+def _trained(kernel: Any, make: Callable[[Any], torch.optim.Optimizer], wrap: Callable[[Any], Any] = lambda each: each) -> Case:
+    model = Layer(kernel)
+    optimizer = make(model.parameters())
+    return _step_of(model, wrap(optimizer).step), [(torch.ones(64) * i,) for i in range(1, 4)], lambda: (model.weight, state_of(optimizer))
 
 
 def fused_adamw(kernel: Any) -> Case:
@@ -64,15 +68,11 @@ def small_steps(kernel: Any) -> Case:
     """Parameters that move by less than comparisons with a tolerance see, by an optimizer that torch knows nothing of."""
     model = Layer(kernel)
 
-    def step(x: torch.Tensor) -> float:
-        model.zero_grad()
-        loss = model(x)
-        loss.backward()
+    def update() -> None:
         assert model.weight.grad is not None
         model.weight.data.sub_(model.weight.grad, alpha=1e-6)
-        return float(loss.item())
 
-    return step, [(torch.ones(64),)] * 3, lambda: model.weight
+    return _step_of(model, update), [(torch.ones(64),)] * 3, lambda: model.weight
 
 
 class Wrapper:
@@ -100,8 +100,7 @@ class CountingOptimizer(torch.optim.Optimizer):
 
 
 def own_counter(kernel: Any) -> Case:
-    step, calls, after = _trained(kernel, CountingOptimizer)
-    return step, calls, after
+    return _trained(kernel, CountingOptimizer)
 
 
 class DuckOptimizer:
@@ -119,15 +118,7 @@ class DuckOptimizer:
 def no_optimizer_of_torch(kernel: Any) -> Case:
     model = Layer(kernel)
     optimizer = DuckOptimizer(model.parameters())
-
-    def step(x: torch.Tensor) -> float:
-        model.zero_grad()
-        loss = model(x)
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
-
-    return step, [(torch.ones(64),)] * 3, lambda: (model.weight, optimizer.moments, optimizer.n_steps)
+    return _step_of(model, optimizer.step), [(torch.ones(64),)] * 3, lambda: (model.weight, optimizer.moments, optimizer.n_steps)
 
 
 def in_a_trainer(kernel: Any) -> Case:

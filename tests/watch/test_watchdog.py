@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dist_tune.distributed import Asked
-from dist_tune.distributed.liveness.heartbeat import Heartbeat
+from dist_tune.distributed.activity import Doing
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.watch.watchdog import Watchdog
 
 DEADLINE_S = 4.0
@@ -37,63 +38,38 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
     def leave(what: str, advice: str) -> None:
         raise _Left(what)
 
-    ranks: Any = SimpleNamespace(rank=0, asked=asked, unanswered_since=None, absent=(), gather_s=60.0)
+    activity = SimpleNamespace(absent=(), doing=Doing("", 0.0))
+    ranks: Any = SimpleNamespace(rank=0, asked=asked, activity=activity, gather_s=60.0, is_alone=True, minder=lambda tell: lambda: None)
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
     monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: SimpleNamespace(tell=tell, leave=leave))
-    anything: Any = SimpleNamespace()
+    anything: Any = SimpleNamespace(warning=None)
     watchdog = Watchdog(ranks, anything, settings, anything, ())  # type: ignore[arg-type]
     monkeypatch.setattr(watchdog, "_arm", lambda: None)
+    watchdog.start()
     monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
     with pytest.raises(_Left, match="the c10d store has not answered for"):
-        watchdog._watch()
-    assert 1.5 * DEADLINE_S <= now[0] - stopped_s <= 1.5 * DEADLINE_S + 0.4
+        watchdog._run()
+    assert 1.5 * DEADLINE_S <= now[0] - stopped_s <= 1.5 * DEADLINE_S + 0.6
 
 
-def _watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
-    settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
-    anything: Any = SimpleNamespace(asked=None)
-    monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: anything)
-    return Watchdog(anything, anything, settings, anything, ())  # type: ignore[arg-type]
+@pytest.mark.parametrize(("begins", "told"), [(0.3, "replay 3"), (9.9, "its first run")])
+def test_a_process_that_did_not_run_says_in_what(begins: float, told: str, monkeypatch: pytest.MonkeyPatch):
+    """In what began between two looks, before it was stopped, and not in what began after it went on."""
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    ranks = Meetings(None, 0, (0, 1), DEADLINE_S)
+    ranks.is_alone = False  # type: ignore[attr-defined]  # of the group
+    ranks.activity.begin()
+    settings: Any = SimpleNamespace(deadline_s=DEADLINE_S, log_dir=Path())
+    log: Any = SimpleNamespace(warning=lines.append)
+    anything: Any = SimpleNamespace()
+    watchdog = Watchdog(ranks, anything, settings, log, ())  # type: ignore[arg-type]
 
+    def wait(seconds: float) -> None:
+        now[0] = begins
+        ranks.activity.at("replay 3")
+        now[0] = 10.0
 
-@pytest.mark.parametrize("has_thread", [True, False], ids=["in a silent call", "no more threads"])
-def test_a_meeting_is_watched_where_the_beating_thread_does_not_come_back(has_thread: bool, monkeypatch: pytest.MonkeyPatch):
-    """A first run longer than a beat, in which the store went silent: the beating thread stands in a call, and starts no watch later."""
-    is_asked, is_over = threading.Event(), threading.Event()
-
-    def ask(key: str, value: str) -> None:
-        is_asked.set()
-        is_over.wait(60)
-
-    store: Any = SimpleNamespace(clone=lambda: SimpleNamespace(set=ask))
-    beating = Heartbeat(0, (0, 1), lambda: 0)
-    beating._every_s = 1e-3
-    watchdog, started = _watchdog(monkeypatch), list[str]()
-    watchdog._ranks = beating  # type: ignore[assignment]
-    monkeypatch.setattr(watchdog, "start_thread", lambda: started.extend(["watchdog"] * bool(watchdog._watched)))
-    if not has_thread:
-        monkeypatch.setattr(threading.Thread, "start", _no_more_threads)
-    with beating.beating(lambda: store, lambda line: None, watchdog.start_thread):
-        assert is_asked.wait(10 * has_thread) == has_thread
-        watchdog.start(is_late=True)
-        assert started == ["watchdog"]
-        is_over.set()
-
-
-def test_a_meeting_before_the_first_beat_is_watched_from_that_beat_on(monkeypatch: pytest.MonkeyPatch):
-    """A hit starts no thread of its own."""
-    beating = Heartbeat(0, (0, 1), lambda: 0)
-    beating._every_s = 60.0
-    watchdog, started = _watchdog(monkeypatch), list[str]()
-    watchdog._ranks = beating  # type: ignore[assignment]
-    monkeypatch.setattr(watchdog, "start_thread", lambda: started.append("watchdog"))
-    store: Any = SimpleNamespace()
-    with beating.beating(lambda: store, lambda line: None, watchdog.start_thread):
-        watchdog.start(is_late=True)
-        assert not started
-        beating._begin_watches()
-    assert started == ["watchdog"]
-
-
-def _no_more_threads(self: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
+    monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
+    watchdog._pause(0.5)
+    assert lines == [f"rank 0 did not run for 9.5 s in {told}: stopped, swapped out, or Python's lock held"]

@@ -12,17 +12,16 @@ import functools
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from triton._C.libtriton import ir
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.passes.launchers import build_ahead
 from dist_tune.compiler.passes.patches import SharedContext, replaced
-from dist_tune.compiler.subprocesses.leftovers import prefix, suffix
+from dist_tune.compiler.subprocesses.leftovers import temporary_folder
 from dist_tune.compiler.subprocesses.processes import hand_over
 
 _SWITCH_INTERVAL_S = 1e-3
@@ -30,6 +29,11 @@ _SWITCH_INTERVAL_S = 1e-3
 
 _thread = threading.local()
 """``front_end`` of a thread that compiles for a tuning; other threads compile as always."""
+
+
+_built: set[tuple[str, ...]] = set()
+"""Signatures of this process."""
+_built_lock = threading.Lock()
 
 
 class FrontEndLock:
@@ -43,7 +47,6 @@ class FrontEndLock:
         """Threads that wait for the lock and that a launch waits for."""
         self._made: dict[tuple[Any, ...], list[tuple[dict[str, Any], Path]]] = {}
         """Source -> the options that were read, with their values, and the TTIR for them."""
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def acquire(self, *, is_urgent: bool = False) -> None:
         """Wait for the lock, and hold it on this thread. ``is_urgent``: before all that are not."""
@@ -62,12 +65,9 @@ class FrontEndLock:
                 self._released.notify_all()
 
     def close(self) -> None:
-        """Delete the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""
+        """Forget the TTIR, and release the lock if a stuck thread holds it: the other threads then see that they can end."""
         self.release(self._holder)
         self._made.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
     def find(self, source: tuple[Any, ...], options: Any) -> Path | None:
         """TTIR made for this source with equal values of all options that the front end read."""
@@ -81,10 +81,9 @@ class FrontEndLock:
         if self._holder != threading.get_ident():
             return None
         try:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix=prefix("ttir"), suffix=suffix())
-            path = Path(self._folder.name) / f"{sum(map(len, self._made.values()))}-{self._holder}.ttir"
-            path.write_text(text)
+            with tempfile.NamedTemporaryFile("w", suffix=".ttir", dir=temporary_folder(), delete=False) as file:
+                file.write(text)
+            path = Path(file.name)
         except OSError:  # no room: later candidates make it anew
             return None
         self._made.setdefault(source, []).append((read, path))
@@ -100,6 +99,37 @@ class _Observed:
     def __getattr__(self, name: str) -> Any:
         value = self._read[name] = getattr(self._options, name)
         return value
+
+
+def build_ahead(source: Any) -> None:
+    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the compiler makes of the kernel.
+
+    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while other kernels compile, and a launch may
+    wait for that. Kernels of one signature share it. Triton keeps it in its disk cache, where the load then finds it.
+    """
+    try:
+        from triton.backends.nvidia.driver import compile_module_from_src, include_dirs, libraries, library_dirs, make_launcher
+    except ImportError:  # a Triton that needs none
+        return
+    signature = tuple(map(str, source.signature.values()))
+    with _built_lock:
+        if signature in _built or any(each.startswith("tensordesc") for each in signature):
+            return
+        _built.add(signature)
+
+    def build() -> None:
+        constants = {(source.fn.arg_names.index(at),) if isinstance(at, str) else at: value for at, value in source.constants.items()}
+        text = make_launcher(constants, source.signature, None)
+        compile_module_from_src(
+            src=text, name="__triton_launcher", library_dirs=library_dirs(), include_dirs=include_dirs, libraries=libraries
+        )
+
+    threading.Thread(target=_attempt, args=[build], name="dist_tune launcher", daemon=True).start()
+
+
+def _attempt(build: Callable[[], None]) -> None:
+    with suppress(Exception):  # what fails here fails again where the kernel is loaded, and becomes a vote there
+        build()
 
 
 def _wrapped(own: Any) -> Any:

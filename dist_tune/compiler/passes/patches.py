@@ -37,9 +37,9 @@ class SharedContext:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """A method of a class or object, wrapped meanwhile. If the user has put a wrapper around ours by then, that stays."""
-    before, ours = vars(owner).get(name), wrap(getattr(owner, name))
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """A method of a class or object, or a name of a module, wrapped meanwhile. If the user has put a wrapper around ours, that stays."""
+    before, ours = vars(owner).get(name), wrap(getattr(owner, name, None))
     setattr(owner, name, ours)
     try:
         yield

@@ -10,29 +10,98 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import triton
 from triton._C.libtriton import ir
+from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.passes.front_end import _Observed
 from dist_tune.compiler.passes.patches import SharedContext, replaced
+from dist_tune.compiler.subprocesses.leftovers import temporary_folder
+from dist_tune.compiler.subprocesses.output import heard
 from dist_tune.compiler.subprocesses.processes import cpu_s_elsewhere
-from dist_tune.compiler.work import FRONT_END, PTXAS, Work
 
 if TYPE_CHECKING:
     from dist_tune.compiler.candidate import Compilation
 
+FRONT_END = "front_end"
+"""From Python to optimized TTIR."""
+PTXAS = "ptxas"
+"""A child process; its seconds are wall time."""
+STAGES = (FRONT_END, "ttgir", "llir", "ptx", PTXAS)
 _AFTER_TTGIR = ("llir", "ptx", "cubin")
 _NAMES = {"ttir": FRONT_END, "cubin": PTXAS}
 
 _thread = threading.local()
 """``task`` of a thread that compiles for a tuning."""
+
+
+@dataclass
+class Work:
+    """Compilations of one tuning on this rank, since they began."""
+
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    """CPU-seconds of each stage, over all threads; of ptxas wall seconds."""
+    busy_s: float = 0.0
+    """Seconds in which threads were at work, over all threads."""
+    wall_s: float = 0.0
+    n_compiled: int = 0
+    n_equal: int = 0
+    """Kernels that took over the result of an equal one after TTGIR."""
+    n_found: int = 0
+    """Kernels found in Triton's disk cache."""
+    n_failed: int = 0
+    slowest: Compilation | None = None
+    slowest_s: float = 0.0
+    """Seconds of the slowest one, without waiting for an equal one."""
+    _began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def n_kernels(self) -> int:
+        """All of them."""
+        return self.n_compiled + self.n_equal + self.n_found + self.n_failed
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of all stages, ptxas included."""
+        return sum(self.stage_s.values())
+
+    @property
+    def n_at_work(self) -> float:
+        """Threads at work on average."""
+        return self.busy_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    def add(self, compilation: Compilation, busy_s: float, stage_s: Mapping[str, float], *, is_equal: bool) -> None:
+        """Count a compilation that has ended. For any thread."""
+        with self._lock:
+            self.busy_s += busy_s
+            for name, seconds in stage_s.items():
+                self.stage_s[name] = self.stage_s.get(name, 0.0) + seconds
+            if compilation.has_failed:
+                self.n_failed += 1
+            elif not stage_s:
+                self.n_found += 1
+            elif is_equal:
+                self.n_equal += 1
+            else:
+                self.n_compiled += 1
+            if busy_s > self.slowest_s:
+                self.slowest, self.slowest_s = compilation, busy_s
+
+    def ended(self) -> Work:
+        """This, with the seconds from its beginning until now."""
+        self.wall_s = time.monotonic() - self._began
+        return self
 
 
 class _Run:
@@ -80,7 +149,7 @@ class Stages:
 
     def run(self, compilation: Compilation, shared_limit_bytes: int | None) -> bool:
         """Run a compilation on this thread, and count its work; true if it was found in Triton's disk cache."""
-        task, work = _Task(self, compilation), self.work
+        task, work = _Task(self, compilation, shared_limit_bytes), self.work
         _thread.task = task
         began = time.perf_counter()
         try:
@@ -124,12 +193,14 @@ class Stages:
 class _Task:
     """The compilation that this thread runs."""
 
-    def __init__(self, stages: Stages, compilation: Compilation) -> None:
+    def __init__(self, stages: Stages, compilation: Compilation, shared_limit_bytes: int | None) -> None:
         self.seconds: dict[str, float] = {}
         self.waited_s = 0.0
         self.is_equal = False
         """True if it has taken over the result of its latest stage."""
         self.stages = stages
+        self.shared_limit_bytes = shared_limit_bytes
+        """Of the device; None: unknown."""
         self._compilation = compilation
 
     def timed(self, name: str, step: Callable[[], Any]) -> Any:
@@ -157,7 +228,15 @@ def _cpu_s() -> float:
 
 
 def _timed(task: _Task, ext: str, stage: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda source, metadata: task.timed(_NAMES.get(ext, ext), lambda: stage(source, metadata))
+    """``stage``, timed; that for PTX is not run for a kernel that needs more shared memory than there is, as Triton finds at its load."""
+
+    def timed(source: Any, metadata: MutableMapping[str, Any]) -> Any:
+        limit, needed = task.shared_limit_bytes, metadata.get("shared") if ext == "ptx" else None
+        if limit is not None and isinstance(needed, int) and needed > limit:
+            raise triton.OutOfResources(needed, limit, "shared memory")
+        return task.timed(_NAMES.get(ext, ext), lambda: stage(source, metadata))
+
+    return timed
 
 
 def _shared(
@@ -203,12 +282,29 @@ def _make_ir(own: Any) -> Any:
     return make_ir
 
 
+class _TemporaryFiles:
+    """Python's ``tempfile`` for Triton's backends, whose files lie in our folder: one that is killed meanwhile leaves them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+    @staticmethod
+    def NamedTemporaryFile(*args: Any, **kwargs: Any) -> Any:
+        with suppress(OSError):  # none: Python looks for one
+            kwargs.setdefault("dir", temporary_folder())
+        return tempfile.NamedTemporaryFile(*args, **kwargs)
+
+
 @contextmanager
 def _patched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
+        stack.enter_context(replaced(code_generator, "print", lambda own: heard))
         for backend in triton.backends.backends.values():
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
+            module = sys.modules[backend.compiler.__module__]
+            stack.enter_context(replaced(module, "print", lambda own: heard))
+            stack.enter_context(replaced(module, "tempfile", lambda own: _TemporaryFiles()))
         yield
 
 

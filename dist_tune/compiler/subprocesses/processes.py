@@ -28,7 +28,7 @@ from triton.compiler import errors as compiler_errors
 from triton.runtime import errors as runtime_errors
 
 from dist_tune.compiler.passes.patches import SharedContext, replaced
-from dist_tune.compiler.shared_memory import check_need
+from dist_tune.compiler.subprocesses.output import heard
 from dist_tune.compiler.subprocesses.workers import CannotStartError, Worker, WorkerDiedError, workers
 
 STAGES = ["ttir", "ttgir", "llir", "ptx", "cubin"]
@@ -57,8 +57,6 @@ class Job:
         Raises:
             Exception: of the compiler, as in this process; a ``RuntimeError`` in place of a type that is not known here.
         """
-        if stage == "ptx":
-            check_need(metadata)
         # Stages may have been left out because an equal kernel has run them. They are made up for, since a stage may need more than
         # their text: that for LLVM IR sets up LLVM's targets, without which that for PTX crashes.
         n_run = STAGES.index(self.latest) + 1 if self.latest else 0
@@ -68,12 +66,12 @@ class Job:
             result, cpu_s, output = self._ask(stage)
         except WorkerDiedError:
             if self.worker is not None:
-                print(self.worker.last_words(), end="")  # noqa: T201  # captured: see ``dist_tune.compiler.subprocesses.output``
+                heard(self.worker.last_words(), end="")
             raise
         self.latest = stage
         _thread.cpu_s = cpu_s_elsewhere() + cpu_s
         if output:
-            print(output, end="")  # noqa: T201  # captured, too
+            heard(output, end="")
         if len(result) == 3:
             raise _error(*result)
         text, written, read, read_options = result

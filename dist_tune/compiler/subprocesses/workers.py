@@ -23,6 +23,7 @@ import triton
 
 from dist_tune.compiler.passes.patches import SharedContext
 from dist_tune.compiler.subprocesses import worker
+from dist_tune.compiler.subprocesses.leftovers import temporary_folder
 
 START_S = 10.0
 """Longest time that a process takes to start."""
@@ -51,12 +52,15 @@ class Worker:
         self.environment = dict(os.environ)
         self.is_ended = False
         """True once ``end`` was called."""
+        environment = dict(self.environment)
+        with suppress(OSError):  # none: it looks for one
+            environment["TMPDIR"] = temporary_folder()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         # All of it, in order, so that the process imports what this one would. An empty entry is the current folder.
         paths = json.dumps([path or os.getcwd() for path in sys.path if isinstance(path, str)])
         self._process = subprocess.Popen(  # -I: what the worker itself imports is not to be found in a folder of the user's
             [sys.executable, "-I", worker.__file__, str(IDLE_S), str(self.niceness), paths],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output, env=self.environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output, env=environment,
             process_group=0,  # with its ptxas: ended together, and by no signal that is meant for the rank
         )  # fmt: skip
         self._is_greeted = False

@@ -35,7 +35,6 @@ class Samples:
         self._closures: dict[int, float] = {}
         self._disturbed: set[int] = set()
         self._lost: set[int] = set()
-        self._n_earlier = 0
 
     def add_run(self, site: str, candidate: int, replay: int) -> None:
         """Note a replay in which a site ran the candidate that was to be timed."""
@@ -65,29 +64,11 @@ class Samples:
         """Add one timed launch; a site may be launched several times in a replay."""
         self._launches[site][candidate][replay].append(ms)
 
-    def launches_of(self, replay: int, schedule: Replay) -> dict[str, list[float]]:
-        """Site -> timed launches of the scheduled candidates in a replay."""
-        found = {site: self._launches.get(site, {}).get(trial.candidate, {}).get(replay) for site, trial in schedule.items()}
-        return {site: launches_ms for site, launches_ms in found.items() if launches_ms}
-
-    def is_disturbed(self, replay: int) -> bool:
-        """True if a stand-in ran in the replay, or a kernel was compiled in it, on this rank."""
-        return replay in self._disturbed
-
     def why_discarded(self, replay: int) -> str:
         """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
         if replay in self._lost:
             return "a kernel was compiled in it, or its clock jumped"
         return "another candidate stood in, or had to be released" if replay in self._disturbed else ""
-
-    def add_earlier(self, site: str, candidate: int, ms: float, launches_ms: Sequence[float], schedule: Replay) -> None:
-        """Add a timed replay of an earlier attempt as a sample of one of its sites."""
-        self._n_earlier += 1
-        number = -self._n_earlier
-        self.add_run(site, candidate, number)
-        self.add_replay(number, ms, schedule)
-        for each in launches_ms:
-            self.add_launch(site, candidate, number, each)
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
         """Add the time of a whole replay, and its schedule."""

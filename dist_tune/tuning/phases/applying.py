@@ -1,26 +1,27 @@
-"""Last phase: winners are put to use, the closure runs once more as its caller would, records are kept. Collective."""
+"""Last phase: winners are put to use, records are kept, the closure runs once more as its caller would. Collective."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment, reason, step_times
+from dist_tune.cache import environment, step_times
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
+from dist_tune.output import events
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import tell_of_unmet
 from dist_tune.tuning.phases.discover import write_record
 from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.summary import Settled, blocks, show, summary
+from dist_tune.tuning.summary import Settled, page, summary
 
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
-    "configs: give the machine what it lacks and call again; the call runs with these, and a new process goes on from the journal"
+    "configs: give the machine what it lacks and call again; the call runs with these, and a new process finds them in the cache"
 )
 
 
@@ -34,9 +35,9 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
     for label, winner in winners.items():
         times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race.results(label)) if each.times}
         context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
+    settled = _keep_records(context, winners)  # an error in the last run shall not cost them
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
-    context.sites.journal.begin_phase("settle")
     context.story.phase("settle")
     try:
         value = context.replays.last_run(closure)
@@ -52,7 +53,7 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.log.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
-    _keep_records(context, winners)
+    _tell(context, settled)
     return value
 
 
@@ -61,8 +62,9 @@ def _all_done(parts: Mapping[int, None]) -> None:
     """Nothing but that all ranks have come."""
 
 
-def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
-    seconds = context.expenses.total()
+def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Settled]:
+    """Write the records, and what each site's choice rests on."""
+    context.expenses.total()
     where = environment(len(context.ranks.members), context.placement.n_ranks)
     settled = []
     records = {label: make_record(context, label, where) for label in winners}
@@ -73,7 +75,13 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
-        context.story.won(label, record.winner, reason(record), record_id, record.model_dump(mode="json"))
+        fields: dict[str, Any] = {
+            "winner": record.winner,
+            "reason": record.reason,
+            "record_id": record_id,
+            "record": record.model_dump(mode="json"),
+        }
+        context.story.emit(events.Won, label, **fields)
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.log.bind(progress=True).warning(
@@ -81,12 +89,24 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> None:
             )
     tell_of_unmet(context, records)
     context.sites.journal.close(delete=True)
-    spent = f"sites={len(winners)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
+    return settled
+
+
+def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
+    """The end of a tuning, in the log, as an event and on the terminal."""
+    seconds = context.expenses.total()
+    spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.log.info(f"closure={context.name} done {replays} {spent}")
-    meetings = {topic: (n, context.story.meeting_s[topic]) for topic, n in context.story.meetings.items()}
-    for line in summary(context.name, settled, seconds, meetings):
+    for line in summary(context.name, settled, seconds, context.story.meetings):
         context.log.info(line)
-    context.story.ended(seconds.model_dump(), context.replays.n_replays, *step_times(list(records.values())))
+    first_ms, best_ms = step_times([each.record for each in settled])
+    fields: dict[str, Any] = {
+        "seconds": seconds.model_dump(),
+        "n_replays": context.replays.n_replays,
+        "first_ms": first_ms,
+        "best_ms": best_ms,
+    }
+    context.story.emit(events.TuningEnded, **fields)
     log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
-    context.story.terminal.page(lambda console: show(console, settled, log), blocks(settled, log))
+    context.story.terminal.page(lambda width, is_live: page(settled, log, width, is_live=is_live))

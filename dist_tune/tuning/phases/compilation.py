@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, spare
+from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, standing_in
 from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
@@ -148,9 +148,9 @@ def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[
     _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
-    context.compiler.close()
-    if told := spare.take_told():
+    if told := standing_in():
         context.log.warning(told)
+    context.compiler.close()
     loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
     context.note_machine(loaded.failures)
     for label, failures in loaded.failures.items():
@@ -172,7 +172,7 @@ def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str,
         for n_pending in compiler.wait(site.label, shares[site.label]):
             note_progress()
             context.replays.watchdog.note(f"compiling {site.label}")
-            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go")
+            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go", may_last=True)
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
             _load_ready(context, sites, shares)
@@ -209,7 +209,7 @@ def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Map
 def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
     note_progress()
     context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
-    context.ranks.beat(f"loading candidate {index} of {site.label}")
+    context.ranks.beat(f"loading candidate {index} of {site.label}", may_last=True)
     context.sites.load(site, index, is_early=is_early)
 
 

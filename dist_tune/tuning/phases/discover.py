@@ -203,7 +203,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         },
         wrong=dict(context.replays.trials.wrong),
         prior={
-            label: replace(lookup.prior_times(label, site.texts), near=site.near)
+            label: replace(context.sites.journal.prior(label, lookup.prior_times(label, site.texts)), near=site.near)
             for label, site in sites.items()
             if is_first and site.record is None
         },
@@ -215,7 +215,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         endless=variants.endless,
         why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
         wants_probe=variants.wants_probe,
-        resumed=context.sites.journal.offer(sites),
-        suspects={label: found for label, site in sites.items() if (found := sorted(site.suspects - site.failures.keys()))},
-        barred=context.sites.journal.barred(sites),
+        deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
+        barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},
     )

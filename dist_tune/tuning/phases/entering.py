@@ -22,7 +22,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
     """
     sites, race = context.sites, context.race
-    sites.journal.begin_phase("compile")
     context.story.phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
@@ -30,7 +29,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         return
     while labels := manifest.to_tune:
         context.replays.undo()
-        sites.go_on(manifest.resumed, manifest.barred, {label: prior.suspects for label, prior in manifest.prior.items()})
+        sites.go_on(labels, manifest.barred, manifest.deaths)
         for label in labels:
             entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
             entry.writers.update(manifest.writers[label])
@@ -73,8 +72,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
 
 
 def _unmeasured(context: TuningContext, manifest: SiteManifest, label: str) -> list[int]:
-    """Candidates without a sample of an earlier attempt."""
-    return [i for i in context.race.alive(label) if i not in manifest.resumed.get(label, {})]
+    """Candidates that no earlier attempt, or tuning, has timed."""
+    return [i for i in context.race.alive(label) if i not in manifest.prior.get(label, PriorTimes()).times]
 
 
 def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:

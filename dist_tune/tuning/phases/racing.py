@@ -23,7 +23,6 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between."""
     race, replays = context.race, context.replays
     struck: set[int] = set()
-    context.sites.journal.begin_phase("race")
     in_finals = False
     while True:
         try_waves(context, closure)
@@ -33,11 +32,9 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             break
         for label in race.take_begun_anew():
             replays.trials.samples.forget(label)
-            context.sites.journal.begin_anew(label)
         is_final = race.is_final
         if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()
-            context.sites.journal.begin_phase("finals" if is_final else "race")
         if is_final and not in_finals:
             in_finals = True
             if replays.trials.variants.counts:
@@ -68,7 +65,7 @@ def _tell_of_rungs(context: TuningContext) -> None:
 def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
     """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
     budget_s, n_repeats = context.plan.budget_s, 0
-    todo = context.sites.journal.serve(batch, context.replays.trials.samples, is_final=not conditions.is_race)
+    todo = batch
     failures: Failures = {}
     has_new_sites = False
     while True:
@@ -103,7 +100,6 @@ def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Re
             return reduced
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.
         samples.strike(reduced.disturbed)
-        context.sites.journal.struck(set(reduced.disturbed) - struck)
         struck |= set(reduced.disturbed)
 
 

@@ -1,0 +1,257 @@
+"""Records of finished tunings on disk, one JSON file per key: find, store, list.
+
+The only user of the cache directory, which other processes, jobs and versions of dist_tune use at the same time. Knows keys and files;
+nothing of ranks. What cannot be read is a miss, what cannot be written is tuned again, and each costs one warning.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, record_bytes, record_in
+from dist_tune.safe_files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, write_whole
+from dist_tune.warn_once import warn_once
+
+LOCKS = "locks"
+"""Subfolder for the locks of files outside the cache."""
+MAX_BYTES = 16 * 2**20
+"""Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
+_LOCK_TIMEOUT_S = 5.0
+_MAX_NAME = 100
+_FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
+_OLDER_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
+_PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MAX_NAME - 1}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record and its file."""
+
+    path: Path
+    record: TuningRecord
+
+
+class Cache:
+    """Records of finished tunings in one or several folders, of which the first is written. Making one touches nothing.
+
+    Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there is nothing.
+    """
+
+    def __init__(self, folders: Path | Sequence[Path], *, is_shared: bool = False) -> None:
+        """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
+        self.folders = [_absolute(each) for each in ([folders] if isinstance(folders, Path) else folders)]
+        self.folder = self.folders[0]
+        """The one that is written; the others are only read."""
+        self.rights = SHARED if is_shared else PRIVATE
+        """Permissions of its files and folders."""
+        self._is_looked_at = False
+        self.unused: dict[Path, str] = {}
+        """Files that were to be records, and folders that cannot be read, with the reason; each has been warned of."""
+
+    @property
+    def identity(self) -> str:
+        """This machine and the folder on it: processes with equal answers share files. Makes the folder if it can."""
+        with suppress(OSError):
+            self._make(self.folder)
+        with suppress(OSError):
+            status = self.folder.stat()
+            return f"{socket.gethostname()} {status.st_dev}:{status.st_ino}"
+        return f"{socket.gethostname()} process {os.getpid()}"
+
+    def path_of(self, key: CacheKey) -> Path:
+        """Path at which a record of this key is stored: "<name>/<code, key and hardware>-<software and candidates>.json"."""
+        return self.folder / _place_of(key)
+
+    def names_beside(self, path: Path) -> set[str]:
+        """Names of the records of a record's kernel, without their ending."""
+        return {each.stem for each in self._files(path.parent.name)}
+
+    def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
+        """The record of this key in the first folder that has one, or None.
+
+        With ``any_software``, failing that, the newest one that differs in versions of torch, triton or CUDA alone.
+        """
+        for folder in self.folders:
+            record = self._read(folder / _place_of(key))
+            if record is not None and record.cache_key == key:
+                return record
+        near = self._alike(key) if any_software else []
+        return next((each for each in near if _less(each.cache_key, SOFTWARE) == _less(key, SOFTWARE)), None)
+
+    def siblings(self, key: CacheKey) -> list[TuningRecord]:
+        """Records of keys that differ from this one in the candidates alone, newest first."""
+        near = [(each, each.cache_key) for each in self._alike(key)]
+        return [each for each, other in near if other != key and _less(other, ("candidates",)) == _less(key, ("candidates",))]
+
+    def of_name(self, name: str) -> list[TuningRecord]:
+        """All records of this kernel or function, newest first."""
+        return _newest_first(entry.record for entry in self._entries(_folder_name(name)) if entry.record.kernel == name)
+
+    def entries(self) -> list[Entry]:
+        """All records, sorted by name and key."""
+        names = sorted({name for folder in self.folders for name in self._listed(folder)})
+        found = [entry for name in names for entry in self._entries(name)]
+        return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
+
+    def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
+        """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
+
+        A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced,
+        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, whenever it was written.
+        Of two processes that store a record of one key in the same millisecond, either may stay.
+        """
+        path = self.path_of(record.cache_key)
+        try:
+            content = record_bytes(record) + b"\n"
+            self._make(path.parent)
+            present = self._read(path)
+            if present is None or _replaces(record, present, is_import):
+                write_whole(path, content, self.rights)
+                with suppress(OSError):  # removed already
+                    # Dated by the file server as all of them are, so clocks need not agree.
+                    sweep(path.parent, path.stat().st_mtime)
+        except (OSError, BrokenRecordError) as error:
+            reason = getattr(error, "strerror", None) or error
+            told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {path} cannot be written"
+            warn_once(f"{told}: {reason}. DIST_TUNE_CACHE_DIR names another folder.", topic=f"not kept in {path.parent}")
+            return None
+        return path
+
+    @contextmanager
+    def locked(self, target: Path) -> Iterator[None]:
+        """Hold the lock of a file outside the cache. It lies in the cache folder, because the folder of ``target`` may be shipped.
+
+        Without a lock that is refused (read-only, a file system without locks) or held for more than 5 s by a stopped process:
+        it keeps two writers from overlooking each other's changes, and ``write_whole`` alone keeps files whole.
+        """
+        with ExitStack() as stack:
+            with suppress(OSError, NotImplementedError):
+                self._make(self.folder / LOCKS)
+                lock = FileLock(self.folder / LOCKS / f"{_digest(str(target))}.lock", mode=self.rights.file)
+                stack.enter_context(lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005))
+            yield
+
+    def remove(self, path: Path) -> None:
+        """Delete a file of the folder that is written, if it is there.
+
+        Raises:
+            ValueError: it does not lie in that folder.
+            OSError: it is a folder, or the system refuses.
+        """
+        if Path(os.path.realpath(self.folder)) not in (Path(os.path.realpath(path.parent)) / path.name).parents:
+            raise ValueError(f"{path} is not in the cache folder {self.folder}")
+        path.unlink(missing_ok=True)
+
+    def _make(self, folder: Path) -> None:
+        if str(self.folder).startswith("~"):
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory", str(self.folder))
+        make_folder(folder, self.rights)
+        self._look_at()
+
+    def _look_at(self) -> None:
+        """Tell, once, that others can write the folder."""
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            warn_of_folder(self.folder, "DIST_TUNE_CACHE_DIR", is_shared=self.rights == SHARED)
+
+    def _read(self, path: Path) -> TuningRecord | None:
+        """The record at this path, or None; a file that holds no record of its name is warned of, and left where it is."""
+        try:
+            record = record_in(read_regular(path, MAX_BYTES))
+            if path.parts[-2:] != Path(_place_of(record.cache_key)).parts:
+                raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, BrokenRecordError) as error:
+            self._warn(path, str(getattr(error, "strerror", None) or error))
+            return None
+        self._look_at()
+        return record
+
+    def _warn(self, path: Path, reason: str) -> None:
+        self.unused[path] = reason
+        told = "What it was for is tuned again and takes its place, or delete it" if path.suffix == ".json" else "Its records are not found"
+        warn_once(f"cache file {path} is not used: {reason}. {told}", topic=f"unused {path}")
+
+    def _alike(self, key: CacheKey) -> list[TuningRecord]:
+        """Records that differ from the key in software and candidates at most, by their names; newest first."""
+        name, what = Path(_place_of(key)).parts[0], Path(_place_of(key)).stem.partition("-")[0]
+        found = (self._read(path) for path in self._files(name) if path.name.startswith(what))
+        return _newest_first(record for record in found if record is not None)
+
+    def _entries(self, name: str) -> list[Entry]:
+        return [Entry(path, record) for path in self._files(name) if (record := self._read(path)) is not None]
+
+    def _files(self, name: str) -> list[Path]:
+        """Files of the records in subfolders of this name; of several with one name that of the first folder."""
+        found: dict[str, Path] = {}
+        for folder in self.folders:
+            for file in self._listed(folder / name):
+                if _FILE.fullmatch(file):
+                    found.setdefault(file, folder / name / file)
+                elif _OLDER_FILE.fullmatch(file):
+                    told = "holds records of an older dist_tune: what they were for is tuned again once. dist-tune cache clear deletes them"
+                    warn_once(f"the cache folder {folder} {told}", topic=f"older records {folder}")
+        return [found[file] for file in sorted(found)]
+
+    def _listed(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._warn(folder, str(error.strerror))
+            return []
+
+
+def _absolute(folder: Path) -> Path:
+    # Without a home the ~ stays, and ``Cache._make`` refuses it. Absolute, because the program may change its working directory.
+    with suppress(RuntimeError, OSError):
+        return folder.expanduser().absolute()
+    return folder
+
+
+def _digest(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=256)
+def _place_of(key: CacheKey) -> str:
+    """Subfolder and file of a key, which are asked for as often as a record is read."""
+    what = _digest(key.name, key.source, key.key, *(getattr(key, field) for field in HARDWARE))
+    return f"{_folder_name(key.name)}/{what}-{_digest(key.candidates, *(getattr(key, field) for field in SOFTWARE))}.json"
+
+
+def _folder_name(name: str) -> str:
+    """The name itself if it can be a folder's; otherwise its allowed characters and a digest, so that two names stay apart."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    digest = _digest(name)
+    kept = re.sub(r"[^A-Za-z0-9._-]", "_", name[:_MAX_NAME])
+    return f"{re.sub('^[.-]', '_', kept)[: _MAX_NAME - len(digest) - 1]}-{digest}".removeprefix("-")
+
+
+def _less(key: CacheKey, fields: Iterable[str]) -> CacheKey:
+    return key.model_copy(update=dict.fromkeys(fields, ""))
+
+
+def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:
+    return sorted(records, key=lambda record: record.recency, reverse=True)
+
+
+def _replaces(record: TuningRecord, present: TuningRecord, is_import: bool) -> bool:
+    # As numbers, because dates end with the year 9999, and ``seconds`` in a file may be anything.
+    is_older = present.tuned_at.timestamp() <= record.tuned_at.timestamp() - record.seconds or present.recency[0] < record.recency[0]
+    return (is_older and not is_import) or (record.n_samples, record.recency) > (present.n_samples, present.recency)

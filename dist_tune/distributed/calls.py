@@ -1,0 +1,178 @@
+"""Calls of closures, counted on each rank, and what follows for a meeting from what missing ranks say of themselves. Pure.
+
+Ranks make the same calls of a closure in the same order, but meet only in those that are new to some rank. A rank that waits in its third
+call must not replay it with a rank that has come to its fourth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from dist_tune.distributed.processes import GONE, RUNS, STOPPED
+
+
+class Place(NamedTuple):
+    """A call that may end in a meeting, on one rank. A JSON array."""
+
+    closure: str
+    number: int
+    """Of the call, among those of this closure that this rank has made."""
+    before: int = 0
+    """Collectives that this rank had issued on the group before the call."""
+
+    @property
+    def text(self) -> str:
+        """The call, for people."""
+        return f"{self.closure}, call {self.number}"
+
+
+@dataclass(slots=True, eq=False)
+class Calls:
+    """The calls of one closure on this rank."""
+
+    n_calls: int = 0
+    """Calls that are over, or that may end in a meeting; the latter are ``under_way`` until they are over."""
+    under_way: list[Place] = field(default_factory=list)
+
+
+class Call(NamedTuple):
+    """A call as it comes to its meetings. A JSON array."""
+
+    place: Place
+    has_talked: bool
+    """True if its first run has issued collectives of the group: no rank has come to the end of that run without the others."""
+    n_issued: int
+    """Collectives of the group that this rank has issued so far."""
+
+    @property
+    def key(self) -> str:
+        """Its part of the store, the same on all ranks: by collectives where these show the call, by its number elsewhere."""
+        return key_of(self.place, has_talked=self.has_talked)
+
+    def holds(self, other: Place) -> bool:
+        """True if a rank that is at ``other`` is in this very call."""
+        mine = self.place
+        return mine.closure == other.closure and (mine.before == other.before if self.has_talked else mine.number == other.number)
+
+
+def key_of(place: Place, *, has_talked: bool) -> str:
+    """See ``Call.key``."""
+    return f"{place.closure}/{f'c{place.before}' if has_talked else f'n{place.number}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank says of itself when a peer asks. A JSON object."""
+
+    question: int
+    """Number of the question that it will answer next."""
+    process: str
+    """See ``process_name``."""
+    n_issued: int
+    """Collectives that it has issued on the group."""
+    n_calls: dict[str, int]
+    """Closure -> its calls so far, see ``Calls``."""
+    inside: list[Place]
+    """Its calls under way that may end in a meeting."""
+    doing: str = ""
+    for_s: float = 0.0
+    """Seconds that it has done that."""
+    may_last: bool = False
+    """True in what may take any time: its first run, compilation, loading."""
+    n_of_process: int = 0
+    """Collectives that it has issued on all groups."""
+    waits: Call | None = None
+    """The call whose first meeting it waits in."""
+    topic: str = ""
+    """Of that meeting."""
+    is_over: bool = False
+    """True at the end of its program."""
+
+    @property
+    def text(self) -> str:
+        """What it does and since when, for people."""
+        where = f" of {self.inside[-1].text}" if self.inside else ""
+        return f"{self.doing}{where} for {self.for_s:.1f} s" if self.doing else "no tuned call"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What a rank knows of another one."""
+
+    card: Card | None
+    """Its latest answer; None of a rank that has had no call which might end in a meeting, or whose answer cannot be read."""
+    silent_s: float = 0.0
+    """Seconds since a question that it has not answered yet."""
+    state: str = ""
+    """Of its process, see ``state_of``."""
+    is_fresh: bool = False
+    """True if the answer was given after the first question to it."""
+
+    @property
+    def text(self) -> str:
+        """Where it is, since when, and how its process does, for people."""
+        if self.card is None:
+            return "nothing yet"
+        state = {GONE: "its process has ended", STOPPED: "its process is stopped"}.get(self.state, "")
+        silence = f"no sign of life for {self.silent_s:.1f} s" if self.silent_s >= 1.0 else ""
+        return ", ".join(filter(None, [self.card.text, state, silence]))
+
+
+def has_passed(call: Call, card: Card) -> bool:
+    """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
+    if card.n_issued > call.n_issued:
+        return True
+    if any(map(call.holds, card.inside)):
+        return False
+    return card.n_calls.get(call.place.closure, 0) >= call.place.number and (not call.has_talked or card.n_issued == call.n_issued)
+
+
+Outcome = Literal["", "alone", "timed out", "mismatch"]
+"""Of a wait; empty: go on waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a rank waits in a meeting, in seconds."""
+
+    deadline_s: float
+    gather_s: float
+    """For a rank that lives and has not come to the call."""
+    is_first: bool = False
+    """True in the first meeting of a call."""
+    is_gathering: bool = False
+    """True in a meeting of a call that other ranks may have passed."""
+    is_optional: bool = False
+    """True if this rank has nothing to tune, and comes to see whether others have."""
+    is_broken: bool = False
+    """True after a collective has failed: ranks that are stopped are not waited for."""
+
+    def outcome(self, call: Call, mine: Card, missing: Mapping[int, Peer], waited_s: float) -> tuple[Outcome, list[int]]:
+        """What the wait of a rank for ``missing`` ones has come to, and which ranks decided that.
+
+        ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in this call.
+        """
+        passed = [rank for rank, peer in missing.items() if peer.card is not None and has_passed(call, peer.card)]
+        if self.is_gathering and passed:
+            return "alone", passed
+        for rank, peer in missing.items():
+            if (card := peer.card) is None:
+                continue
+            is_here = any(map(call.holds, card.inside))
+            has_died = peer.state == GONE and not card.is_over
+            # One of this host that is stopped, or too busy to answer, comes to the call that it is in.
+            is_held = is_here and not self.is_broken and peer.state in ((RUNS, STOPPED) if self.is_gathering else (STOPPED,))
+            is_silent = peer.silent_s >= self.deadline_s and not is_held
+            is_stuck = not self.is_gathering and is_here and not card.may_last and card.for_s >= 2 * self.deadline_s and not is_held
+            if has_died or card.is_over or is_silent or is_stuck:
+                # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
+                return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
+            is_elsewhere = card.waits is not None and not call.holds(card.waits.place) and not has_passed(card.waits, mine)
+            if self.is_first and peer.is_fresh and is_elsewhere:  # each waits for the other
+                return "mismatch", [rank]
+        patience_s = self.deadline_s if self.is_optional or not self.is_gathering else self.gather_s
+        if waited_s >= patience_s:
+            return ("alone" if self.is_optional else "timed out"), list(missing)
+        return "", []

@@ -1,0 +1,261 @@
+"""The ranks that decide together: one process alone, or the members of a process group.
+
+With the meetings in this folder the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
+Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
+nothing: a gloo group that timed out is dead, and an NCCL communicator may take the process with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from dist_tune.distributed.calls import Calls
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.store import own_client
+from dist_tune.errors import DistTuneError
+from dist_tune.validation import spelled
+
+_generations: Counter[str] = Counter()
+"""Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one leaves older keys alone."""
+
+_calls: dict[tuple[int, ...], dict[str, Calls]] = {}
+"""By the members that decide, none for a process alone: closures may be decorated anew, and groups made anew."""
+
+
+class Ranks(Meetings):
+    """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0) -> None:
+        self._group = group
+        if group is None:
+            # Its rank names its log, also where other processes tune beside it.
+            rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+            super().__init__(None, rank, (rank,), deadline_s)
+        else:
+            members = tuple(dist.get_process_group_ranks(group))
+            name = f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}"
+            _generations[name] += 1
+            store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(c10d._get_default_store()))
+            super().__init__(store, dist.get_rank(), members, deadline_s)
+            _made.add(self)
+        self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
+        self.is_alone = group is None
+        """True of a process that decides alone, of which there may be others beside it."""
+        self.neighbours = neighbours(self.rank, self.members)
+        """Position of this rank among the members on its host, as far as it knows, and how many these are."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that keeps journals, brings prior times and spells candidates out."""
+        return self.rank == self.members[0]
+
+    @property
+    def writes_progress(self) -> bool:
+        """True on the rank that writes to the terminal; of processes that tune each alone beside one another, on rank 0."""
+        return self.rank == (0 if self._group is None else self.members[0])
+
+    @property
+    def n_issued(self) -> int:
+        """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
+        try:
+            return int(self._group._get_sequence_number_for_group()) if self._group is not None else 0  # type: ignore[attr-defined]
+        except RuntimeError:
+            return 0
+
+    @property
+    def n_of_process(self) -> int:
+        """Collectives that this process has issued on all groups."""
+        return n_collectives()
+
+    def running(self, number: int, doing: str) -> AbstractContextManager[None]:
+        """A run of the closure."""
+        return self.activity.run(number, doing)
+
+    def watch_troubles(self, troubles: list[str]) -> None:
+        """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
+        self.activity.troubles = troubles
+
+    def align(self) -> None:
+        """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
+
+        Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
+        """
+        if (
+            self._group is None
+            or not torch.cuda.is_available()
+            or torch.device("cuda") not in self._group._device_types
+            or not dist.is_nccl_available()
+        ):
+            return
+        if isinstance(self._group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL):
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
+
+    @contextmanager
+    def short_timeouts(self) -> Iterator[None]:
+        """Lower the timeouts of all process groups of this process, and put them back after. Only while all ranks are tuning.
+
+        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to the deadline;
+        others to four times the deadline, because the process is gone when NCCL's expires.
+        """
+        before = []
+        for backend in _backends() if self._group is not None else ():
+            is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
+            short = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0))
+            if backend.options._timeout > short:
+                before.append((backend, backend.options._timeout))
+                backend._set_default_timeout(short)
+        try:
+            yield
+        finally:
+            for backend, timeout in before:
+                backend._set_default_timeout(timeout)
+
+
+def neighbours(rank: int, members: Sequence[int]) -> tuple[int, int]:
+    """Position of this rank among the members on its host, and how many these are.
+
+    The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here.
+    """
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or len(members))
+    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
+    return here.index(rank), len(here)
+
+
+def _backends(*groups: dist.ProcessGroup) -> list[Any]:
+    """Backends of these groups, or of all of this process, one for each kind of device, whose timeout can be set."""
+    groups = groups or tuple(c10d._world.pg_map)
+    found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
+    return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
+
+
+def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
+    """Global ranks of a group; None is the world. Empty without torch.distributed."""
+    return frozenset(dist.get_process_group_ranks(group)) if dist.is_initialized() else frozenset()
+
+
+def check_group(option: str, group: object) -> None:
+    """Refuse what is no process group. That of a rank outside a new group is refused at the call, by ``group_of``.
+
+    Raises:
+        TypeError: it is no process group.
+    """
+    if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    raise TypeError(
+        f"{option} must be a process group, as torch.distributed.new_group([0, 1]) or get_group() of a device mesh makes one, "
+        f"got {spelled(group)}"
+    )
+
+
+_groups: dict[int, tuple[dist.ProcessGroup, Ranks]] = {}
+_made: WeakSet[Ranks] = WeakSet()
+"""Also those whose process group was destroyed; what a tuning has left in cycles may hold them."""
+
+
+@atexit.register
+def _let_go() -> None:
+    # A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
+    _groups.clear()
+    for each in list(_made):
+        vars(each).pop("_group", None)
+
+
+_groups_lock = threading.Lock()
+
+
+def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+    """The one ``Ranks`` of a process group (None: the world), so that all closures on it share one sequence of epochs.
+
+    Raises:
+        DistTuneError: torch.distributed is not initialised.
+        ValueError: this rank is not in the group, or that has been destroyed.
+    """
+    if not dist.is_initialized():
+        raise DistTuneError(
+            "is_dist=True needs torch.distributed: call init_process_group() before the first call of the tuned closure and start the "
+            "script with torchrun or launch/launch.sh, or pass is_dist=False to tune this process alone."
+        )
+    if group is None:
+        group = dist.group.WORLD
+    with _groups_lock:
+        for key, (known, _) in list(_groups.items()):
+            if known not in c10d._world.pg_map:  # destroyed since; peers that wait for this rank there are told
+                _groups.pop(key)[1].close()
+        if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
+            raise ValueError(
+                f"rank {dist.get_rank()}: the group that is to decide has been destroyed (destroy_process_group); only keys that have "
+                f"their config can be used. Decorate the function anew, or pass a group that lives"
+            )
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
+        if id(group) not in _groups:
+            _groups[id(group)] = (group, Ranks(group, deadline_s))
+        ranks = _groups[id(group)][1]
+    ranks.deadline_s = deadline_s
+    # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
+    ranks.gather_s = max([deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))])
+    return ranks
+
+
+def ranks_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+    """The ranks of a process group; of the world, if there is one; or this process alone."""
+    return group_of(group, deadline_s) if group is not None or member_ranks(None) else Ranks()
+
+
+StoreError = dist.DistError
+"""Raised by a store whose host is gone."""
+
+
+def shared_store(space: str) -> dist.Store:
+    """A client of the job's c10d store, of the caller's own, with its keys in a space of their own.
+
+    Raises:
+        MachineError, StoreGoneError: it cannot be reached within the deadline.
+        DistTuneError: torch.distributed is not initialised.
+    """
+    if not dist.is_initialized():
+        raise DistTuneError(
+            "there is no c10d store: call init_process_group() first, and start the script with torchrun or launch/launch.sh"
+        )
+    return dist.PrefixStore(space, own_client(c10d._get_default_store()))
+
+
+def device_identity() -> str:
+    """This machine and the current CUDA device, by which processes tell whether they share it; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """True if peers can reach its memory, as far as that can be seen: memory that torch has not allocated itself may be theirs, too."""
+    try:
+        if tensor.is_cuda and not tensor.untyped_storage().resizable():
+            return True  # a peer's buffer, or a part of one's own
+        from torch._C._distributed_c10d import _SymmetricMemory  # torch.distributed._symmetric_memory takes 0.1 s to import
+
+        return bool(_SymmetricMemory.is_symm_mem_tensor(tensor))
+    except (ImportError, AttributeError, RuntimeError, NotImplementedError):  # a build of torch without it, or a tensor without a storage
+        return False
+
+
+def n_collectives() -> int:
+    """Collectives that this process has issued on all groups so far, as far as their backends count them."""
+    count = 0
+    for group in c10d._world.pg_map:
+        with suppress(RuntimeError):  # a backend that does not count
+            count += group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # missing in torch's stubs
+    return count

@@ -1,0 +1,118 @@
+"""Clients of the job's c10d store, and what another thread can see of one that has no answer.
+
+A store call has no timeout of its own: it waits for ever where packets are lost or the store's host is stopped. So a connection is made on
+a thread that is left behind after the deadline, and the watchdog sees since when a call of the tuning's thread has no answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from dist_tune.errors import StoreGoneError
+from dist_tune.settings import read_settings
+
+Result = TypeVar("Result")
+_connecting = threading.Lock()
+
+
+class Asked(NamedTuple):
+    """A call of the store that has no answer yet."""
+
+    call: str
+    since: float
+    """Monotonic clock, in seconds."""
+
+
+class WatchedStore:
+    """A client of a store that shows another thread since when a call of it has no answer."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.asked: Asked | None = None
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        own = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            self.asked = Asked(name, time.monotonic())
+            try:
+                return own(*args)
+            finally:
+                self.asked = None
+
+        setattr(self, name, call)  # found before __getattr__ from here on
+        return call
+
+
+def own_client(store: dist.Store) -> dist.Store:
+    """Another client of a store: on a shared one, a set() waits until another thread's wait() is over.
+
+    Raises:
+        StoreGoneError: the store cannot be reached within the deadline: its host is gone or stopped, or no descriptor is left here.
+    """
+    deadline_s = read_settings().deadline_s
+    root: Any = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store  # type: ignore[attr-defined]
+
+    def connect() -> dist.Store:
+        # With the store's own timeout an attempt goes on for half an hour where no descriptors are left.
+        with _connecting:
+            before = root.timeout
+            root.set_timeout(timedelta(seconds=deadline_s))
+            try:
+                client: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+            finally:
+                root.set_timeout(before)
+        client.set_timeout(before)
+        return client
+
+    try:
+        return within(deadline_s, connect)
+    except (dist.DistError, TimeoutError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no answer"
+        raise StoreGoneError(
+            f"this process cannot reach the c10d store, whose host is rank 0 or torchrun's agent: {reason}. Is that stopped, or this "
+            f"process out of file descriptors (ulimit -n)?"
+        ) from error
+
+
+def within(seconds: float, talk: Callable[[], Result]) -> Result:
+    """The result of a talk with a store, on a thread that is left behind if that takes longer.
+
+    Raises:
+        TimeoutError: it does.
+        Exception: what ``talk`` raises.
+    """
+    results, errors = list[Result](), list[Exception]()
+
+    def run() -> None:
+        try:
+            results.append(talk())
+        except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="dist_tune connection", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads
+        run()
+    else:
+        thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+def absent(store: Any, keys: Sequence[str]) -> list[str]:
+    """Keys that are not on the store. One question where all are, and about log2(n) for each that is not, as n ranks may ask at once."""
+    if not keys or store.check(list(keys)):
+        return []
+    half = len(keys) // 2
+    return list(keys) if not half else absent(store, keys[:half]) + absent(store, keys[half:])

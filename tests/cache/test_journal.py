@@ -1,0 +1,132 @@
+"""The file of a journal: held by one process, damaged anywhere, on a disk that is full; and what SIGTERM leaves in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache import journal as module
+from tests.programs import run_python
+
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:tuning goes on without")]
+
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test may be warned anew."""
+    monkeypatch.setattr("dist_tune.warn_once._told", set())
+
+
+def written(path: Path, *lines: bytes) -> list[bytes]:
+    """What a file held when it was opened; these are written to it."""
+    file = Journal(path)
+    for line in lines:
+        file.write(line + b"\n")
+    file.close()
+    return file.lines
+
+
+def test_lines_come_back_in_order_and_stay(tmp_path: Path):
+    """A second opening adds to them; a line that was cut off ends there."""
+    path = tmp_path / "journals" / "one.jsonl"
+    assert written(path, b"1", b"2") == []
+    path.write_bytes(path.read_bytes() + b"cut o")
+    assert written(path, b"3") == [b"1", b"2", b"cut o"]
+    file = Journal(path)
+    assert file.lines == [b"1", b"2", b"cut o", b"3"]
+    file.close(delete=True)
+    assert not path.exists()
+
+
+@pytest.mark.processes
+def test_one_process_holds_a_file(tmp_path: Path):
+    """Another goes on without one; a child that was forked meanwhile does not hold it."""
+    path = tmp_path / "one.jsonl"
+    file = Journal(path)
+    code = f"from pathlib import Path\nfrom dist_tune.cache import Journal\nprint(Journal(Path({str(path)!r})).is_over)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == "True"
+    assert "another process is tuning the same" in other.stderr
+    child = os.fork()
+    if child == 0:
+        os.execvp("sleep", ["sleep", "60"])
+    try:
+        file.close()
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.processes
+def test_sigterm_ends_a_process_as_before_and_leaves_its_stacks(tmp_path: Path):
+    """Also one that is inside C code; a handler of the program's is called, and stays."""
+    code = f"""
+import re, signal, threading
+from pathlib import Path
+from dist_tune.cache import Journal
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+journal = Journal(Path({str(tmp_path / "one.jsonl")!r}))
+signal.raise_signal(signal.SIGTERM)
+journal.close()
+assert heard == [1]
+signal.raise_signal(signal.SIGTERM)
+assert heard == [1, 1]
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+journal = Journal(Path({str(tmp_path / "two.jsonl")!r}))
+threading.Timer(0.5, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
+threading.Event().wait()
+"""
+    assert run_python("-c", code, cwd=tmp_path).returncode == -signal.SIGTERM
+    for name in ("one", "two"):
+        assert (tmp_path / f"{name}.jsonl").read_text().count("(most recent call first)") >= 1
+
+
+def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file is given up at the first line that does not fit."""
+    file = Journal(tmp_path / "one.jsonl")
+    monkeypatch.setattr(file, "_file", open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+    with pytest.warns(UserWarning, match="tuning goes on without its journal .*No space left") as told:
+        file.write(b"x\n")
+    file.write(b"x\n")
+    assert len(told) == 1
+    assert file.is_over
+
+
+@pytest.mark.parametrize("what", ["file", "link", "fifo", "folder"])
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, what: str):
+    """A file where the folder should be, and a link, a fifo or a folder where the file should."""
+    folder = tmp_path / "journals"
+    path = folder / "one.jsonl"
+    if what == "file":
+        folder.write_text("mine")
+    else:
+        folder.mkdir()
+        target = tmp_path / "target"
+        target.write_text("mine")
+        path.symlink_to(target) if what == "link" else os.mkfifo(path) if what == "fifo" else path.mkdir()
+    with pytest.warns(UserWarning, match="goes on without its journal"):
+        file = Journal(path)
+    assert file.is_over
+    assert (folder if what == "file" else tmp_path / "target").read_text() == "mine"
+    with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
+        quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
+    assert read_quarantine(path) == []
+
+
+def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is begun anew."""
+    monkeypatch.setattr(module, "MAX_BYTES", 400)
+    path = tmp_path / "one.jsonl"
+    path.write_bytes(b"x" * 500)
+    with pytest.warns(UserWarning, match="larger than 400 bytes"):
+        held = written(path, b"new")
+    assert held == []
+    assert path.read_bytes() == b"new\n"

@@ -1,0 +1,537 @@
+"""The cache directory: what is kept is found by its key in any folder, and whatever else lies there costs a warning and no more."""
+
+import errno
+import os
+import re
+import resource
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_tune.cache import HARDWARE, SOFTWARE, CacheKey, Entry, TuningRecord, record_bytes
+from dist_tune.cache import store as store_module
+from dist_tune.cache.store import MAX_BYTES, Cache
+from tests.cache_folders import files, warned
+from tests.cached_records import NOON, environment, measured, record
+
+pytestmark = pytest.mark.once
+
+Text = st.text(max_size=150)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def kept(cache: Cache, each: TuningRecord) -> Path:
+    path = cache.store(each)
+    assert path is not None
+    return path
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_found(cache: Cache):
+    """By another process too, as the same record; with the same one stored again, nothing changes."""
+    path = kept(cache, record())
+    assert path == cache.path_of(record().cache_key)
+    assert Cache(cache.folder).find(record().cache_key) == record()
+    assert kept(cache, record()) == path
+    assert files(cache.folder) == [f"model.gemm/{path.name}"]
+
+
+def test_making_and_asking_touch_nothing(cache: Cache):
+    """A folder that is not there is an empty cache."""
+    assert cache.find(record().cache_key, any_software=True) is None
+    assert (cache.siblings(record().cache_key), cache.of_name("model.gemm"), cache.entries()) == ([], [], [])
+    assert not cache.folder.exists()
+
+
+@pytest.mark.parametrize("field", ["kernel", "source", "key", "candidates", *HARDWARE, *SOFTWARE])
+def test_every_field_of_a_key_counts(cache: Cache, field: str):
+    """A record that differs in one of them is another record, in another file."""
+    if field in HARDWARE + SOFTWARE:
+        other = record(environment=environment(**{field: 8 if isinstance(getattr(environment(), field), int) else "other"}))
+    else:
+        other = record(2) if field == "candidates" else record(3, **{field: "other"})
+    cache.store(record())
+    assert cache.find(other.cache_key) is None
+    cache.store(other)
+    assert (cache.find(record().cache_key), cache.find(other.cache_key)) == (record(), other)
+
+
+def test_a_resized_job_and_another_python_hit(cache: Cache):
+    """The group of the step is the same, on a node where the process sees other GPUs, or after an upgrade of Python."""
+    cache.store(record())
+    for changes in ({"device_count": 8}, {"python": "3.12"}):
+        assert cache.find(record(environment=environment(**changes)).cache_key) == record()
+
+
+def test_any_software(cache: Cache):
+    """Failing the very record, the newest of any versions; never that of other hardware, code or candidates."""
+    here = record(environment=environment(triton="3.9.0"))
+    others = [record(environment=environment(cuda=None, triton=f"3.{i}"), tuned_at=NOON + timedelta(days=(i, -i)[i % 2])) for i in range(5)]
+    for each in [
+        *others,
+        record(environment=environment(triton="3.9.0", world_size=8)),
+        record(2, environment=environment(triton="3.9.0")),
+    ]:
+        cache.store(each)
+    assert cache.find(here.cache_key) is None
+    assert cache.find(here.cache_key, any_software=True) == others[4]
+    cache.store(here)
+    assert cache.find(here.cache_key, any_software=True) == here
+
+
+def test_siblings(cache: Cache):
+    """Equal but for the candidates, newest first; not the record itself, nor one of another version."""
+    others = [record(n, tuned_at=NOON + timedelta(days=(n, -n)[n % 2])) for n in range(4, 8)]
+    for each in [record(), *others, record(9, environment=environment(triton="3.9.0")), record(9, key="[1]")]:
+        cache.store(each)
+    assert [len(each.candidates) for each in cache.siblings(record().cache_key)] == [6, 4, 5, 7]
+
+
+def test_lists_of_records(cache: Cache):
+    """One name's, newest first; and all, in the order of their names and keys."""
+    days = {"4": 0, "2": 2, "0": 1, "3": 4, "1": 3}
+    for name in ("b", "a", "a/b"):
+        for key, day in days.items():
+            cache.store(record(kernel=name, key=key, tuned_at=NOON + timedelta(days=day)))
+    assert [each.key for each in cache.of_name("a")] == ["3", "1", "2", "0", "4"]
+    assert {each.kernel for each in cache.of_name("a/b")} == {"a/b"}
+    assert [each.record.kernel + each.record.key for each in cache.entries()] == [
+        name + key for name in ("a", "a/b", "b") for key in "01234"
+    ]
+    assert cache.entries()[0] == Entry(cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[3])
+
+
+def test_several_folders(cache: Cache, tmp_path: Path):
+    """A record in any of them is a hit, the first folder's before others; only the first is written, where the others cannot be, too."""
+    team = tmp_path / "team"
+    kept(Cache(team), measured(1))
+    kept(Cache(team), record(key="[1]"))
+    before = {name: (team / name).read_bytes() for name in files(team)}
+    both = Cache([cache.folder, tmp_path / "none", team])
+    assert both.find(measured(1).cache_key) == measured(1)
+    assert not cache.folder.exists()
+    path = kept(both, measured(9))
+    assert path.is_relative_to(cache.folder)
+    assert both.find(measured(1).cache_key) == measured(9)
+    assert [each.record for each in both.entries()] == [record(key="[1]"), measured(9)]
+    assert both.of_name("model.gemm") in ([measured(9), record(key="[1]")], [record(key="[1]"), measured(9)])
+    assert [len(each.candidates) for each in both.siblings(record(2, key="[1]").cache_key)] == [3]
+    assert both.find(record(key="[1]", environment=environment(cuda=None)).cache_key, any_software=True) == record(key="[1]")
+    assert {name: (team / name).read_bytes() for name in files(team)} == before
+    with pytest.raises(ValueError, match="not in the cache folder"):
+        both.remove(team / files(team)[0])
+    shutil.copytree(team, cache.folder, dirs_exist_ok=True)
+    assert Cache(cache.folder).find(record(key="[1]").cache_key) == record(key="[1]"), "to copy files is to merge"
+
+
+NAMES = ["../../x", "..", ".", "", "/", "/etc/passwd", "f.<locals>.<lambda>", "x" * 10_000, "a\0b", "日本", ".hidden", "-rf", "~", "a\nb"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_is_no_path(cache: Cache, name: str):
+    """Whatever a kernel is called, its folder lies in the cache, and its record is found."""
+    path = kept(cache, record(kernel=name))
+    assert path.parent.parent == cache.folder
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", path.parent.name)
+    assert cache.find(record(kernel=name).cache_key) == record(kernel=name)
+    assert cache.of_name(name) == [record(kernel=name)]
+
+
+@given(Text, Text)
+def test_two_names_do_not_share_a_folder(one: str, other: str):
+    """Also where what is left of them without strange characters is the same."""
+    paths = [Cache(Path("cache")).path_of(record(kernel=name).cache_key) for name in (one, other)]
+    assert (paths[0].parent == paths[1].parent) == (one == other)
+    assert Cache(Path("cache")).path_of(record(kernel="model.gemm_3-x").cache_key).parent.name == "model.gemm_3-x"
+
+
+def test_keys_of_text_that_is_alike(cache: Cache):
+    """Fields are not run together: what moves from one to the next makes another key."""
+    keys = [record(source=source, key=key).cache_key for source, key in (("ab", "c"), ("a", "bc"), ('a","b', "c"), ("a", 'b","c'))]
+    assert len({cache.path_of(key) for key in keys}) == 4
+    nones = [CacheKey(**{**dict(record().cache_key), "cuda": cuda}) for cuda in (None, "None", "null", "")]
+    assert len({cache.path_of(key) for key in nones}) == 4
+
+
+# -- which one stays ---------------------------------------------------------------------------------------------------
+
+FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
+BETTER: list[tuple[TuningRecord, TuningRecord, bool, bool]] = [
+    # (present, stored, whether the stored one wins, whether it wins an import); a tuning takes 10 s
+    (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=10)), True, False),
+    (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=9)), False, False),
+    (measured(9), measured(10, tuned_at=NOON + timedelta(seconds=9)), True, True),
+    (measured(9), measured(9, tuned_at=NOON + timedelta(seconds=9)), True, True),
+    (measured(9), measured(9, tuned_at=NOON - timedelta(seconds=9)), False, False),
+    (measured(9), measured(10, tuned_at=NOON - timedelta(days=9)), True, True),
+    (measured(9), measured(1, tuned_at=NOON - timedelta(days=9)), False, False),
+    (measured(9, tuned_at=FUTURE), measured(1), True, False),
+    (measured(9, tuned_at=FUTURE), measured(9), True, True),
+    (measured(9), measured(9, tuned_at=FUTURE), True, False),
+    (measured(9), measured(1, tuned_at=datetime(1, 1, 1, tzinfo=UTC), seconds=1e300), False, False),
+]
+
+
+@pytest.mark.parametrize(("present", "stored", "wins", "wins_import"), BETTER)
+def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: TuningRecord, wins: bool, wins_import: bool):
+    """Of two tunings at the same time the better measured one, otherwise the later; of imported ones always the better measured."""
+    for is_import, winner in ((False, stored if wins else present), (True, stored if wins_import else present)):
+        shutil.rmtree(cache.folder, ignore_errors=True)
+        cache.store(present)
+        assert cache.store(stored, is_import=is_import) == cache.path_of(stored.cache_key)
+        assert cache.find(stored.cache_key) == winner
+
+
+@pytest.mark.parametrize("is_import", [False, True])
+@settings(max_examples=25)
+@given(st.permutations([(n, second) for n in (1, 2, 3) for second in (0, 3, 6)]))
+def test_the_order_of_storing_does_not_matter(is_import: bool, order: list[tuple[int, int]]):
+    """Records of tunings that overlapped: the best and newest is there in the end, in whatever order they came."""
+    with tempfile.TemporaryDirectory() as folder:
+        for n, second in order[:6]:
+            Cache(Path(folder)).store(measured(n, tuned_at=NOON + timedelta(seconds=second)), is_import=is_import)
+        found = Cache(Path(folder)).find(measured(1).cache_key)
+        assert found is not None
+        assert (found.n_samples, (found.tuned_at - NOON).total_seconds()) == max(order[:6])
+
+
+# -- what is no record -------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(["delete", "insert", "truncate", "append", "whatever"]), st.data())
+def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(kind: str, data: st.DataObject):
+    """Never an error; it is warned of once, stays where it is, and the next record takes its place."""
+    content = record_bytes(record())
+    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
+    some = data.draw(st.binary(min_size=1, max_size=64))
+    damaged = {
+        "delete": content[:begin] + content[end:], "insert": content[:begin] + some + content[begin:], "truncate": content[:begin],
+        "append": content + some, "whatever": some,
+    }[kind]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        path = kept(Cache(Path(folder)), record())
+        path.write_bytes(damaged)
+        for _ in range(2):
+            found = Cache(Path(folder)).find(record().cache_key)
+            assert found is None or found.cache_key == record().cache_key
+        assert path.read_bytes() == damaged
+        assert [str(path) in str(each.message) for each in caught] == [True] * (found is None)
+        path.unlink(missing_ok=True)
+        kept(Cache(Path(folder)), record())
+        assert Cache(Path(folder)).find(record().cache_key) == record()
+
+
+def put(kind: str, path: Path) -> None:
+    """Put something strange where the record was."""
+    whole = record_bytes(record())
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        (path / "full").mkdir(parents=True)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "huge":
+        with open(path, "wb") as file:
+            file.truncate(2**34)
+    else:
+        contents = {
+            "older": b'{"schema_version": 2}', "newer": whole.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'),
+            "deep": whole.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000),
+            "no winner": whole.replace(b'"winner":1', b'"winner":7'), "NaN": whole.replace(b'"latency_ms":1.1', b'"latency_ms":NaN'),
+            "infinite": whole.replace(b'"latency_ms":1.1', b'"latency_ms":1e999'), "a text": whole.replace(b'"winner":1', b'"winner":"1"'),
+            "other record": record_bytes(record(key="[1]")), "other kernel": record_bytes(record(kernel="\x1b[31mother")),
+            "better versions": record_bytes(record(environment=environment(triton="3.9.0"))),
+        }  # fmt: skip
+        assert contents[kind] != whole
+        path.write_bytes(contents[kind])
+
+
+STRANGE = {
+    "fifo": "not a regular file", "device": "not a regular file", "folder": "Is a directory", "loop": "symbolic links",
+    "huge": "larger than", "deep": "recursion", "older": "written with schema 2", "newer": "written with schema 99",
+    "no winner": "winner 7 is no candidate", "NaN": "finite number", "infinite": "finite number", "a text": "winner: ",
+    "other record": "of another key", "other kernel": "of another key", "better versions": "of another key",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "reason"), STRANGE.items())
+@pytest.mark.parametrize("call", ["find", "any_software", "siblings", "of_name", "store"])
+def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str, reason: str, call: str):
+    """It names the file and what to do, without terminal codes. A new record takes the place of all but a folder."""
+    path = kept(cache, record())
+    put(kind, path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if call == "siblings":
+                assert cache.siblings(record(2).cache_key) == []
+            elif call == "of_name":
+                assert cache.of_name("model.gemm") == []
+            elif call == "any_software":
+                assert cache.find(record(environment=environment(cuda=None)).cache_key, any_software=True) is None
+            else:
+                assert cache.find(record().cache_key) is None
+            if call == "store":
+                assert cache.store(record()) == (None if kind == "folder" else path)
+                break
+    told = [str(each.message) for each in caught]
+    assert len(told) == (2 if (kind, call) == ("folder", "store") else 1), told
+    assert all(word in told[0] for word in (str(path), reason, "delete it"))
+    assert all(each.isprintable() for each in told)
+    assert os.path.lexists(path)
+    if call == "store" and kind != "folder":
+        assert cache.find(record().cache_key) == record()
+
+
+def test_a_large_file_is_not_read(cache: Cache):
+    """As large as any that is read, and one byte more."""
+    path = kept(cache, record())
+    path.write_bytes(record_bytes(record()).ljust(MAX_BYTES))
+    assert cache.find(record().cache_key) == record()
+    with open(path, "ab") as file:
+        file.write(b" ")
+    with warned("larger than"):
+        assert cache.find(record().cache_key) is None
+
+
+def test_lists_pass_over_other_files(cache: Cache):
+    """Without a word, but for records of older versions: one line for all of them."""
+    path = kept(cache, record())
+    for name in ("notes.json", f"{path.name}.broken", f"copy of {path.name}", f"{path.stem}.tmp"):
+        (path.parent / name).write_bytes(b"x")
+    (cache.folder / "README").write_bytes(b"x")
+    (cache.folder / "empty").mkdir()
+    with warned():
+        assert cache.of_name("model.gemm") == [record()]
+        assert [entry.record for entry in cache.entries()] == [record()]
+    for number in "01":
+        (path.parent / f"{number * 12}-{number * 12}-{number * 12}.json").write_bytes(b'{\n"sha256"')
+    with warned("holds records of an older dist_tune: what they were for is tuned again once"):
+        assert cache.of_name("model.gemm") == [record()]
+        assert [entry.record for entry in cache.entries()] == [record()]
+
+
+@pytest.mark.parametrize(
+    "spoiled", [record().model_copy(update={"winner": 7}), record().model_copy(update={"seconds": float("inf")}), None]
+)
+def test_what_could_not_be_read_again_is_not_stored(cache: Cache, spoiled: TuningRecord | None):
+    """There is a warning instead, and the record that was there stays."""
+    cache.store(record())
+    if spoiled is None:
+        spoiled = record()
+        spoiled.candidates[0].fields["SCALE"] = float("nan")
+    with warned("is not kept"):
+        assert cache.store(spoiled) is None
+    assert cache.find(record().cache_key) == record()
+
+
+def test_equal_digests_are_no_equal_keys(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """A file name is twelve digits of a digest; what decides is the key itself."""
+    monkeypatch.setattr(store_module, "_digest", lambda *values: "0" * 12)
+    monkeypatch.setattr(store_module, "_place_of", store_module._place_of.__wrapped__)  # places of other tests are remembered
+    cache.store(record(kernel="a/b", source="other"))
+    with warned():
+        for key in (record(kernel="a/b").cache_key, record(kernel="a/b", environment=environment(torch="x")).cache_key):
+            assert cache.path_of(key) == cache.entries()[0].path
+            assert cache.find(key, any_software=True) is None
+            assert cache.siblings(key) == []
+        assert cache.of_name("a b") == []
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond it, as on a disk that fills up in the middle of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return fail
+
+
+@contextmanager
+def without_privileges() -> Iterator[Path]:
+    """A folder, while this process is no superuser: file permissions hold for it as for others."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        for each in folder.rglob("*"):
+            each.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_a_read_only_folder():
+    """What is there is found; nothing is stored, with one warning for a kernel; a folder that cannot be read is named."""
+    with without_privileges() as folder:
+        cache = Cache(folder / "cache")
+        path = kept(cache, record())
+        path.parent.chmod(0o555)
+        with warned("Permission denied. DIST_TUNE_CACHE_DIR names another folder"):
+            for day in (1, 2):
+                assert cache.store(record(tuned_at=NOON + timedelta(days=day))) is None
+        with warned():
+            assert Cache([folder / "own", cache.folder]).find(record().cache_key) == record()
+        cache.folder.chmod(0)
+        with warned("Permission denied", "Permission denied"):
+            assert cache.find(record().cache_key) is None
+            assert cache.entries() == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "limit"])
+def test_a_full_disk(cache: Cache, monkeypatch: pytest.MonkeyPatch, step: str):
+    """One warning, with what to do; the record that was there stays, and no part of a file is left."""
+    cache.store(record())
+    later = record(tuned_at=NOON + timedelta(days=1))
+    with monkeypatch.context() as patch, warned("DIST_TUNE_CACHE_DIR names another folder"):
+        if step == "limit":
+            with file_size_limit(1000):
+                assert cache.store(later) is None
+        else:
+            patch.setattr(os, step, raising(OSError(errno.ENOSPC, "No space left on device")))
+            assert cache.store(later) is None
+    assert cache.find(record().cache_key) == record()
+    assert len(files(cache.folder)) == 1
+
+
+@pytest.mark.parametrize("where", ["file", "file/cache", "dangling/cache", "loop/cache", "x" * 300])
+def test_a_folder_that_cannot_be(tmp_path: Path, where: str):
+    """A file in its place or above it, a name that is too long: one warning of records that are not kept, and no error."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "far")
+    (tmp_path / "loop").symlink_to("loop")
+    cache = Cache(tmp_path / where)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert cache.store(record()) is cache.store(record()) is None
+        assert cache.find(record().cache_key, any_software=True) is None
+        assert (cache.siblings(record().cache_key), cache.of_name("f"), cache.entries()) == ([], [], [])
+    assert ["is not kept and will be repeated" in str(each.message) for each in caught].count(True) == 1
+    assert cache.identity == f"{socket.gethostname()} process {os.getpid()}" or where == "file"
+
+
+def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """~ is the user's home, a relative folder stays where it is when the program changes its own; without a home nothing is kept."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Cache(Path("~/c")).folder == tmp_path / "home" / "c"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    cache = Cache(Path("here"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    cache.store(record())
+    assert Cache(tmp_path / "here").find(record().cache_key) == record()
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", raising(KeyError("nobody")))
+    cache = Cache(Path("~/.dist_tune/autotune"))
+    with warned("there is no home directory"):
+        assert cache.store(record()) is None
+        assert cache.find(record().cache_key) is None
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_identity(cache: Cache, tmp_path: Path):
+    """Equal for two names of one folder, which it makes; different for two folders."""
+    identity = cache.identity
+    (tmp_path / "link").symlink_to(cache.folder)
+    assert Cache(tmp_path / "link").identity == identity
+    assert Cache(tmp_path / "other").identity != identity
+    assert identity.startswith(socket.gethostname())
+
+
+def test_remove(cache: Cache, tmp_path: Path):
+    """A file of the cache, also one that is gone by now; nothing outside, by whatever path or link."""
+    path, outside = kept(cache, record()), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"x")
+    (cache.folder / "link").symlink_to(outside)
+    (cache.folder / "leaf").symlink_to(outside / "file")
+    for wrong in (outside / "file", cache.folder / ".." / "outside" / "file", cache.folder / "link" / "file", cache.folder, Path("file")):
+        with pytest.raises(ValueError, match="not in the cache folder"):
+            cache.remove(wrong)
+    cache.remove(cache.folder / "leaf")
+    assert (outside / "file").exists()
+    (tmp_path / "way").symlink_to(cache.folder)
+    Cache(tmp_path / "way").remove(path)
+    cache.remove(path)
+    assert cache.find(record().cache_key) is None
+    with pytest.raises(OSError):
+        cache.remove(path.parent)
+
+
+def test_leftovers_are_swept_by_the_next_store(cache: Cache):
+    """Temporary files of processes that were killed an hour ago and more."""
+    path = kept(cache, record())
+    for name, age_s in (("old.tmp", 4000), ("new.tmp", 3000)):
+        (path.parent / name).write_bytes(b"part")
+        seconds = path.stat().st_mtime - age_s
+        os.utime(path.parent / name, (seconds, seconds))
+    cache.store(record(2))
+    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]
+
+
+# -- several writers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_excludes_threads(cache: Cache, tmp_path: Path):
+    """Four threads count in a file outside the cache, each number read and written under its lock; none is lost."""
+    count = tmp_path / "count"
+    count.write_text("0")
+
+    def add() -> None:
+        for _ in range(10):
+            with cache.locked(count):
+                number = int(count.read_text())
+                time.sleep(0.0005)
+                count.write_text(str(number + 1))
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count.read_text() == "40"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks here"), TimeoutError()])
+def test_a_refused_lock_is_done_without(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    """A file system that has no locks keeps nobody from writing, and no error within is taken for a refusal."""
+    monkeypatch.setattr("dist_tune.cache.store.FileLock.acquire", raising(error))
+    with pytest.raises(OSError, match="of the body"), cache.locked(tmp_path / "file"):
+        raise OSError("of the body")

@@ -1,0 +1,103 @@
+"""What the lines of a journal say of earlier attempts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_tune.sites.journal import Attempts, read_attempts
+
+pytestmark = pytest.mark.once
+
+
+def line(kind: str, **fields: Any) -> bytes:
+    run = {"date": "", "host": "", "pid": 1, "world_size": 1, "command": [], "device": "", "versions": {}} if kind == "run" else {}
+    return json.dumps({"kind": kind, "at": 1.0, "rank": 0, **run, **fields}).encode()
+
+
+RUN = line("run")
+STACKS = [b"Thread 0x00007f (most recent call first):", b'  File "step.py", line 3 in step', b"", b"Current thread 0x1:", b"  <no frame>"]
+
+
+def site(number: int, key: str = "") -> bytes:
+    return line("site", site=number, label=f"label {number}", kernel="k", key="[1]", configs=["a", "b"], cache_key=key or "xyz"[number])
+
+
+def under_way(*candidates: tuple[int, int], is_alone: bool = False) -> bytes:
+    return line("under way", candidates=candidates, is_alone=is_alone)
+
+
+def deaths(*lines: bytes) -> dict[tuple[str, int], int]:
+    past, _ = read_attempts(lines)
+    return {(key, i): n for key, each in past.items() for i, n in each.deaths.items() if n}
+
+
+FIRST = [RUN, site(0), site(1)]
+
+
+def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
+    """Of several markers the last counts; an empty one clears it, and so do the stacks that SIGTERM leaves."""
+    once = [*FIRST, under_way((0, 3)), under_way((0, 1))]
+    assert deaths(*once) == {("x", 1): 1}
+    assert deaths(*once, *once) == {("x", 1): 2}
+    assert deaths(*once, b"", under_way()) == {}
+    assert deaths(*once, *STACKS) == {}
+    assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
+    assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
+    assert read_attempts([*once, *STACKS])[1] == 0
+    assert deaths(*FIRST, under_way((0, 1), is_alone=True)) == {("x", 1): 2}
+
+
+def test_markers_nest():
+    """A kernel inside a function has run: the function goes on."""
+    assert deaths(*FIRST, under_way((0, 0)), under_way((0, 0), (1, 5)), under_way((0, 0))) == {("x", 0): 1}
+    assert deaths(*FIRST, under_way((0, 0), (1, 5))) == {("x", 0): 1, ("y", 5): 1}
+
+
+def test_of_several_under_way_one_at_most_dies_a_second_time():
+    """The one that was there before; with two of these neither."""
+    first = [*FIRST, under_way((0, 0), (1, 5))]
+    assert deaths(*first, *FIRST, under_way((0, 0), (1, 6))) == {("x", 0): 2, ("y", 5): 1, ("y", 6): 1}
+    assert deaths(*first, *FIRST, under_way((0, 0), (1, 5))) == {("x", 0): 1, ("y", 5): 1}
+
+
+def test_a_site_is_known_by_its_cache_key():
+    """Under another number and name its deaths add up; another key is another site."""
+    once = [RUN, site(0, "a"), under_way((0, 1))]
+    assert deaths(*once, RUN, site(7, "a"), under_way((7, 1))) == {("a", 1): 2}
+    assert deaths(*once, RUN, site(0, "b"), under_way((0, 1))) == {("a", 1): 1, ("b", 1): 1}
+
+
+def test_deaths_that_ranks_have_agreed_on_replace_one_s_own():
+    """Those of another rank count here, too; 0 is one that is in quarantine, and may be let go."""
+    assert deaths(*FIRST, line("died", site=0, deaths={1: 1})) == {("x", 1): 1}
+    assert deaths(*FIRST, under_way((0, 1)), *FIRST, line("died", site=0, deaths={1: 1, 2: 1})) == {("x", 1): 1, ("x", 2): 1}
+    assert deaths(*FIRST, under_way((0, 1)), *FIRST, line("died", site=0, deaths={1: 0})) == {}
+
+
+def test_agreed_times_and_failures_come_back():
+    """The latest time of a candidate; failures that only a run can find."""
+    times = [line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))]
+    failed = [line("dropped", site=0, candidate=i, failure=kind, reason="why") for i, kind in enumerate(("launch", "compile", "clock"))]
+    past = read_attempts([*FIRST, *times, *failed])[0]["x"]
+    assert [(i, each.kernel_ms, each.closure_ms, each.n_replays) for i, each in past.times.items()] == [(1, 0.4, 2.0, 3)]
+    assert [*past.failures] == [0, 2]
+
+
+LINES = st.one_of(
+    st.binary(max_size=50),
+    st.sampled_from([RUN, site(0), site(1), site(9, "x"), under_way(), under_way((0, 1)), under_way((5, 1)), *STACKS]),
+    st.sampled_from([line("agreed", site=0, times={-1: [[0.0, 1, 1], 1]}), line("died", site=0, deaths={"x": 1}), b"[" * 10_000, b"NaN"]),
+)
+
+
+@given(st.lists(LINES))
+def test_any_lines_are_read(lines: list[bytes]):
+    """In any order: a journal may have lost lines anywhere."""
+    past, n_damaged = read_attempts(lines)
+    assert 0 <= n_damaged <= len(lines)
+    assert all(isinstance(each, Attempts) for each in past.values())
