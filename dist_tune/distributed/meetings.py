@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.activity import Activity
-from dist_tune.distributed.calls import Call, Calls, Limits, Place, key_of
+from dist_tune.distributed.calls import Call, Calls, Limits, Place, has_passed, key_of
 from dist_tune.distributed.messages import (
     Aborted,
     Agreed,
@@ -347,7 +347,9 @@ class Meetings:
                 here_at = now
             outcome, ranks = limits.outcome(self._call, self.activity.card(0), peers, now - here_at)
             if outcome == "alone":
-                self._decide(key, Alone(passed=ranks))
+                gone = {rank: peers[rank] for rank in ranks if (card := peers[rank].card) is None or not has_passed(self._call, card)}
+                where = "; ".join(f"rank {rank} has not come to it: {self._where(rank, peer.text)}" for rank, peer in gone.items())
+                self._decide(key, Alone(passed=ranks, where=where))
             elif outcome == "timed out":
                 last = {rank: self._where(rank, peers[rank].text) for rank in ranks}
                 others = {self.rank: self.activity.card(0).text}
