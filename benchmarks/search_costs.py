@@ -50,9 +50,9 @@ def load_full_tables() -> list[FullTable]:
 def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[float]:
     """After each wave, by how much the config that looks best so far is slower than the best of the table; the search sees noisy times.
 
-    Each seed has the configs in another order, because the first one and the order of equals decide where a search begins.
+    Each run has the configs in another order, because the first one and the order of equals decide where a search begins.
     """
-    dice = random.Random(seed)
+    dice = random.Random(f"{table.problem} {seed}")
     order = dice.sample(range(len(table.us)), len(table.us))
     guide = Guide([describe(table.configs[i]) for i in order], n_tries) if search == "guided" else None
     seen_ms: dict[int, float] = {}

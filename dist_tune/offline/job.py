@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -215,18 +216,14 @@ def raising_on_termination() -> Iterator[None]:
 
     A handler of the user's stays, and threads other than the main one are left as they are.
     """
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
+    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @Reduction
@@ -246,7 +243,8 @@ def _checked(parts: Mapping[int, tuple[list[str], str]]) -> tuple[str, str]:
     devices: dict[str, int] = {}
     for rank, (own, device) in parts.items():
         if own != tasks:
-            at, (theirs, mine) = next((k, pair) for k, pair in enumerate(zip_longest(tasks, own, fillvalue="none")) if pair[0] != pair[1])
+            pairs = enumerate(zip_longest(tasks, own, fillvalue="none"))
+            at, (theirs, mine) = next((k, pair) for k, pair in pairs if pair[0] != pair[1])
             return (
                 f"ranks {first} and {rank} have other problems, first at index {at}: {theirs!r} and {mine!r}. Build the list from values "
                 f"that are equal on all ranks"

@@ -86,13 +86,7 @@ class RunLaunch(FunctionLaunch):
             result = run()
             span.end()
             return result
-        try:
-            return self._watched(run)
-        except torch.OutOfMemoryError:
-            if not self._is_alone:  # the others do not run once more
-                raise
-            self.make_room(i)
-            return self._watched(run)
+        return self.with_room(partial(self._watched, run)) if self._is_alone else self._watched(run)  # the others do not run once more
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""
@@ -105,11 +99,13 @@ class RunLaunch(FunctionLaunch):
             raise made
         return made
 
-    def make_room(self, kept: int | None = None) -> None:
-        """Free all runs but one, that whose turn it is by default: running out of memory here is our fault, not the candidate's."""
-        kept = self._turn if kept is None else kept
-        self._held = OrderedDict((i, each) for i, each in self._held.items() if i == kept)
+    def with_room(self, call: Callable[[], Any]) -> Any:
+        """Call it, and once more without the runs that are held but for that whose turn it is: they are our fault, not the candidate's."""
+        with suppress(torch.OutOfMemoryError):
+            return call()
+        self._held = OrderedDict((i, each) for i, each in self._held.items() if i == self._turn)
         torch.cuda.empty_cache()
+        return call()
 
     def drop(self) -> None:
         """Free all runs."""
@@ -135,11 +131,7 @@ class RunLaunch(FunctionLaunch):
             if self._callback is not None and index not in self._changed:
                 self._callback(config)
                 self._changed.add(index)
-            try:
-                made: Any = self._make(dict(config))  # a copy: launchers may take keys out of it
-            except torch.OutOfMemoryError:
-                self.make_room()
-                made = self._make(dict(config))
+            made = self.with_room(lambda: self._make(dict(config)))  # a copy: launchers may take keys out of it
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)
         if made is None:
@@ -211,11 +203,8 @@ class _RunChecker(Checker):
             return ""
         self._is_repeating = False
         try:
-            if self._is_alone:
-                with suppress(torch.OutOfMemoryError):
-                    return super().judge(result, (made.run,), {})
-                self._launch.make_room()  # copies of the result did not fit beside the runs that are held
-            return super().judge(result, (made.run,), {})
+            judge = partial(super().judge, result, (made.run,), {})
+            return str(self._launch.with_room(judge) if self._is_alone else judge())
         except Exception as error:  # of a run that works once: a vote against this config
             if not self._is_alone or is_fatal(error):  # the device is lost, also to the other configs
                 raise

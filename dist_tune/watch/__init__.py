@@ -3,7 +3,6 @@
 None of it runs in a steady call.
 """
 
-from dist_tune.watch.last_words import limited
 from dist_tune.watch.release import Release, Releases, check_release
 from dist_tune.watch.steps import Kind
 from dist_tune.watch.watchdog import Watchdog
@@ -14,5 +13,4 @@ __all__ = [
     "Releases",
     "Watchdog",
     "check_release",
-    "limited",
 ]
