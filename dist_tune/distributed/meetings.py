@@ -140,16 +140,20 @@ class Meetings:
             raise self._error(found)
         self._doubted = found if isinstance(found, Aborted) else None
 
-    @contextmanager
-    def meeting(self, closure: str) -> Iterator[None]:
-        """A call that all ranks make to meet, and for nothing else; an error in it ends it on all ranks. Collective."""
+    def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
+        """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
+
+        The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
+        """
         with self.calling(closure) as number:
-            self.enter(closure, number)
             try:
-                yield
+                part = work()
             except BaseException as error:
+                self.enter(closure, number, has_raised=True)
                 self.abort(error)
                 raise
+            self.enter(closure, number)
+            return self.reduce(topic, part, fn)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
