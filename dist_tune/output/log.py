@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partialmethod
+from functools import cached_property, partialmethod
 from pathlib import Path
 from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
@@ -100,8 +100,12 @@ class RankFile(LineFile):
         super().__init__(path)
         self._holds, self._make_header = holds, header
 
+    @cached_property
+    def _place(self) -> Path:
+        return self.path.absolute()
+
     def _header(self) -> bytes:
-        if (mine := (os.getpid(), self.path.absolute())) in _headed:
+        if (mine := (os.getpid(), self._place)) in _headed:
             return b""
         _headed.add(mine)
         warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
