@@ -191,7 +191,7 @@ class Story:
 
     def numbered(self, line: str) -> str:
         """A line of the log with the short numbers of sites in place of their labels."""
-        return _replaced(line, {label: f"site {number}" for label, number in self.numbers.items()})
+        return _replaced(line, {label: f"site {number}" for label, number in self.numbers.items()}) if "site=" in line else line
 
     def for_people(self, line: str) -> str:
         """A line of the log as the terminal shows it: sites and the closure by their short names."""
@@ -256,6 +256,6 @@ class Story:
 
 def _replaced(line: str, names: Mapping[str, str]) -> str:
     # The longest first: one label may begin with another.
-    for label in sorted(names, key=len, reverse=True) if "site=" in line else ():
+    for label in sorted(names, key=len, reverse=True):
         line = line.replace(f"site={label}", names[label])
     return line
