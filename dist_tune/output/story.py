@@ -50,7 +50,7 @@ class Story:
         self.terminal = terminal
         self.path = folder / f"rank-{rank}.log"
         self._rank, self._tuning, self._world_size = rank, tuning, world_size
-        self._file = RankFile(folder / f"rank-{rank}.jsonl", "events", self._header)
+        self._file = RankFile(folder / f"rank-{rank}.jsonl", self._header)
         self._journal: Callable[[bytes], None] | None = None
         self._pending: list[bytes] = []
         self._is_begun = False
