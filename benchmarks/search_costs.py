@@ -12,10 +12,13 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from benchmarks.timing_tables import TABLES
-from dist_tune.search import SearchStrategy, make_strategy
+from dist_tune.configs import describe
+from dist_tune.search import Guide
+
+Search = Literal["random", "guided"]
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a measured time."""
@@ -44,26 +47,35 @@ def load_full_tables() -> list[FullTable]:
     return [FullTable(each["problem"], configs, each["us"]) for each in content["problems"]]
 
 
-def regrets(table: FullTable, search: SearchStrategy, n_tries: int, seed: int, batch: int = 64) -> list[float]:
-    """After each try, by how much the config that looks best so far is slower than the best of the table; the search sees noisy times."""
-    dice = random.Random(seed)
-    strategy = make_strategy(search, table.configs, n_tries, seed)
+def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[float]:
+    """After each wave, by how much the config that looks best so far is slower than the best of the table; the search sees noisy times.
+
+    Each run has the configs in another order, because the first one and the order of equals decide where a search begins.
+    """
+    dice = random.Random(f"{table.problem} {seed}")
+    order = dice.sample(range(len(table.us)), len(table.us))
+    guide = Guide([describe(table.configs[i]) for i in order], n_tries) if search == "guided" else None
     seen_ms: dict[int, float] = {}
+    failed, untried = set[int](), set(range(len(order)))
     found: list[float] = []
-    while proposed := strategy.propose(batch):
-        for i in proposed:
-            us = table.us[i]
-            if us is not None:
-                seen_ms[i] = us / 1e3 * math.exp(dice.gauss(0.0, NOISE))
-            looks_best = min(seen_ms, key=seen_ms.__getitem__, default=None)
-            # The few that look best are measured again in finals, so noise costs no more than the best of them.
-            near = [j for j in seen_ms if looks_best is not None and seen_ms[j] <= seen_ms[looks_best] * (1 + 3 * NOISE)]
-            found.append(min((table.us[j] or math.inf for j in near), default=math.inf) / table.best_us - 1)
-        strategy.tell({i: seen_ms[i] for i in proposed if i in seen_ms}, [i for i in proposed if i not in seen_ms])
+    wave = guide.spread if guide is not None else list(range(n_tries))
+    while wave:
+        untried.difference_update(wave)
+        for k in wave:
+            us = table.us[order[k]]
+            if us is None:
+                failed.add(k)
+            else:
+                seen_ms[k] = us / 1e3 * math.exp(dice.gauss(0.0, NOISE))
+        # The few that look best are measured again in finals, so noise costs no more than the best of them.
+        near = [k for k, ms in seen_ms.items() if ms <= min(seen_ms.values()) * (1 + 3 * NOISE)]
+        found.append(min((table.us[order[k]] or math.inf for k in near), default=math.inf) / table.best_us - 1)
+        n_tried = len(order) - len(untried)
+        wave = guide.wave(seen_ms, failed, untried, n_tried=n_tried, is_barren=not seen_ms) if guide is not None else []
     return found
 
 
-def summary(tables: Sequence[FullTable], search: SearchStrategy, n_seeds: int) -> str:
+def summary(tables: Sequence[FullTable], search: Search, n_seeds: int) -> str:
     """Share of runs within 2 % and 5 % of the best, after so many tries; each number of tries is a search of its own."""
     lines = []
     for own_share in SHARES:
@@ -82,7 +94,7 @@ def main(n_seeds: int = 4) -> None:
     """Print the table of all searches."""
     tables = load_full_tables()
     print(f"{len(tables)} problems of {len(tables[0].configs)} configs, noise {NOISE:.0%}, {n_seeds} runs each")
-    for search in ("racing", "random", "guided"):
+    for search in get_args(Search):
         summary(tables, search, n_seeds)
 
 

@@ -18,7 +18,7 @@ from math import exp
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
-from dist_tune.search.guided.guide import guide_of
+from dist_tune.search.guided import guide_of
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions

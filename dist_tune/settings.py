@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dist_tune.validation import spelled
@@ -68,9 +68,9 @@ class Settings(BaseSettings):
     progress: bool | None = None
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
     cache_dir: Path = Path("~/.dist_tune/autotune")
-    """Folder of the records of finished tunings."""
-    cache_path: str | None = None
-    """Several such folders, separated as in PATH, in place of ``cache_dir``: the first is written, the others are only read."""
+    """Folder of the records of finished tunings; the first of ``cache_path``, if that is set."""
+    cache_path: str = ""
+    """Several such folders, separated as in PATH: the first is written, the others are only read."""
     cache_shared: bool = False
     """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
     always_tune: bool = False
@@ -90,15 +90,25 @@ class Settings(BaseSettings):
             return folder.expanduser()
         return folder
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_first_folder(cls, given: dict[str, Any]) -> dict[str, Any]:
+        folders = _folders_of(given.get("cache_path", ""))
+        return given | ({"cache_dir": folders[0]} if folders else {})
+
     @property
     def cache_folders(self) -> list[Path]:
         """Folders of records; the first is written."""
-        return [Path(each) for each in (self.cache_path or "").split(os.pathsep) if each] or [self.cache_dir]
+        return [self.cache_dir, *map(Path, _folders_of(self.cache_path)[1:])]
 
     @property
     def shown(self) -> str:
         """The verbosity: "quiet", "normal" or "verbose"."""
         return self.verbosity.lower() if self.verbosity else "quiet" if self.progress is False else "normal"
+
+
+def _folders_of(path: str) -> list[str]:
+    return [each for each in path.split(os.pathsep) if each]
 
 
 def read_settings() -> Settings:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,18 @@ from kernels import gemm_a8w8_blockscale as gemm  # before triton: without a GPU
 from rich.console import Console  # isort: skip
 from rich.table import Table
 
-from dist_tune.offline import ConfigFile, Outcome, Settled, launchable, load_config, measure, small_medium_large, tune_files, tune_problems
-from dist_tune.search import STRATEGIES
+from dist_tune.offline import (
+    ConfigFile,
+    Outcome,
+    SearchStrategy,
+    Settled,
+    launchable,
+    load_config,
+    measure,
+    small_medium_large,
+    tune_files,
+    tune_problems,
+)  # fmt: skip
 
 MIN_GAIN = 0.03
 """With --compare an older config is replaced if the new one is faster by this share."""
@@ -152,7 +162,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--k", "--K", type=int, help="depth")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16", help="of y")
     parser.add_argument("--space", default="full", help="small, full, or a JSON file with a list of configs")
-    parser.add_argument("--search", choices=STRATEGIES, default="racing")
+    parser.add_argument("--search", choices=get_args(SearchStrategy), default="racing")
     parser.add_argument("--max-configs", type=int, help="tried at most, for each problem")
     parser.add_argument("--budget-s", type=float, help="seconds for each problem")
     parser.add_argument("--iters", type=int, default=10, help="timed runs of each of the best few")

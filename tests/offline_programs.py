@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.offline import tune_kernel
+from dist_tune.offline import Outcome, Problem, tune_problems
 
 
 def noted(folder: str, what: str) -> int:
@@ -20,24 +20,26 @@ def noted(folder: str, what: str) -> int:
     return os.path.getsize(f"{folder}/{what}")
 
 
-def main(folder: str, dies_at: int, n_deaths: int) -> None:
-    """Tune twelve configs, the eighth is fastest; the process is killed where one runs, so many times; with 100 added, asked to end."""
+def main(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -> None:
+    """Tune twelve configs, the eighth is fastest; so many times a run of one, from its ``from_run``-th on, gets the signal ``how``."""
 
     def make(config: dict[str, Any]) -> Any:
         i = config["i"]
 
         def run() -> torch.Tensor:
-            noted(folder, f"run-{i}")
-            if i == dies_at % 100 and noted(folder, "died") <= n_deaths:
-                os.kill(os.getpid(), signal.SIGKILL if dies_at < 100 else signal.SIGTERM)
-            time.sleep(0.005 * (1 + abs(i - 7)))
+            n_runs = noted(folder, f"run-{i}")
+            if i == dies_at and n_runs >= from_run and noted(folder, "died") <= n_deaths:
+                os.kill(os.getpid(), how)
+            time.sleep(0.002 * (1 + abs(i - 7)))
             return torch.ones(2)
 
-        noted(folder, f"made-{i}")
         return run, torch.ones(2)
 
-    print(tune_kernel([{"i": i} for i in range(12)], make, num_iters=5, name="program")["i"])
+    (ended,) = tune_problems([Problem("program", [{"i": i} for i in range(12)], make)], num_iters=5)
+    assert isinstance(ended, Outcome)
+    print(ended.winner, ended.n_resumed, *ended.failures)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,6 +1,7 @@
 """The environment variables, by name."""
 
 import math
+import os
 import warnings
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch):
 def test_defaults_need_no_environment():
     assert Settings().model_dump() == {
         "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
-        "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": None, "always_tune": False, "cache_shared": False,
+        "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
         "version_check": True, "require_cache": False, "isolate": False,
     }  # fmt: skip
 
@@ -182,3 +183,11 @@ def test_one_variable_says_how_much_is_shown(monkeypatch: pytest.MonkeyPatch, va
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert Settings().shown == shown
+
+
+def test_several_cache_folders(monkeypatch: pytest.MonkeyPatch):
+    """The first is the one that is written, in place of DIST_TUNE_CACHE_DIR; without several that one is all."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
+    assert Settings().cache_folders == [Path("/c")]
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
+    assert (Settings().cache_dir, Settings().cache_folders) == (Path("/a"), [Path("/a"), Path("~/b")])

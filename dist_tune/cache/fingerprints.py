@@ -237,7 +237,8 @@ class _Walker:
     def _class(self, cls: type) -> tuple[Any, ...]:
         if self._is_foreign(cls):
             return _package_of(cls), _name_of(cls)
-        members = [(name, self._named(name, value)) for name, value in dict(_class_dict(cls)).items()]
+        own = [pair for pair in dict(_class_dict(cls)).items() if pair[0] != "_generate_next_value_"]  # of enums, and of Python's version
+        members = [(name, self._named(name, value)) for name, value in own]
         return [self._reference(base) for base in _mro_of(cls)[1:]], [(name, meaning) for name, meaning in members if meaning is not None]
 
     def _object(self, thing: object) -> tuple[Any, ...]:
@@ -386,6 +387,8 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
             value = getattr(node, field, None)
             if value is None or value == [] or field in ("ctx", "kind", "type_comment"):
                 continue
+            if kind is ast.JoinedStr:  # Python 3.12 has empty texts there
+                value = [each for each in value if type(each) is not ast.Constant or each.value]
             texts.append(field)
             for each in value if type(value) is list else [value]:
                 if isinstance(each, ast.AST):

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed.activity import Activity
-from dist_tune.distributed.calls import Call, Calls, Limits, Place, key_of
+from dist_tune.distributed.calls import Call, Calls, Limits, Place, has_passed, key_of
 from dist_tune.distributed.messages import (
     Aborted,
     Agreed,
@@ -140,16 +140,20 @@ class Meetings:
             raise self._error(found)
         self._doubted = found if isinstance(found, Aborted) else None
 
-    @contextmanager
-    def meeting(self, closure: str) -> Iterator[None]:
-        """A call that all ranks make to meet, and for nothing else; an error in it ends it on all ranks. Collective."""
+    def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
+        """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
+
+        The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
+        """
         with self.calling(closure) as number:
-            self.enter(closure, number)
             try:
-                yield
+                part = work()
             except BaseException as error:
+                self.enter(closure, number, has_raised=True)
                 self.abort(error)
                 raise
+            self.enter(closure, number)
+            return self.reduce(topic, part, fn)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
@@ -347,7 +351,9 @@ class Meetings:
                 here_at = now
             outcome, ranks = limits.outcome(self._call, self.activity.card(0), peers, now - here_at)
             if outcome == "alone":
-                self._decide(key, Alone(passed=ranks))
+                gone = {rank: peers[rank] for rank in ranks if (card := peers[rank].card) is None or not has_passed(self._call, card)}
+                where = "; ".join(f"rank {rank} has not come to it: {self._where(rank, peer.text)}" for rank, peer in gone.items())
+                self._decide(key, Alone(passed=ranks, where=where))
             elif outcome == "timed out":
                 last = {rank: self._where(rank, peers[rank].text) for rank in ranks}
                 others = {self.rank: self.activity.card(0).text}

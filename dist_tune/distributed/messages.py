@@ -67,7 +67,7 @@ class Alone(BaseModel):
     state: Literal["alone"] = "alone"
     passed: list[int]
     where: str = ""
-    """Of the first of them, if it waits in another call."""
+    """Where those are that have not passed it, for people."""
 
 
 class TimedOut(BaseModel):

@@ -1,6 +1,6 @@
 """Tuning scripts: the best config of a kernel at given sizes, found ahead of time and shipped as JSON.
 
-Problems are tuned in rounds, with a journal to go on from, and shared out over ranks.
+Each problem is one tuning, with the decorators' search and journal; problems are shared out over ranks.
 All names that scripts use are exported here.
 """
 
@@ -8,12 +8,11 @@ from dist_tune.measure import Latency, benchmark_config, measure
 from dist_tune.offline.api import tune_and_save_configs, tune_files, tune_kernel, tune_problems
 from dist_tune.offline.class_configs import ConfigFile, Settled
 from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
-from dist_tune.offline.jobs import Mode
-from dist_tune.offline.problem import Ended, Failed, Outcome, Problem
-from dist_tune.offline.search_space import get_search_space, launchable
+from dist_tune.offline.job import Mode
+from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchStrategy, get_search_space, launchable
 
 __all__ = [
-    "ConfigFile", "Ended", "Failed", "Latency", "Mode", "Outcome", "Problem", "Settled", "benchmark_config", "get_search_space",
-    "launchable", "load_config", "m_leq", "measure", "save_configs_to_json", "small_medium_large", "tune_and_save_configs", "tune_files",
-    "tune_kernel", "tune_problems",
+    "ConfigFile", "Ended", "Failed", "Latency", "Mode", "Outcome", "Problem", "SearchStrategy", "Settled", "benchmark_config",
+    "get_search_space", "launchable", "load_config", "m_leq", "measure", "save_configs_to_json", "small_medium_large",
+    "tune_and_save_configs", "tune_files", "tune_kernel", "tune_problems",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Functions of tuning scripts: ``tune_kernel`` for one problem, ``tune_and_save_configs`` for the file that ``load_config`` reads.
 
-Knows files, sizes and classes; jobs.py shares problems out over ranks, tuner.py tunes them.
+Knows files, sizes and classes; job.py tunes problems, and shares them out over ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.offline.class_configs import ConfigFile, Settled, classes_of
 from dist_tune.offline.config_files import configs_there, save_configs_to_json, small_medium_large
-from dist_tune.offline.jobs import Job, Mode, raise_failures
-from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions
+from dist_tune.offline.job import Job, Mode, raise_failures
+from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions, SearchStrategy
 from dist_tune.offline.runs import MakeRun
-from dist_tune.search import SearchStrategy
 from dist_tune.validation import check_space
 from dist_tune.warn_once import callers_level
 
@@ -40,7 +39,7 @@ def tune_kernel(
 
     Triton kernels are compiled ahead in threads; every config is checked against the ground truth before it is timed, then configs race,
     and the best few are compared again. A config that raises, does not fit or gives a wrong result is dropped, with the reason in the log.
-    An interrupted tuning goes on where it was, with the journal under ``DIST_TUNE_LOG_DIR``; a finished one begins anew.
+    An interrupted tuning goes on where it was, with the journal under ``DIST_TUNE_CACHE_DIR``; a finished one begins anew.
 
     With torch.distributed initialised all ranks of ``group`` tune it together: collective, and the slowest rank decides.
 
@@ -53,7 +52,7 @@ def tune_kernel(
         atol: an element is right within ``atol + rtol * |expected|``.
         rtol: see ``atol``.
         name: of the problem in the log; that of ``make_run_and_gt_fn`` by default.
-        search: "racing" and "exhaustive" try all configs, "random" and "guided" a part of them. "guided" needs scikit-learn.
+        search: "racing" and "exhaustive" try all configs, "random" and "guided" a part of them.
         max_configs: configs tried at most; None: all, or 5 % of them where a part is tried.
         budget_s: seconds after which no new configs are begun.
         group: the ranks that tune together; the world by default, if there is one.
@@ -79,14 +78,14 @@ def tune_problems(
     """Tune a list of problems; returns their results in order, the same on all ranks.
 
     Arguments are those of ``tune_kernel``; ``budget_s`` is for each problem. With torch.distributed initialised it is collective.
-    ``mode="split"``, the default, gives each problem to one rank, from a queue; problems of a rank that dies go to another.
-    ``mode="merge"`` tunes one after the other on all ranks, as kernels need that communicate. A problem that fails is a ``Failed`` in the
-    list, and the others go on. Started again after a crash, it goes on where it was.
+    ``mode="split"``, the default, gives each problem to one rank, from a queue; ``mode="merge"`` tunes one after the other on all ranks,
+    as kernels need that communicate. A problem that fails is a ``Failed`` in the list, and the others go on. If a rank dies, the others
+    tune the rest and then raise; started again, the job tunes what is missing.
 
     Raises:
         CommunicatesError: a run talks to other ranks, and ``mode`` is "split".
         ValueError: two problems have one name, or a number is out of range.
-        PeerFailedError: another rank has ended the tuning.
+        PeerFailedError, AbsentRanksError: another rank has ended the tuning, or its process.
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
@@ -169,7 +168,7 @@ def tune_files(
                 full[file.json_file_name] = str(error.strerror)
                 warnings.warn(
                     f"{Path(save_path) / file.json_file_name} is not written: {error.strerror}. Its configs are returned all the same: "
-                    f"{json.dumps(configs)[:2000]}. Started again when there is room, the script goes on from its journals.",
+                    f"{json.dumps(configs)[:2000]}. Started again when there is room, the script measures nothing anew.",
                     stacklevel=callers_level(),
                 )
         return json.dumps(full) if full else ""

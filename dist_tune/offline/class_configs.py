@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_tune.offline.config_files import file_content, small_medium_large, without_amd_keys
-from dist_tune.offline.problem import Ended, Failed, Outcome, Problem
+from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, launchable
 from dist_tune.offline.runs import MakeRun
-from dist_tune.offline.search_space import launchable
 from dist_tune.validation import check_function
 
 Latencies = Mapping[int, float]
@@ -93,7 +92,7 @@ class Settled:
     is_saved: bool = True
     """The new config is in the file now; False where the old one is as good, or the disk is full."""
     error: str = ""
-    """Why the new config is not in the file, where the disk is full. The journals stay: started again, the script measures nothing anew."""
+    """Why the new config is not in the file, where the disk is full. The records stay: started again, the script measures nothing anew."""
 
 
 @dataclass(frozen=True)

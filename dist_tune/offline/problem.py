@@ -1,26 +1,72 @@
-"""Problems of a tuning script, the options of their search, their outcomes, and the place of a problem's journal.
+"""Problems of a tuning script: their spaces, how they are searched, and their outcomes.
 
-Values; tuner.py tunes them.
+Values; job.py tunes them.
 """
 
 from __future__ import annotations
 
-import glob
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal, get_args
 
-from dist_tune.cache import digest, environment, fingerprint, plain_values
-from dist_tune.configs import describe
-from dist_tune.offline.journal import other_values
+from dist_tune.cache import digest, fingerprint, plain_values
+from dist_tune.configs import describe, describe_all
+from dist_tune.offline.config_files import without_amd_keys
 from dist_tune.offline.runs import MakeRun
-from dist_tune.offline.search_space import launchable
-from dist_tune.search import STRATEGIES, SearchStrategy
-from dist_tune.settings import Settings
-from dist_tune.validation import check_function, spelled
+from dist_tune.search import Plan
+from dist_tune.validation import check_function, check_names, spelled
+
+SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
+"""The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
+_SHARE, _LEAST = 0.05, 48
+"""Share of a space that random and guided search try by default, but at least so many configs."""
+_FULL: dict[str, tuple[int, ...]] = {
+    "num_stages": (1, 2, 3, 4, 5), "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
+    "BLOCK_SIZE_N": (32, 64, 128, 256), "num_warps": (2, 4, 8), "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+    "waves_per_eu": (1, 2, 4, 6, 8), "matrix_instr_nonkdim": (16,),
+}  # fmt: skip
+_SMALL: dict[str, tuple[int, ...]] = {
+    "num_stages": (2, 3), "BLOCK_SIZE_M": (16, 32), "BLOCK_SIZE_K": (64,), "BLOCK_SIZE_N": (32, 64), "num_warps": (4,),
+    "GROUP_SIZE_M": (1,), "waves_per_eu": (2,), "matrix_instr_nonkdim": (16,),
+}  # fmt: skip
+_ORDER = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
+
+
+def get_search_space(small: bool = False) -> list[dict[str, Any]]:
+    """Configs of a matrix product: 22,500, or the 8 of a small space to try a script with.
+
+    Each has BLOCK_SIZE_M, _N and _K, GROUP_SIZE_M, num_warps, num_stages, and AMD's waves_per_eu and matrix_instr_nonkdim. The values are
+    those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and so runs 4,500 of the 22,500.
+    """
+    values = _SMALL if small else _FULL
+    rows = (dict(zip(values, row, strict=True)) for row in product(*values.values()))
+    return [{name: each[name] for name in _ORDER} for each in rows]
+
+
+def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The configs to run here, without repeats, and for each the first of the space that it stands for.
+
+    On NVIDIA configs that differ in AMD's keys alone are one, and run without them.
+
+    Raises:
+        ValueError: the space is empty.
+        TypeError: a config is no mapping, or has a name that is no string.
+    """
+    space = list(search_space)
+    for config in space:
+        if not isinstance(config, Mapping):
+            raise TypeError(f"a search space holds dicts of values by name, got {spelled(config)}")
+        check_names("search_space", config)
+    own = [without_amd_keys(config) for config in space]
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for text, config, original in zip(describe_all(own), own, space, strict=True):
+        found.setdefault(text, (config, dict(original)))
+    if not found:
+        raise ValueError("the search space is empty: there is nothing to choose from")
+    return [own for own, _ in found.values()], [config for _, config in found.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +81,54 @@ class SearchOptions:
     max_configs: int | None = None
     """Configs tried at most; None: all, or 5 % of them where the search is random or guided."""
     budget_s: float | None = None
-    """Seconds after which no new round begins; the last round and the finals may end later."""
-    seed: int = 0
+    """Seconds after which no new config is begun."""
 
     def __post_init__(self) -> None:
-        if self.search not in STRATEGIES:
-            raise ValueError(f"search must be one of {STRATEGIES}, got {spelled(self.search)}")
-        if isinstance(self.num_iters, bool) or not isinstance(self.num_iters, int) or self.num_iters < 1:
-            raise ValueError(f"need num_iters as an int from 1, got {spelled(self.num_iters)}")
+        if self.search not in get_args(SearchStrategy):
+            raise ValueError(f"search must be one of {get_args(SearchStrategy)}, got {spelled(self.search)}")
+        for name, count in (("num_iters", self.num_iters), ("max_configs", self.max_configs)):
+            if (name, count) != ("max_configs", None) and (isinstance(count, bool) or not isinstance(count, int)):
+                raise TypeError(f"{name} must be an int, got {spelled(count)}")
+            if count is not None and count < 1:
+                raise ValueError(f"need {name} >= 1, got {count}")
         for name, tolerance in (("atol", self.atol), ("rtol", self.rtol)):
             if not isinstance(tolerance, int | float):
                 raise TypeError(f"{name} must be a number, got {spelled(tolerance)}")
-        if self.max_configs is not None and (isinstance(self.max_configs, bool) or not isinstance(self.max_configs, int)):
-            raise TypeError(f"max_configs must be an int, got {spelled(self.max_configs)}")
-        if not (0 <= self.atol < math.inf and 0 <= self.rtol < math.inf):
-            raise ValueError(f"need tolerances from 0, got atol={self.atol} and rtol={self.rtol}")
-        if self.max_configs is not None and self.max_configs < 1:
-            raise ValueError(f"need max_configs >= 1, got {self.max_configs}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"need budget_s > 0, got {self.budget_s}")
+            if not 0 <= tolerance < math.inf:
+                raise ValueError(f"need tolerances from 0, got {name}={tolerance}")
+        self.plan(1, 0.0)  # checks the budget
+
+    def chosen(self, configs: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Indices of the configs that may be tried, in the order in which racing tries them.
+
+        Racing tries all blocks in random order, and those that differ in warps and stages alone one after the other, because they share
+        Triton's front end.
+        """
+        n_most, dice = self.n_tried(len(configs)), random.Random(0)
+        if self.search == "guided":
+            return list(range(len(configs)))
+        if self.search == "random":
+            return dice.sample(range(len(configs)), n_most)
+        groups: dict[str, list[int]] = {}
+        for i, config in enumerate(configs):
+            groups.setdefault(describe({k: v for k, v in config.items() if k not in ("num_warps", "num_stages")}), []).append(i)
+        order = list(groups.values())
+        dice.shuffle(order)
+        return [i for group in order for i in group][:n_most]
+
+    def n_tried(self, n_configs: int) -> int:
+        """Of so many configs those that are tried at most."""
+        few = max(_LEAST, math.ceil(_SHARE * n_configs)) if self.search in ("random", "guided") else n_configs
+        return min(n_configs, few if self.max_configs is None else self.max_configs)
+
+    def plan(self, n_configs: int, start: float) -> Plan:
+        """The plan of a tuning with so many configs; ``start``: place among them, from 0 to 1, at which this rank begins."""
+        search = "racing" if self.search == "random" else self.search
+        # Cold also in finals, because times of all are compared. The closure is the run: the kernel's clock is enough.
+        return Plan(
+            1, self.num_iters, search, "kernel", self.budget_s, is_cold=True,
+            n_tried=self.n_tried(n_configs) if search == "guided" else None, start=start if search == "racing" else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +136,7 @@ class Problem:
     """One kernel at one size, to be tuned."""
 
     name: str
-    """Name in logs, in journals and among shared-out problems: unique, and the same on all ranks."""
+    """Name in logs, in records and among shared-out problems: unique, and the same on all ranks."""
     search_space: Sequence[Mapping[str, Any]]
     """Configs: dicts of values by name."""
     make_run_and_gt_fn: MakeRun
@@ -81,6 +156,16 @@ class Problem:
     def digest(self) -> str:
         """Identity of name and configs."""
         return digest([self.name, *(describe(each) if isinstance(each, Mapping) else repr(each) for each in self.search_space)])
+
+    def digest_with(self, options: SearchOptions, number: int) -> str:
+        """Identity of all that measurements depend on beside the machine: code, plain values that it sees, configs and options.
+
+        To be called before the factory, which may keep what it makes. ``number`` distinguishes problems of one name that a process tunes
+        one after the other.
+        """
+        functions = (self.make_run_and_gt_fn, self.config_callback, self.source)
+        seen = [text for each in functions for text in [fingerprint(each), *plain_values(each)]]
+        return digest([self.digest, str(options), str(number), *seen])
 
     def config_of(self, winner: int) -> dict[str, Any]:
         """Config by its index among those that run here, as the callback leaves it, with the keys that only other devices know."""
@@ -125,42 +210,3 @@ class Failed:
 
 
 Ended = Outcome | Failed
-
-
-class JournalPlace(NamedTuple):
-    """The place of a problem's journal, and all that its measurements depend on."""
-
-    path: Path
-    identity: str
-    """Digest of ``values``."""
-    values: dict[str, str]
-    """Name -> digest, of code, values that it sees, machine and options."""
-
-    def differences(self) -> list[str] | None:
-        """Names of what differs from the newest other journal of this problem; None if there is none."""
-        others = other_values(self.path, f"{glob.escape(self.path.name.rpartition('-')[0])}-{'[0-9a-f]' * 8}.jsonl")
-        if others is None:
-            return None
-        return sorted(name for name in {*self.values, *others} if self.values.get(name) != others.get(name))
-
-
-def journal_place(problem: Problem, options: SearchOptions, n_ranks: int, settings: Settings, ordinal: int) -> JournalPlace:
-    """Place of a problem's journal.
-
-    To be called before the factory, which may keep what it makes and so change the digest. ``ordinal`` distinguishes problems of one name
-    that a process tunes one after the other.
-    """
-    functions = {"make_run_and_gt_fn": problem.make_run_and_gt_fn, "config_callback": problem.config_callback, "source": problem.source}
-    seen = [text.partition("=") for each in functions.values() for text in plain_values(each)]
-    known = {
-        "configs": problem.digest,
-        **{f"code of {name}": fingerprint(each) for name, each in functions.items()},
-        **{name: text for name, _, text in seen},
-        "machine and versions": environment(n_ranks, 1).model_dump_json(),
-        "options": str(replace(options, budget_s=None)),
-        "number of the tuning in its process": str(ordinal),
-    }
-    values = {name: digest([text])[:12] for name, text in known.items()}
-    identity = digest([*values, *values.values(), *("".join(each) for each in seen)])
-    name = re.sub(r"[^\w.=-]+", "_", problem.name)[:80]
-    return JournalPlace(settings.log_dir / "journal" / f"{name}-{identity[:8]}.jsonl", identity, values)

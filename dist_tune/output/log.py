@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partialmethod
+from functools import cached_property, partialmethod
 from pathlib import Path
 from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
@@ -95,13 +95,17 @@ class LineFile:
 class RankFile(LineFile):
     """A file of a rank in the log folder, opened at its first line."""
 
-    def __init__(self, path: Path, holds: str, header: Callable[[], bytes]) -> None:
-        """``holds``: what it is for, in the warning. ``header``: lines that each process begins with."""
+    def __init__(self, path: Path, header: Callable[[], bytes]) -> None:
+        """``header``: lines that each process begins with."""
         super().__init__(path)
-        self._holds, self._make_header = holds, header
+        self._make_header = header
+
+    @cached_property
+    def _place(self) -> Path:
+        return self.path.absolute()
 
     def _header(self) -> bytes:
-        if (mine := (os.getpid(), self.path.absolute())) in _headed:
+        if (mine := (os.getpid(), self._place)) in _headed:
             return b""
         _headed.add(mine)
         warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
@@ -111,7 +115,7 @@ class RankFile(LineFile):
         told = "it is a symbolic link" if isinstance(error, OSError) and error.errno == errno.ELOOP else error
         # One topic for both files: they have one reason.
         warn_once(
-            f"dist_tune keeps no {self._holds}: {self.path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder",
+            f"dist_tune keeps no log: {self.path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder",
             topic=f"log in {self.path.parent}",
         )
 
@@ -166,7 +170,7 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
     knows the numbers of sites.
     """
     file_level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    file = RankFile(settings.log_dir / f"rank-{rank}.log", "log", lambda: _header(rank))
+    file = RankFile(settings.log_dir / f"rank-{rank}.log", lambda: _header(rank))
     is_all_shown, is_any_shown = is_first and (is_verbose or settings.shown == "verbose"), is_first and settings.shown != "quiet"
     is_over = False
 

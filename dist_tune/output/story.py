@@ -50,7 +50,7 @@ class Story:
         self.terminal = terminal
         self.path = folder / f"rank-{rank}.log"
         self._rank, self._tuning, self._world_size = rank, tuning, world_size
-        self._file = RankFile(folder / f"rank-{rank}.jsonl", "events", self._header)
+        self._file = RankFile(folder / f"rank-{rank}.jsonl", self._header)
         self._journal: Callable[[bytes], None] | None = None
         self._pending: list[bytes] = []
         self._is_begun = False
@@ -191,7 +191,7 @@ class Story:
 
     def numbered(self, line: str) -> str:
         """A line of the log with the short numbers of sites in place of their labels."""
-        return _replaced(line, {label: f"site {number}" for label, number in self.numbers.items()})
+        return _replaced(line, {label: f"site {number}" for label, number in self.numbers.items()}) if "site=" in line else line
 
     def for_people(self, line: str) -> str:
         """A line of the log as the terminal shows it: sites and the closure by their short names."""
@@ -256,6 +256,6 @@ class Story:
 
 def _replaced(line: str, names: Mapping[str, str]) -> str:
     # The longest first: one label may begin with another.
-    for label in sorted(names, key=len, reverse=True) if "site=" in line else ():
+    for label in sorted(names, key=len, reverse=True):
         line = line.replace(f"site={label}", names[label])
     return line

@@ -81,7 +81,8 @@ class Replayer:
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""
         self.batch_s = 0.0
-        """Seconds of the latest batch, until the device was through."""
+        """Seconds of the latest batch, until the device was through; without those in which the store answered."""
+        self._talked_s = 0.0
         self.trials = trials
         self._ranks = ranks
         self._sites = sites
@@ -244,7 +245,7 @@ class Replayer:
         """
         wholes: list[tuple[int, Replay, Span]] = []
         n_done = 0
-        batch_began = time.monotonic()
+        batch_began, self._talked_s = time.monotonic(), 0.0
         self.watchdog.phase = conditions.phase
         story, n_before = self._sites.story, self._n_in_phase(conditions)
         if not conditions.is_timed:
@@ -252,7 +253,7 @@ class Replayer:
         for k, schedule in enumerate(batch):
             self._await_device(wholes[:-_N_AHEAD], n_done, n_before, len(batch))
             doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
-            self._ranks.beat(doing, is_new=is_new)
+            self._beat(doing, is_new=is_new)
             self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
                 ms = self._end_replay(*wholes[n_done], conditions)
@@ -277,7 +278,7 @@ class Replayer:
         if self.watchdog.end_batch(batch):
             for number, _, _ in wholes:  # what waited for a release ran at no speed of its own
                 self.trials.samples.disturb(number)
-        self.batch_s = time.monotonic() - batch_began
+        self.batch_s = time.monotonic() - batch_began - self._talked_s
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
         self._journal.end_batch()
@@ -290,6 +291,11 @@ class Replayer:
         self.trials.read_spans()
         self.trials.samples.strike(jumped)
         story.end_batch(self.trials.samples.why_discarded)
+
+    def _beat(self, doing: str, *, is_new: bool = False) -> None:
+        began = time.monotonic()
+        self._ranks.beat(doing, is_new=is_new)
+        self._talked_s += time.monotonic() - began  # no time of a replay: with a slow store there would be a meeting for each
 
     def _n_in_phase(self, conditions: Conditions) -> int:
         """Replays of the phase before this batch."""
@@ -317,7 +323,7 @@ class Replayer:
             if n_noted != n_done:
                 n_noted = n_done
                 self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
-            self._ranks.beat(f"waiting for the device, {n_done} of {n_all} replays done")
+            self._beat(f"waiting for the device, {n_done} of {n_all} replays done")
             self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:
                 raise StuckDeviceError(

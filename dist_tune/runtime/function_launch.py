@@ -16,6 +16,7 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, fu
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
+from dist_tune.runtime.recording import RecordedLaunch
 from dist_tune.runtime.tunable import Slot, Timings
 from dist_tune.runtime.undo import Undo
 from dist_tune.validation import spelled
@@ -164,6 +165,7 @@ class FunctionLaunch:
     is_compiled = False
     is_recorded = True
     prepare: Callable[[Any], None] | None = None
+    dry_run: Callable[[Any, str], list[RecordedLaunch]] | None = None
 
     def __init__(
         self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool

@@ -38,7 +38,7 @@ class Launch:
     is_compiled = True
     is_whole = False
     is_recorded = False
-    prepare = None
+    prepare = dry_run = None
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.owner = self.kernel = kernel

@@ -8,13 +8,12 @@ made after all, on all ranks alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import triton
 
-from dist_tune.compiler import Compiler, Failure
 from dist_tune.configs import FunctionConfig
 from dist_tune.runtime.recording import RecordedLaunch, is_same
 
@@ -54,15 +53,17 @@ class RecordedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Precompile:
-    """All candidates of a function's site at one of its launches."""
+    """Candidates of a function's site at its launches."""
 
     label: str
     """The function's site and the kernel, in place of a site's label."""
     kernel: str
     configs: list[LaunchConfig]
-    """The launch for each candidate of the function, in the same order."""
+    """Launches to compile."""
     function: str
     """The function's site."""
+    candidates: Sequence[int]
+    """The function's candidate of each launch."""
 
 
 def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]) -> list[Precompile]:
@@ -85,28 +86,17 @@ def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: S
             for one, hook in zip(fields, hooks, strict=True)
         ]
         kernel = each.kernel.fn.__qualname__.rpartition("<locals>.")[2]
-        found.append(Precompile(f"{function} > {len(found)}.{kernel}", kernel, configs, function))
+        found.append(Precompile(f"{function} > {len(found)}.{kernel}", kernel, configs, function, range(len(configs))))
     return found
 
 
-def compile_ahead(launches: Sequence[RecordedLaunch], compiler: Compiler) -> Iterator[tuple[int, Failure]]:
-    """Compile and load the launches of dry runs; yields the first failure of each candidate.
-
-    It sends no heartbeats while it waits for the compiler, so a caller that has to send them does so in a thread of its own.
-    """
-    if not launches:
-        return
+def as_recorded(function: str, launches: Sequence[RecordedLaunch]) -> Precompile:
+    """The launches of dry runs with candidates of a function's site, as they will be made."""
     # Constants that are given again change nothing but the estimate of the compile cost.
     configs = [LaunchConfig(each, {name: value for name, value in each.kwargs.items() if type(value) is int}) for each in launches]
-    compiler.begin("dry", RecordedKernel(), configs, range(len(launches)))
-    for _ in compiler.wait("dry", range(len(launches))):
-        pass
-    failed: set[int] = set()
-    for k, each in enumerate(launches):
-        if each.candidate not in failed and isinstance(loaded := compiler.load("dry", k), Failure):
-            failed.add(each.candidate)
-            yield each.candidate, loaded
-    compiler.close()
+    return Precompile(
+        f"{function} > dry runs", launches[0].kernel.fn.__qualname__, configs, function, [each.candidate for each in launches]
+    )
 
 
 def _fields(config: FunctionConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -49,7 +49,7 @@ class RecordedLaunch:
     """A kernel's launch inside a function."""
 
     label: str
-    """The function's site; empty in a dry run."""
+    """The function's site."""
     candidate: int
     kernel: Any
     args: tuple[Any, ...]
@@ -146,22 +146,32 @@ class Watch(TorchDispatchMode):
 Watch.__torch_dispatch__ = Watch.see  # type: ignore[assignment, method-assign]
 
 
-def dry_run(run: Callable[[], Any], candidate: int, *, is_watched: bool) -> list[RecordedLaunch]:
-    """The launches of a run, which are not made. ``is_watched``: end it before it communicates with other ranks.
+@contextmanager
+def refusing_talk() -> Iterator[None]:
+    """End a run of this thread before it communicates with other ranks, with a ``TalkedError``."""
+
+    def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if any(map(is_symmetric, tensors_in((args, kwargs)).values())):
+            raise TalkedError(f"it gives symmetric memory to {kernel.fn.__qualname__}")
+        return True
+
+    with _before_launches(note), Watch():
+        yield
+
+
+def dry_run(run: Callable[[], Any], label: str, candidate: int) -> list[RecordedLaunch]:
+    """The launches of a run with a candidate of site ``label``, which are not made.
 
     Kernels of ``triton.autotune`` are left out, because their config is not known.
 
     Raises:
-        TalkedError: the run is watched and communicates with other ranks.
         Exception: from the run, possibly only because nothing was computed.
     """
     launches: list[RecordedLaunch] = []
     ident, state = get_ident(), RngState()
 
     def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if is_watched and any(map(is_symmetric, tensors_in((args, kwargs)).values())):
-            raise TalkedError(f"it gives symmetric memory to {kernel.fn.__qualname__}")
-        launches.append(_recorded("", candidate, kernel, args, kwargs))
+        launches.append(_recorded(label, candidate, kernel, args, kwargs))
         if len(launches) >= _MAX_OF_DRY_RUN:
             raise _Ended
         return False
@@ -170,7 +180,7 @@ def dry_run(run: Callable[[], Any], candidate: int, *, is_watched: bool) -> list
         return lambda tuner, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
 
     try:
-        with suppress(_Ended), _before_launches(note), replaced(Autotuner, "run", skip), Watch() if is_watched else nullcontext():
+        with suppress(_Ended), _before_launches(note), replaced(Autotuner, "run", skip):
             run()
     finally:
         state.restore()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dist_tune.measure import Checker, Span
+from dist_tune.runtime.recording import RecordedLaunch
 from dist_tune.runtime.undo import Undo
 
 
@@ -56,6 +57,10 @@ class Tunable(Protocol):
     @property
     def prepare(self) -> Callable[[Any], None] | None:
         """Called before a replay with its config, if there is something to prepare."""
+
+    @property
+    def dry_run(self) -> Callable[[Any, str], list[RecordedLaunch]] | None:
+        """From a config and the site's label to the launches inside, which are not made; None where only a run tells them."""
 
     @property
     def name(self) -> str:

@@ -11,8 +11,7 @@ from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, 
 from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
 
 if TYPE_CHECKING:
-    from dist_tune.search.guided.guide import Guide, guide_of
-    from dist_tune.search.guided.strategies import STRATEGIES, SearchStrategy, Strategy, make_strategy
+    from dist_tune.search.guided import Guide, guide_of
     from dist_tune.search.race import Race
     from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
     from dist_tune.search.times.samples import Samples
@@ -20,16 +19,15 @@ else:  # these import numpy or torch, and the words for a record's choice need t
     __getattr__, __dir__ = found_on_use(
         __name__,
         {
-            "guided.guide": ("Guide", "guide_of"),
+            "guided": ("Guide", "guide_of"),
             "race": ("Race",),
             "times.reports": ("BatchReport", "ReducedReport", "reduce_reports"),
             "times.samples": ("Samples",),
-            "guided.strategies": ("STRATEGIES", "SearchStrategy", "Strategy", "make_strategy"),
         },
     )
 
 __all__ = [
-    "NOT_TRIED", "STRATEGIES", "BatchReport", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race",
-    "RacingOptions", "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "SearchStrategy", "Selection", "Strategy", "Trial",
-    "guide_of", "make_strategy", "reduce_reports",
+    "NOT_TRIED", "BatchReport", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race",
+    "RacingOptions", "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "Selection", "Trial",
+    "guide_of", "reduce_reports",
 ]  # fmt: skip

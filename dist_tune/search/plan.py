@@ -31,6 +31,10 @@ class Plan:
     """Seconds after which the search ends with what it knows; None: no such bound."""
     is_cold: bool = False
     """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
+    n_tried: int | None = None
+    """Configs of a function that a guided search tries; None: as many as it needs."""
+    start: float | None = None
+    """Place in a function's list of configs, from 0 to 1, at which it begins to race them in waves; None: all race at once."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1)):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from dist_tune.errors import reasons
-from dist_tune.search.guided.guide import Guide
+from dist_tune.search.guided import Guide
 from dist_tune.search.pace import Pace
 from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Trial
 from dist_tune.search.selection import RacingOptions, Selection

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from dist_tune.search.guided.guide import Guide
+from dist_tune.search.guided import Guide
 from dist_tune.search.plan import Plan, Trial
 from dist_tune.search.repeats import Repeats
 from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, choose, hopeless, kept

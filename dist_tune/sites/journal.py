@@ -78,7 +78,7 @@ class TuningJournal:
     """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
 
     def __init__(self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story) -> None:
-        self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == min(members)
+        self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == members[0]
         self._lookup, self._story = lookup, story
         self._attempts: dict[str, Attempts] = {}
         self._marked: list[tuple[str, int]] = []

@@ -46,12 +46,17 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
         DistTuneError: other ranks did not come, or raised.
         Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
     """
-    with ranks.meeting(f"{launch.name} (nearest shape)"), one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
-        configs = launch.candidates()
-        texts = [launch.describe(config) for config in configs]
+    configs: list[FunctionConfig] = []
+    texts: list[str] = []
+
+    def mine() -> tuple[str, str, str]:
+        configs[:] = launch.candidates()
+        texts[:] = [launch.describe(config) for config in configs]
         record = _nearest_record(launch, texts, ranks, settings)
-        mine = (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
-        _, key, winner = ranks.reduce("nearest shape", mine, _first_found)
+        return (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
+
+    with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
+        _, key, winner = ranks.agree(f"{launch.name} (nearest shape)", "nearest shape", mine, _first_found)
     if winner not in texts:
         return otherwise
     if key != launch.key_text and ranks.is_first:

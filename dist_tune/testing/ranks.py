@@ -35,7 +35,6 @@ PRELOADED: tuple[str, ...] = (
     "numpy",
     "pytest",
     "hypothesis",
-    "sklearn",
     "dist_tune.testing.preload",
 )
 """Modules that the fork server imports, with all that they import; those that are not installed are left out."""

@@ -194,7 +194,7 @@ class Tuning:
             self._has_started = True
             self._exit.enter_context(self._context.ranks.short_timeouts())
             self._exit.enter_context(no_full_collections())
-            self._watchdog.start()
+            self._watchdog.watch()
             self._watchdog.mind()
 
     def _finish(self, closure: Closure) -> Any:
@@ -226,7 +226,7 @@ class Tuning:
 
     def _begin(self, *, has_raised: bool = False, is_broken: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
-        self._watchdog.start()
+        self._watchdog.watch()
         self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised, is_broken=is_broken)
         self._context.expenses.begin_search()
 

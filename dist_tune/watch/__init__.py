@@ -4,7 +4,7 @@ None of it runs in a steady call.
 """
 
 from dist_tune.watch.watchdog import Kind, Watchdog
-from dist_tune.watch.words import Release, Releases, check_release, limited
+from dist_tune.watch.words import Release, Releases, check_release
 
 __all__ = [
     "Kind",
@@ -12,5 +12,4 @@ __all__ = [
     "Releases",
     "Watchdog",
     "check_release",
-    "limited",
 ]

@@ -126,7 +126,7 @@ class Watchdog:
         self._look = ranks.minder(log.warning)
 
     def mind(self) -> None:
-        """Let the thread tell of late ranks from here on; it watches the tuning's thread once ``start`` was called there."""
+        """Let the thread tell of late ranks from here on; it watches the tuning's thread once ``watch`` was called there."""
         with self._lock:
             if self._thread is not None or self._over.is_set():
                 return
@@ -138,7 +138,7 @@ class Watchdog:
                 self._over.set()
                 warn_once(f"dist_tune does not watch for configs that never return: {error}")
 
-    def start(self) -> None:
+    def watch(self) -> None:
         """Watch the calling thread from here on."""
         self._watched = get_ident()
 
@@ -162,7 +162,7 @@ class Watchdog:
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Launching:
         """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
         if not self._is_armed and not is_known:  # a thread takes a millisecond to start, as much as the rest of a hit
-            self.start()
+            self.watch()
             self.mind()
             self._arm()
         return Launching(self, Launch(label, candidate, time.monotonic()))

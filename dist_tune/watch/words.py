@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -154,31 +154,6 @@ class LastWords:
             return error
         thread.join(self._patience_s)
         return errors[0] if errors else None
-
-
-@contextmanager
-def limited(ranks: Ranks, settings: Settings, log: Logger, what: str) -> Iterator[None]:
-    """A dry run, which is no part of a tuning; after one and a half deadlines it ends the process, as a config does that never returns."""
-    words, over, tick_s = LastWords(ranks, settings, log), Event(), settings.deadline_s / 20
-
-    def watch() -> None:
-        for _ in range(round(1.5 * settings.deadline_s / tick_s)):  # ticks: a process that was stopped is not late for that
-            if over.wait(tick_s):
-                return
-        late = f"{what} has not returned for {1.5 * settings.deadline_s:g} s"
-        words.tell(late, f"the process ends with exit code {EXIT_CODE}")
-        words.leave(late, "Leave the config that hangs out")
-
-    thread = Thread(target=watch, name="dist_tune dry run", daemon=True)
-    with words.opened():
-        with suppress(RuntimeError):  # no more threads: it runs unwatched
-            thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            if thread.ident is not None:
-                thread.join(1.0)
 
 
 def _flush() -> None:

@@ -36,7 +36,7 @@ class Log:
 
 
 def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
-    values = {"cache_dir": folder, "cache_path": None, **settings}
+    values = {"cache_dir": folder, "cache_path": "", **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
     return CacheLookup(made, Log(), is_used=is_used, world_size=2, ranks_per_host=2)  # type: ignore[arg-type]  # of it only debug and warning
 
@@ -74,7 +74,7 @@ def test_what_was_kept_is_found(tmp_path: Path):
 def test_a_record_of_any_folder_is_a_hit(tmp_path: Path):
     """The first folder is written, and its record comes before others."""
     kept(tmp_path / "team", found())
-    mine = lookup(tmp_path, cache_path=f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'team'}")
+    mine = lookup(tmp_path / "own", cache_path=f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'team'}")
     one, _ = asked(mine)
     assert one == found()
     mine.keep(found(winner=2, tuned_at=found().tuned_at.replace(hour=20)))

@@ -47,8 +47,7 @@ def first(parts: dict[int, str]) -> str:
     return parts[0]
 
 def meet(own):
-    with own.meeting("f"):
-        return own.reduce("topic", "x", first)
+    return own.agree("f", "topic", lambda: "x", first)
 
 def told(call):
     began = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.offline.runs import RunLaunch, Runs
+from dist_tune.offline.runs import RunLaunch
 from dist_tune.runtime import Undo
 
 pytestmark = pytest.mark.once
@@ -25,7 +25,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
         return writes[config["way"]], None if config["way"] == "unchecked" else right
 
     configs = [{"way": way, "n": n} for n in (1, 2) for way in ("right", "nothing", "wrong", "raises", "unchecked")]
-    launch = RunLaunch("f", Runs(make, configs, None), range(10), (0.1, 0.1), is_alone=False, is_watched=False)
+    launch = RunLaunch("f", configs, make, None, (0.1, 0.1), is_alone=False)
     checker = launch.checker()
     found: dict[int, list[str]] = {}
     for i, config in enumerate(launch.candidates()):
@@ -46,7 +46,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
 
 def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
     """Of two configs, where one process tunes."""
-    launch = RunLaunch("f", Runs(make, [{"n": 0}, {"n": 1}], None), range(2), (0.1, 0.1), is_alone=True, is_watched=False)
+    launch = RunLaunch("f", [{"n": 0}, {"n": 1}], make, None, (0.1, 0.1), is_alone=True)
     checker, found = launch.checker(), []
     for config in launch.candidates():
         launch.prepare(config)

@@ -37,6 +37,7 @@ Config = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
     monkeypatch.setattr(WallSpan, "now", ExactTime.now)
 
@@ -122,7 +123,7 @@ def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
         def run() -> torch.Tensor:
             nonlocal n_runs
             n_runs += 1
-            if n_runs == 3:  # a dry run, the run that is checked, and its repetition
+            if n_runs == 6:  # four dry runs, the run that is checked, and its repetition
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             return torch.ones(4)
 
@@ -130,7 +131,7 @@ def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune_kernel(SPACE, make, num_iters=1)
-    assert list((tmp_path / "logs" / "journal").glob("*.jsonl"))
+    assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
 
 
 def test_tolerances_and_tuples():

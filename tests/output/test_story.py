@@ -76,7 +76,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path):
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "rank-0.jsonl").symlink_to(tmp_path / "victim")
     (text,) = written(tmp_path)
-    assert text == f"dist_tune keeps no events: {tmp_path / 'rank-0.jsonl'} cannot be written (it is a symbolic link). {ADVICE}"
+    assert text == f"dist_tune keeps no log: {tmp_path / 'rank-0.jsonl'} cannot be written (it is a symbolic link). {ADVICE}"
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -11,7 +11,7 @@ import triton
 
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.search import NOT_TRIED
-from dist_tune.search.guided.config_space import ConfigSpace
+from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import values
 from tests.ranks.guided import BEST, SPACE, padded, sleep_steps
 from tests.ranks.kernels import autotuned, launch

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.guided.config_space import ConfigSpace
+from dist_tune.configs import describe
+from dist_tune.search.guided import ConfigSpace
 
 pytestmark = pytest.mark.once
 
@@ -96,3 +97,12 @@ def test_texts_without_fields_are_a_space_as_well():
     space = ConfigSpace(texts)
     assert sorted(space.spread(30)) == list(range(30))
     assert len(set(space.wave(8, {0: 1.0, 1: 2.0}, [], range(2, 30)))) == 8
+
+
+@pytest.mark.parametrize("values", [[(1, 2), (2, 1), (4, 4)], [[1, 2], [2, 1], [4, 4]], ["row major", "column major", "none"]])
+def test_values_that_are_tuples_lists_or_words_with_spaces_are_seen(values: list[Any]):
+    """Two configs that differ in nothing else are apart, and a spread has each of them."""
+    texts = grid(warps=[1, 2], shape=[describe({"shape": each}).partition("=")[2] for each in values])
+    space = ConfigSpace(texts)
+    assert space._n_differing(0).tolist() == [0, 1, 1, 1, 2, 2]
+    assert len({texts[i].partition("shape=")[2] for i in space.spread(3)}) == 3

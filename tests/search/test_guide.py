@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.search_costs import load_full_tables, regrets
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import NOT_TRIED, Guide, Plan, PriorTimes, Race, ReducedReport, ReducedTimes, guide_of
 from tests.search.test_config_space import grid
@@ -166,3 +167,35 @@ def test_a_site_that_no_replay_meets_is_not_searched_further():
         n_batches += 1
     assert not race.waves()
     assert n_batches < 10
+
+
+@pytest.mark.parametrize("n_tried", [3, 40, 225])
+def test_a_script_says_how_many_are_tried(n_tried: int):
+    """Exactly so many, however good they are; few at a time, as the model learns from each wave."""
+    ms = [cost_ms(text) for text in SPACE]
+    race = Race(Plan(search="guided", n_tried=n_tried))
+    guide = guide_of("guided", SPACE, n_tried=n_tried)
+    assert guide is not None
+    race.add("s", len(SPACE), {}, guide=guide, untried=set(range(len(SPACE))) - set(guide.spread))
+    waves = play(race, ms)
+    assert len(tried(race)) == n_tried
+    assert max(map(len, waves)) <= 8
+
+
+@pytest.mark.parametrize("start", [0.0, 0.25, 1.0])
+def test_a_sweep_tries_all_in_waves_from_its_place_on(start: float):
+    """In a circle, so that ranks that start apart find what others have compiled."""
+    guide = guide_of("racing", SPACE, start=start)
+    assert guide is not None
+    race = Race(Plan(start=start))
+    race.add("s", len(SPACE), {}, guide=guide, untried=set(range(len(SPACE))) - set(guide.spread))
+    order = [*guide.spread, *(i for wave in play(race, [cost_ms(text) for text in SPACE]) for i in wave)]
+    first = round(start * len(SPACE))
+    assert order == [*range(first, len(SPACE)), *range(first)]
+    assert race.best("s") == min(range(len(SPACE)), key=lambda i: cost_ms(SPACE[i]))
+
+
+def test_guided_search_comes_near_the_best_of_a_recorded_space_with_a_twentieth_of_it():
+    """On a part of the recorded tables, within 5 % of the best nearly always; benchmarks/search_costs.py has all of them."""
+    ends = [regrets(table, "guided", len(table.us) // 20, seed)[-1] for seed, table in enumerate(load_full_tables()[::2])]
+    assert sum(end <= 0.05 for end in ends) >= len(ends) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_tune.search.guided.guide import Guide
+from dist_tune.search.guided import Guide
 from dist_tune.search.plan import Plan
 from tests.search.test_race import Take, World, searching
 

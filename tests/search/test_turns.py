@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.guided.guide import Guide
+from dist_tune.search.guided import Guide
 from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.times.reports import ReducedReport, reduce_reports

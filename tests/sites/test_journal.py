@@ -80,10 +80,11 @@ def test_deaths_that_ranks_have_agreed_on_replace_one_s_own():
 
 
 def test_agreed_times_and_failures_come_back():
-    """The latest time of a candidate; failures that only a run can find."""
+    """The latest time of a candidate, also of one that was under way at a death; failures that only a run can find."""
     times = [line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))]
     failed = [line("dropped", site=0, candidate=i, failure=kind, reason="why") for i, kind in enumerate(("launch", "compile", "clock"))]
-    past = read_attempts([*FIRST, *times, *failed])[0]["x"]
+    past = read_attempts([*FIRST, *times, *failed, under_way((0, 1))])[0]["x"]
+    assert past.deaths == {1: 1}
     assert [(i, each.kernel_ms, each.closure_ms, each.n_replays) for i, each in past.times.items()] == [(1, 0.4, 2.0, 3)]
     assert [*past.failures] == [0, 2]
 

@@ -45,7 +45,7 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
     anything: Any = SimpleNamespace(warning=None)
     watchdog = Watchdog(ranks, anything, settings, anything, ())  # type: ignore[arg-type]
     monkeypatch.setattr(watchdog, "_arm", lambda: None)
-    watchdog.start()
+    watchdog.watch()
     monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
     with pytest.raises(_Left, match="the c10d store has not answered for"):
         watchdog._run()

@@ -14,16 +14,19 @@ from typing import Any
 from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, standing_in
 from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
-from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, precompiles
+from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
 from dist_tune.search import BatchReport, reduce_reports
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.phases.discover import MANIFESTS
+from dist_tune.watch import Kind
 
 Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
 
 
+_MAX_SILENT = 4
+"""Dry runs without a launch after which there is nothing to compile: they take as long as runs."""
 _LOAD_S = 0.05
 """Longest time of loading between two looks at the compilations."""
 
@@ -108,12 +111,12 @@ def compile_waves(context: TuningContext, waves: Waves) -> Failures:
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
-    """Compile and load the launches of functions with their other configs, derived from recorded launches.
+    """Compile and load the launches of functions with their other configs: those of dry runs, or derived from recorded launches.
 
     A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
     """
     met, compiler = context.sites.met, context.compiler
-    found = {each.label: each for site in met.values() for each in precompiles(site.label, site.configs, recorder.launches)}
+    found = {each.label: each for site in met.values() for each in _launches(site, recorder)}
     known: set[str] = set()
     for label, each in list(found.items()):
         compiler.begin(label, RecordedKernel(), each.configs, [])
@@ -124,15 +127,38 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
     mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
     manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
-    wanted = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
+    asked = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
+    wanted = {label: [k for k, i in enumerate(each.candidates) if i in asked[label]] for label, each in found.items()}
     # A function may do anything with its config, so equal kernels mean nothing.
     failed = load_all(context, list(kernels.values()), manifest.compile_keys, wanted).failures
     for label, each in found.items():
-        _note_resources(met[each.function], kernels[label])
-        for index, failure in failed.get(label, {}).items():
-            launch = each.configs[index]
+        _note_resources(met[each.function], each.candidates, kernels[label])
+        for k, failure in failed.get(label, {}).items():
+            launch = each.configs[k]
             predicted = PredictedFailure(launch.kernel, launch.given, failure.reason)
-            recorder.failures.setdefault((each.function, index), []).append(predicted)
+            recorder.failures.setdefault((each.function, each.candidates[k]), []).append(predicted)
+
+
+def dry_runs(context: TuningContext, waves: Waves | None) -> list[RecordedLaunch]:
+    """The launches of a script's candidates (those of ``waves``), which are not made; none where the first few candidates make none."""
+    found: list[RecordedLaunch] = []
+    for site in context.sites.met.values():
+        if site.dry_run is None:
+            continue
+        for k, i in enumerate(sorted(set((waves or {}).get(site.label, site.tried)) - site.failures.keys())):
+            if not found and k == _MAX_SILENT:
+                break
+            context.replays.watchdog.note(f'the dry run of candidate {i} "{site.texts[i]}" of {site.label}', Kind.REPLAY)
+            found += site.dry_run(site.configs[i], site.label)
+    context.replays.watchdog.note("work between replays")
+    return found
+
+
+def _launches(site: Site, recorder: LaunchRecorder) -> list[Precompile]:
+    if site.dry_run is None:
+        return precompiles(site.label, site.configs, recorder.launches)
+    mine = [each for each in recorder.launches if each.label == site.label]
+    return [as_recorded(site.label, mine)] if mine else []
 
 
 def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]], wanted: Waves) -> Loaded:
@@ -214,15 +240,15 @@ def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool 
 
 
 def _site_of(launch: Precompile, function: Site) -> Site:
-    """A kernel inside a function, with the function's candidates in the same order."""
-    return Site(launch.label, launch.kernel, function.key, launch.configs, function.texts)
+    """A kernel inside a function, with its launches as candidates."""
+    return Site(launch.label, launch.kernel, function.key, launch.configs, [function.texts[i] for i in launch.candidates])
 
 
-def _note_resources(function: Site, kernel: Site) -> None:
+def _note_resources(function: Site, candidates: Sequence[int], kernel: Site) -> None:
     mine = function.resources
-    for index, resources in kernel.resources.items():
-        if index not in mine or resources.shared_bytes > mine[index].shared_bytes:  # of several kernels the neediest
-            mine[index] = resources
+    for k, resources in kernel.resources.items():
+        if (i := candidates[k]) not in mine or resources.shared_bytes > mine[i].shared_bytes:  # of several kernels the neediest
+            mine[i] = resources
 
 
 def tell_of_work(context: TuningContext) -> None:

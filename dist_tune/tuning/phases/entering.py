@@ -81,6 +81,8 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
     prior = manifest.prior.get(label, PriorTimes())
     n_warm_ups = manifest.warm_ups.get(label, 0)
-    guide = guide_of(context.plan.search, texts, prior, 0 if n_warm_ups else manifest.n_threads)
+    plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
+    n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
+    guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
     untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
     return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)

@@ -13,26 +13,29 @@ from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
 from dist_tune.sites import Site
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.phases.compilation import Waves, precompile
+from dist_tune.tuning.phases.compilation import Waves, dry_runs, precompile
 
 
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool, waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    ``is_recorded``: the first run is recorded, and the launches of the other candidates, derived from it, are compiled ahead on all
-    ranks. The same on all of them. ``waves``: only these candidates.
+    ``is_recorded``: launches inside are compiled ahead on all ranks: those of dry runs, or else those that the first run shows, with the
+    other candidates. The same on all of them. ``waves``: only these candidates.
     """
     met, race, trials = context.sites.met, context.race, context.replays.trials
     replays = race.warm_up(n_runs, waves)
     if is_recorded:
         recorder = trials.recorder = LaunchRecorder()
+        recorder.launches += dry_runs(context, waves)
+        n_first = 0 if recorder.launches else 1
         with recorder.recording():
-            context.replays.run_batch(closure, replays[:1], WARM_UP)
-            if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
-                _tell(context, 1)
+            if n_first:
+                context.replays.run_batch(closure, replays[:n_first], WARM_UP)
+                if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+                    _tell(context, n_first)
             if not race.is_enough(n_runs):
                 precompile(context, recorder, waves)
-                _run(context, closure, replays[1:], n_runs)
+                _run(context, closure, replays[n_first:], n_runs)
         trials.recorder = None
     else:
         _run(context, closure, replays, n_runs)

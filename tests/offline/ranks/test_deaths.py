@@ -29,14 +29,14 @@ def _dies(rank: int, turns: str) -> Any:
 
     (ended,) = tune_problems([Problem("p", [{"i": i} for i in range(4)], make)], num_iters=1, mode="merge")
     assert isinstance(ended, Outcome)
-    return ended.failures
+    return list(ended.failures)
 
 
 @pytest.mark.parametrize("turns", ["11", "01", "10"])
 def test_deaths_of_any_rank_put_a_config_into_quarantine(tmp_path: Path, turns: str):
     """Two are enough. Those of the first rank alone were counted: a config that ended another one was tried for ever."""
-    env = {"DIST_TUNE_LOG_DIR": str(tmp_path)}
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path)}
     for k in range(2):
         assert on_ranks(2, _dies, turns[k:], env=env)[int(turns[k])].error == "Died"
-    assert values(on_ranks(2, _dies, "", env=env)) == [{2: "the process ended 2 times while this config ran"}] * 2
-    assert not list((tmp_path / "journal").iterdir())
+    assert values(on_ranks(2, _dies, "", env=env)) == [[2]] * 2
+    assert not list((tmp_path / "journals").iterdir())

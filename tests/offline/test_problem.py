@@ -1,12 +1,12 @@
-"""Search spaces of tuning scripts, and which of their configs a device runs."""
+"""Problems of tuning scripts: their spaces, which of their configs a device runs, and which are tried in which order."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from dist_tune.offline.runs import Runs
-from dist_tune.offline.search_space import get_search_space, launchable, products
+from dist_tune.offline.problem import SearchOptions, get_search_space, launchable
 
 pytestmark = pytest.mark.once
 
@@ -75,16 +75,6 @@ def test_values_that_read_alike_are_two_configs():
     one, other = Layout(), Layout()
     own, _ = launchable([{"A": one}, {"A": other}, {"A": one}])
     assert [each["A"] for each in own] == [one, other]
-    texts = [each.text for each in Runs(lambda config: (lambda: None, None), own, None).candidates]
-    assert texts[1] == f"{texts[0]} (#2)"
-
-
-def test_products_change_the_last_name_fastest():
-    """Whatever the order within each config."""
-    assert products({"A": (1, 2), "B": "xy"}) == [{"A": 1, "B": "x"}, {"A": 1, "B": "y"}, {"A": 2, "B": "x"}, {"A": 2, "B": "y"}]
-    ordered = products({"A": (1, 2), "B": "xy"}, ["B", "A"])
-    assert ordered == products({"A": (1, 2), "B": "xy"})
-    assert all(list(config) == ["B", "A"] for config in ordered)
 
 
 def test_a_space_must_hold_something_and_nothing_but_configs():
@@ -93,3 +83,28 @@ def test_a_space_must_hold_something_and_nothing_but_configs():
     for wrong in (["BLOCK_SIZE_M"], [{"A": 1}, ("A", 1)]):
         with pytest.raises(TypeError, match="dicts of values by name, got"):
             launchable(wrong)  # type: ignore[arg-type]
+
+
+def warps_apart(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in ("num_warps", "num_stages")}
+
+
+def test_racing_tries_configs_that_share_triton_s_front_end_one_after_the_other():
+    """Each once; in random order of what is left, so that a search that ends early has seen all of the space."""
+    space, _ = launchable(get_search_space())
+    order = SearchOptions().chosen(space)
+    assert sorted(order) == list(range(len(space)))
+    groups = [warps_apart(space[i]) for i in order]
+    assert sum(one != other for one, other in pairwise(groups)) == len(space) // 15 - 1
+    assert len({config["BLOCK_SIZE_M"] for config in groups[: 15 * 20]}) > 2
+
+
+@pytest.mark.parametrize(
+    ("search", "n_configs", "n_tried"), [("random", 2001, 101), ("guided", 100, 48), ("random", 7, 7), ("racing", 99, 99)]
+)
+def test_a_share_of_a_large_space_is_tried(search: Any, n_configs: int, n_tried: int):
+    """A twentieth, rounded up, but not fewer than 48, nor more than there are; or as many as the script says."""
+    space = [{"BM": i} for i in range(n_configs)]
+    assert SearchOptions(search=search).n_tried(n_configs) == n_tried
+    assert SearchOptions(search=search, max_configs=5).n_tried(n_configs) == 5
+    assert len(set(SearchOptions(search=search, max_configs=5).chosen(space))) == (n_configs if search == "guided" else 5)

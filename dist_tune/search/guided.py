@@ -1,0 +1,260 @@
+"""Guided search of one site: which candidates of a large space are compiled and timed, and when that is enough. Pure.
+
+The candidates are points: a spread over all of them first, then waves of those that the times so far point to. Read from the described
+configs, which all ranks have alike. Only sums, products, quotients and square roots of single numbers, in one order: no library's kernels,
+whose last bits differ between processors, and so every rank proposes the same candidates from the same times.
+Knows nothing of rungs or finals: candidates that were tried race as all do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_tune.search.plan import PriorTimes, SearchName
+
+# Up to the next name, so that tuples, lists and words with spaces are values; of a config inside a config the inner names count.
+_FIELD = re.compile(r"([\w.]+)=(?!\(?[\w.]+=)(.*?)(?= [\w.]+=| \(#\d+\)$|$)")
+# Chosen on the recorded tables: logs/guided-decorators-cpu and logs/guided-search have the commands and what they printed.
+_N_LEADERS = 4
+"""The best so far, whose neighbours differ from them in the value of one field."""
+_NEAR_SHARE, _NEAR_SHARE_OF_FEW = 0.5, 0.75
+"""Share of a wave that are such neighbours; of a wave of few."""
+_NOISE = 6e-3
+"""Variance of a time's noise, relative to the spread of all times."""
+_REACH = 2.5
+"""Length of the model's kernel; 1 is the way from a field's least value to its greatest."""
+_MAX_LEARNT = 256
+"""Times that the model is fitted to, at most: the cost grows with their third power."""
+_LARGE = 64
+"""Spaces with more candidates are searched so, if the caller does not say how."""
+_ROUNDS = 10
+"""So they are only if each compile thread of a host would get more candidates than that: with fewer, all are compiled sooner than waves,
+each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9."""
+_FIRST_SHARE = 0.4
+"""Share of the candidates to try that are in the spread; each wave has half of that."""
+_MAX_WAVE = 48
+_FEW = 8
+"""Candidates in a wave where the caller says how many are tried: the model learns more often from fewer."""
+_SWEEP = 64
+"""Candidates in a wave of those that are tried one after the other."""
+_MAX_STALE = 3
+"""Waves without a better candidate, after which the search ends, if the caller does not say how many are tried."""
+_GAIN = 0.005
+"""Share of a time by which a candidate is better."""
+
+_Column = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class ConfigSpace:
+    """The candidates of one site, by their described configs."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        rows = [{name: word if "(" in word else word.rstrip(")") for name, word in _FIELD.findall(text)} for text in texts]
+        columns = [_Field([row.get(name, "") for row in rows]) for name in dict.fromkeys(name for row in rows for name in row)]
+        self._fields = [each for each in columns if each.n_values > 1]
+        self._n = len(texts)
+        self._order: list[int] = []
+        self._away = np.full(self._n, np.inf)
+        """Candidate -> distance to the nearest one of the order so far."""
+        turns = list(range(self._n))
+        random.Random(0).shuffle(turns)  # among equally far ones
+        self._turns = np.array(turns, dtype=np.int64)
+
+    def spread(self, n: int) -> list[int]:
+        """``n`` candidates, each as far as can be from those before it; the first candidate first."""
+        while len(self._order) < min(n, self._n):
+            taken = int(self._turns[np.argmax(self._away[self._turns])]) if self._order else 0
+            self._order.append(taken)
+            self._away = np.minimum(self._away, self._distances(taken))
+            self._away[taken] = -1.0
+        return self._order[:n]
+
+    def wave(
+        self, n: int, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], near_share: float = _NEAR_SHARE
+    ) -> list[int]:
+        """The ``n`` most promising of the ``untried``: this share of them neighbours of the best, the others by the model alone.
+
+        Candidates that need at least as much of everything as one that failed come last.
+        """
+        if len(times_ms) < 2:
+            order = [i for i in self.spread(self._n) if i in untried]
+        else:
+            speeds = self._speeds(times_ms)
+            order = sorted(untried, key=lambda i: (-speeds[i], i))
+        beyond = self._beyond(times_ms, failures)
+        order.sort(key=lambda i: bool(beyond[i]))
+        leaders = sorted(times_ms, key=lambda i: (times_ms[i], i))[:_N_LEADERS]
+        is_near = np.zeros(self._n, dtype=bool)
+        for leader in leaders:
+            is_near |= self._n_differing(leader) == 1
+        near = [i for i in order if is_near[i] and not beyond[i]][: int(near_share * n)]
+        return [*near, *(i for i in order if i not in near)][:n]
+
+    def _speeds(self, times_ms: Mapping[int, float]) -> _Column:
+        """Predicted speed of all candidates: a Gaussian process with a rational quadratic kernel."""
+        learnt = sorted(times_ms, key=lambda i: (times_ms[i], i))
+        if len(learnt) > _MAX_LEARNT:  # the best, and of the others every so many
+            half = _MAX_LEARNT // 2
+            others = learnt[half:]
+            learnt = learnt[:half] + [others[k * len(others) // half] for k in range(half)]
+        best_ms = times_ms[learnt[0]]
+        # Nearly its logarithm: twice as slow is as far from the best as twice as fast.
+        speeds = [math.sqrt(math.sqrt(best_ms / times_ms[i])) for i in learnt]
+        mean = 0.0
+        for each in speeds:
+            mean += each / len(speeds)
+        kernels = np.stack([1.0 / (1.0 + self._squares(i) / (_REACH * _REACH)) for i in learnt])
+        system = kernels[:, learnt] + _NOISE * np.eye(len(learnt))
+        weights = _solved(system, np.array(speeds) - mean)
+        predicted = np.full(self._n, mean)
+        for weight, kernel in zip(weights, kernels, strict=True):
+            predicted += weight * kernel
+        return predicted
+
+    def _beyond(self, times_ms: Mapping[int, float], failures: Collection[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Candidates that need at least as much of everything as a failed one, unless such a candidate has run."""
+        beyond = np.zeros(self._n, dtype=bool)
+        ran = list(times_ms)
+        for failed in sorted(failures):
+            is_more = np.ones(self._n, dtype=bool)
+            for field in self._fields:
+                levels = field.levels
+                is_more &= levels >= levels[failed] if field.is_number else levels == levels[failed]
+            if not is_more[ran].any():
+                beyond |= is_more
+        return beyond
+
+    def _distances(self, i: int) -> _Column:
+        distances = np.zeros(self._n)
+        for field in self._fields:
+            distances += field.differences(i)
+        return distances
+
+    def _squares(self, i: int) -> _Column:
+        squares = np.zeros(self._n)
+        for field in self._fields:
+            difference = field.differences(i)
+            squares += difference * difference
+        return squares
+
+    def _n_differing(self, i: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        n_differing = np.zeros(self._n, dtype=np.int64)
+        for field in self._fields:
+            n_differing += field.levels != field.levels[i]
+        return n_differing
+
+
+class _Field:
+    """One field of the configs: its value's place among all values."""
+
+    def __init__(self, texts: list[str]) -> None:
+        distinct = set(texts)
+        self.is_number = all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in distinct)
+        places = {text: place for place, text in enumerate(sorted(distinct, key=float if self.is_number else None))}
+        self.n_values = len(places)
+        self.levels = np.array([places[text] for text in texts])
+
+    def differences(self, i: int) -> _Column:
+        """From candidate ``i``'s value to those of all: steps as a share of all steps, or 1 for another word."""
+        steps: _Column = np.abs(self.levels - self.levels[i]) / (self.n_values - 1.0)
+        return steps if self.is_number else np.ceil(steps)
+
+
+def _solved(system: _Column, right: _Column) -> _Column:
+    """The solution of a positive definite system, by Gaussian elimination."""
+    system, right = system.copy(), right.copy()
+    n = len(right)
+    for k in range(n - 1):
+        factors = system[k + 1 :, k] / system[k, k]
+        system[k + 1 :, k:] -= factors[:, None] * system[k, k:]
+        right[k + 1 :] -= factors * right[k]
+    for k in range(n - 1, -1, -1):
+        right[k] /= system[k, k]
+        right[:k] -= system[:k, k] * right[k]
+    return right
+
+
+class Guide:
+    """The candidates of one site, in the order in which they are tried. Fed alike on all ranks, it answers alike.
+
+    ``n_tried``: candidates that are tried, if any of them runs; None: as many as a space of this size needs, or fewer.
+    """
+
+    def __init__(self, texts: Sequence[str], n_tried: int | None = None) -> None:
+        self._space = ConfigSpace(texts)
+        self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
+        """Candidates that are tried at most, if any of them runs."""
+        self.spread = self._space.spread(math.ceil(_FIRST_SHARE * self.n_planned))
+        """Those that are tried first."""
+        self._n_wave = _FEW if n_tried is not None else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
+        self._near_share = _NEAR_SHARE_OF_FEW if n_tried is not None else _NEAR_SHARE
+        self._may_end = n_tried is None
+        self._best_ms = math.inf
+        self._n_stale = 0
+
+    def wave(
+        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
+    ) -> list[int]:
+        """Candidates to try next; none if enough were tried. Called once for each wave.
+
+        ``times_ms``: candidate -> reduced time of its launches. ``is_barren``: nothing runs so far, so the search goes on.
+        """
+        best_ms = min(times_ms.values(), default=math.inf)
+        is_better = best_ms < (1 - _GAIN) * self._best_ms
+        self._n_stale = 0 if is_better or is_barren else self._n_stale + 1
+        self._best_ms = min(best_ms, self._best_ms)
+        n = self._n_wave if is_barren else min(self._n_wave, self.n_planned - n_tried)
+        if n <= 0 or (self._may_end and self._n_stale >= _MAX_STALE):
+            return []
+        return self._space.wave(n, times_ms, failures, untried, self._near_share)
+
+
+class Sweep(Guide):
+    """All candidates, in their order from some place on: those that a search has come to when its time is over are the ones that count."""
+
+    def __init__(self, n_candidates: int, start: float) -> None:
+        """``start``: the place, from 0 to 1. Ranks that start apart find what others have compiled meanwhile."""
+        first = round(start * n_candidates)
+        self._order = [*range(first, n_candidates), *range(first)]
+        self.n_planned = n_candidates
+        self.spread = self._order[:_SWEEP]
+
+    def wave(
+        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
+    ) -> list[int]:
+        """The next ones."""
+        return [i for i in self._order if i in untried][:_SWEEP]
+
+
+def guide_of(
+    search: SearchName | None,
+    texts: Sequence[str],
+    prior: PriorTimes | None = None,
+    n_threads: int = 0,
+    *,
+    n_tried: int | None = None,
+    start: float | None = None,
+) -> Guide | None:
+    """The guide of a site's search; None where all candidates race.
+
+    ``prior``: candidates with such times need none. ``n_threads``: that compile them on a host; 0 if they are not compiled ahead.
+    ``n_tried``, ``start``: see ``Plan``.
+    """
+    if start is not None:
+        return Sweep(len(texts), start) if len(texts) > _SWEEP else None
+    if n_tried is not None:
+        return Guide(texts, max(n_tried, 2)) if len(texts) > 2 else None
+    n_new = len(texts) - (len(prior.times) if prior is not None else 0)
+    is_guided = n_new > max(_LARGE, _ROUNDS * n_threads) if search is None else search == "guided" and _n_planned(n_new) < n_new
+    return Guide(texts) if is_guided else None
+
+
+def _n_planned(n: int) -> int:
+    """All of 27, 45 of 76, 97 of 216; of very large spaces little more than an eighth."""
+    return min(n, 16 + math.ceil(3 * n / 8), 80 + n // 8)

@@ -1,1 +1,0 @@
-"""Guided search of sites with many candidates: which of them are compiled and timed."""

@@ -1,0 +1,114 @@
+"""What a rank cannot bear, or leaves its peers in: told at once, and with the rank and the config that were the cause."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune import autotune, contextual_autotune
+from dist_tune.distributed import Ranks
+from dist_tune.testing import values
+from tests.ranks.kernels import autotuned, launch
+from tests.ranks.world import DEADLINE_S
+from tests.ranks.worlds import on_ranks
+
+pytestmark = pytest.mark.once
+
+QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
+
+
+def _makes_more_calls(rank: int) -> float:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: float(launch(kernel, x)[0]))
+    began = time.monotonic()
+    for k in range(2 if rank == 0 else 4):
+        step(torch.zeros(64 + k))
+    dist.barrier()
+    return time.monotonic() - began
+
+
+def test_a_rank_that_makes_more_calls_than_its_peer_goes_on_alone():
+    """No collective was issued on the group before: the one that the peer waits in says that it has gone on. It hung for ever."""
+    assert all(seconds < 10 for seconds in values(on_ranks(2, _makes_more_calls, timeout_s=30)))
+
+
+def _too_slow_on_one_rank(rank: int) -> None:
+    @autotune([{"block": block} for block in (16, 32, 64)], None, n_warmup=0, n_repeat=1, cache=False)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        if rank == 1 and block == 64:
+            time.sleep(DEADLINE_S + 1.5)
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    step(torch.ones(4))
+
+
+def test_a_config_that_is_late_for_a_collective_on_one_rank_is_named():
+    """It takes longer than the deadline, which the collective waits: rank and config stand before gloo's text."""
+    for outcome in on_ranks(2, _too_slow_on_one_rank, timeout_s=30):
+        assert outcome.error == "PeerFailedError", f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        cause = outcome.message.partition("; so rank")[0]
+        assert cause.startswith("rank 1 was late"), outcome.message
+        assert "block=64" in cause
+
+
+def _exits(rank: int, at_run: int, talks: bool) -> None:
+    kernel = autotuned(blocks=(16, 32))
+    runs = []
+
+    @contextual_autotune(is_dist=True, **QUICK)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank == 1 and len(runs) == at_run:
+            os._exit(3)
+        if talks:
+            dist.all_reduce(y)
+        return y
+
+    step(torch.ones(64))
+
+
+@pytest.mark.parametrize(("at_run", "talks"), [(1, True), (3, True), (3, False)])
+def test_a_process_that_ends_is_told_of_at_once(at_run: int, talks: bool):
+    """With os._exit, in its first run or in a replay, whether peers wait in a collective or in a meeting."""
+    first, _ = on_ranks(2, _exits, at_run, talks, env={"DIST_TUNE_DEADLINE_S": "20"}, timeout_s=60)
+    assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
+    assert first.message.startswith("rank 1 last seen at: ")
+    assert "its process has ended" in first.message
+    assert first.seconds < 10
+
+
+def test_a_process_that_ends_before_the_first_meeting_leaves_the_call_untuned():
+    """The step itself says whether it needs that rank; the line says what has become of it."""
+    first, _ = on_ranks(2, _exits, 1, False, env={"DIST_TUNE_DEADLINE_S": "20"}, timeout_s=60)
+    assert first.error in ("", "AbsentRanksError"), first.message
+    assert "its process has ended" in first.log
+    assert first.seconds < 10
+
+
+def _slow_store(rank: int) -> int:
+    own = Ranks.beat
+
+    def beat(self: Ranks, *args: Any, **options: Any) -> None:
+        time.sleep(0.3)
+        own(self, *args, **options)
+
+    Ranks.beat = beat  # type: ignore[method-assign,assignment]
+    kernel = autotuned(blocks=(16, 32, 64, 128))
+    step = contextual_autotune(is_dist=True, n_repeat=3, n_warmup=0, search="exhaustive", cache=False)(lambda x: launch(kernel, x))
+    step(torch.ones(64))
+    return step.records[0].n_replays
+
+
+def test_a_slow_store_costs_no_meeting_for_every_replay():
+    """Its answers between replays are no time of theirs."""
+    outcomes = on_ranks(2, _slow_store, timeout_s=60)
+    for n_replays, outcome in zip(values(outcomes), outcomes, strict=True):
+        assert outcome.log.count("meeting='report'") < n_replays / 2, outcome.log
