@@ -38,8 +38,8 @@ _LARGE = 64
 _ROUNDS = 10
 """So they are only if each compile thread of a host would get more candidates than that: with fewer, all are compiled sooner than waves,
 each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9."""
-_FIRST_SHARE = 0.4
-"""Share of the candidates to try that are in the spread; each wave has half of that."""
+_FIRST_SHARE, _FIRST_SHARE_OF_FEW = 0.4, 0.3
+"""Share of the candidates to try that are in the spread; each wave has half of that. And where waves are of few."""
 _MAX_WAVE = 48
 _FEW = 8
 """Candidates in a wave where the caller says how many are tried: the model learns more often from fewer."""
@@ -190,7 +190,7 @@ class Guide:
         self._space = ConfigSpace(texts)
         self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
         """Candidates that are tried at most, if any of them runs."""
-        self.spread = self._space.spread(math.ceil(_FIRST_SHARE * self.n_planned))
+        self.spread = self._space.spread(math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned))
         """Those that are tried first."""
         self._n_wave = _FEW if n_tried is not None else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
         self._near_share = _NEAR_SHARE_OF_FEW if n_tried is not None else _NEAR_SHARE
