@@ -16,7 +16,7 @@ from dist_tune.tuning.phases.isolation import isolate
 from dist_tune.tuning.phases.settling import compile_variants, settle
 from dist_tune.tuning.phases.warm_up import warm_up
 
-_NOTE_EVERY_S = 0.25
+_NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
 """Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
 
