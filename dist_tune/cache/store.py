@@ -119,14 +119,16 @@ class Cache:
         """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
 
         A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced,
-        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, whenever it was written.
+        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, in any folder and whenever it was
+        written.
         Of two processes that store a record of one key in the same millisecond, either may stay.
         """
         path = self.path_of(record.cache_key)
         try:
             content = record_bytes(record) + b"\n"
             self._make(path.parent)
-            present = self._read(path)
+            # An import would be found in place of a better record of another folder; a new tuning is the newest in any case.
+            present = self.find(record.cache_key) if is_import else self._read(path)
             if present is None or _replaces(record, present, is_import):
                 write_whole(path, content, self.rights)
                 with suppress(OSError):  # removed already
