@@ -36,7 +36,7 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.store import LOCKS, Cache, Entry
+from dist_tune.cache.store import Cache, Entry
 
 if TYPE_CHECKING:
     from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
@@ -44,7 +44,7 @@ else:  # these import torch, and reading records does not need it
     __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
-    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
+    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds",
     "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "lead",
     "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",

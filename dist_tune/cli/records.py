@@ -6,7 +6,6 @@ With ``transfer`` the only user of the cache here. Reads and deletes records, an
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -15,7 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from glob import iglob
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ from rich.text import Text
 
 from dist_tune.cache import (
     HARDWARE,
-    JOURNALS,
     LINES_SUFFIX,
-    LOCKS,
     QUARANTINE,
     SOFTWARE,
     BrokenRecordError,
@@ -56,11 +52,6 @@ _MAX_CONFIG = 400
 _MAX_FIELDS = 12
 """Fields with a column each; with more differing ones there is one column of whole configs."""
 _DOT = " \N{MIDDLE DOT} "
-_OWN_FILES = re.compile(
-    rf"{LOCKS}/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
-    r"|[^/]+/(\.lock|[0-9a-f]{12}(-[0-9a-f]{12}){1,2}\.json|.*\.(broken|tmp))"  # .lock, .broken: of older versions
-)
-"""Paths in the cache folder that the cache itself has written."""
 _OF_PROGRAM = ("world_size", "ranks_per_host")
 _ASK_THE_PROGRAM = (
     "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_REQUIRE_CACHE=1, "
@@ -440,9 +431,7 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
     chosen = choose(cache, key)
     if key is None:
         chosen = [each for each in chosen if each.path.is_relative_to(cache.folder)]  # the other folders are only read
-        names = [name for name in iglob("*/*", root_dir=cache.folder, include_hidden=True) if _OWN_FILES.fullmatch(name)]
-        doomed = [each for each in map(cache.folder.joinpath, names) if each.is_symlink() or not each.is_dir()]
-        doomed = sorted(each for each in doomed if not each.parent.is_symlink())
+        doomed = cache.own_files()
         what = f"all {amount(len(chosen), 'record')} and {amount(len(doomed) - len(chosen), 'other file')}"
     else:
         doomed = [each.path for each in chosen]

@@ -132,6 +132,16 @@ def test_of_equally_measured_ones_the_newer_stays(tmp_path: Path):
     ]
 
 
+def test_a_better_record_of_another_folder_stays(tmp_path: Path):
+    """What is written to the first folder would be found in its place."""
+    Cache(tmp_path / "team").store(measured(30))
+    cache = Cache([tmp_path / "mine", tmp_path / "team"])
+    write_export(tmp_path / "e.json", [measured(5)])
+    (arrival,) = merge(cache, [tmp_path / "e.json"])
+    assert (arrival.outcome, arrival.reason) == ("kept", "30 timed replays are better than 5")
+    assert cache.find(measured(5).cache_key) == measured(30)
+
+
 def test_an_export_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A full disk costs the new file, not the old one; through a link the file that it leads to is replaced."""
     path, link = tmp_path / "e.json", tmp_path / "link.json"
