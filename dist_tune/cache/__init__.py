@@ -19,9 +19,7 @@ from dist_tune.cache.account import (
     weighing,
     why_not,
 )
-from dist_tune.cache.digests import sealed_line, text_of
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.journal_file import JournalFile, is_held
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import (
@@ -47,8 +45,8 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "is_held", "lead",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds",
+    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "lead",
     "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "sealed_line", "short_config", "skew", "step_times", "text_of", "weighing", "why_not",
+    "short_config", "skew", "step_times", "weighing", "why_not",
 ]  # fmt: skip
