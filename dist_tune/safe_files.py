@@ -139,12 +139,12 @@ def warn_of_folder(folder: Path, variable: str, *, is_shared: bool = False) -> N
         status = os.stat(folder)
     except (OSError, ValueError):  # absent or unreachable: the code that opens a file there says so
         return
-    owner, others = status.st_uid, status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)
-    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-    if others:
-        risk, remedy = f"can be written by other users ({mode})", f"Run chmod {'o' if is_shared else 'go'}-w on it"
-    elif owner != os.geteuid() and not is_shared:
-        risk, remedy = f"belongs to another user (uid {owner}, this process is uid {os.geteuid()})", "Use a folder of your own"
+    if status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP):
+        risk = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+        remedy = f"Run chmod {'o' if is_shared else 'go'}-w on it"
+    elif status.st_uid != os.geteuid() and not is_shared:
+        risk = f"belongs to another user (uid {status.st_uid}, this process is uid {os.geteuid()})"
+        remedy = "Use a folder of your own"
     else:
         return
     warn_once(
