@@ -1,6 +1,5 @@
 """Fingerprints of code: equal wherever the code is the same, different wherever it does something else."""
 
-import functools
 import importlib
 import json
 import os
@@ -175,16 +174,6 @@ def test_a_lower_case_global_may_be_state():
     assert [*map(fingerprint, one)] == [*map(fingerprint, other)]
     one, other = ([with_globals("def f(): return width", width=each) for each in (tl.constexpr(n), returning(n))] for n in (1, 2))
     assert not {*map(fingerprint, one)} & {*map(fingerprint, other)}
-
-
-def test_use_does_not_count():
-    """Specialised bytecode of a hot function, and a filled lru_cache."""
-    hot, cached = with_globals("def f(x):\n    return x.real + x.imag * 2"), functools.lru_cache(returning)
-    before = fingerprint(hot), fingerprint(cached)
-    for number in range(5000):
-        hot(number)
-        cached(number)
-    assert (fingerprint(hot), fingerprint(cached)) == before
 
 
 FILES = {

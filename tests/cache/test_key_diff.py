@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dist_tune.cache.key_diff import differences, explain, nearest, nearest_shape
+from dist_tune.cache.key_diff import explain, nearest, nearest_shape
 from dist_tune.cache.records import CacheKey, TuningRecord
 from tests.cached_records import NOON, environment, record
 
@@ -17,14 +17,6 @@ pytestmark = pytest.mark.once
 
 def wanted(**changes: Any) -> CacheKey:
     return record(**changes).cache_key
-
-
-def test_differences_are_fields_with_both_values():
-    """Fields of the environment stand beside the others, under their own names."""
-    other = wanted(key="[1]", environment=environment(triton="3.9.0", cuda=None))
-    assert differences(other, wanted()) == {"key": ("[1]", wanted().key), "triton": ("3.9.0", "3.6.0"), "cuda": (None, "13.0")}
-    assert differences(wanted(), wanted()) == {}
-    assert set(differences(other.model_copy(update={"name": "", "source": ""}), wanted())) == {"name", "source", "key", "triton", "cuda"}
 
 
 def test_the_nearest_record_differs_in_the_fewest_fields():

@@ -196,15 +196,12 @@ def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Pat
     """Whatever their order is now; with all that is needed to keep them in the new record."""
     texts = ["new", TEXTS[2], TEXTS[1]]
     assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
+    assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None), "without its winner"
     mine = lookup(tmp_path)
     mine.look_up(SITE, LAUNCH, texts)
     times, original = mine.prior_times(SITE, texts).times[2], found().candidates[1]
     assert (times.closure_ms, times.spread_ms, times.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
     assert times.rank_latencies_ms == original.rank_latencies_ms
-
-
-def test_without_its_winner_a_record_still_tells_times(tmp_path: Path):
-    assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None)
 
 
 def test_what_failed_or_was_not_measured_is_not_known(tmp_path: Path):
@@ -249,16 +246,6 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
     ):
         lookup(tmp_path).keep(record_)
         assert len(Cache(tmp_path).entries()) == n_kept
-
-
-def test_a_folder_that_is_no_folder_costs_warnings_alone(tmp_path: Path):
-    """Nothing is found there, and nothing is kept."""
-    (tmp_path / "file").write_text("")
-    mine = lookup(tmp_path / "file" / "cache", require_cache=True)
-    one, ticket = asked(mine)
-    assert (one, "There is no record" in ticket.miss) == (None, True)
-    with pytest.warns(UserWarning, match="is not kept"):
-        mine.keep(found())
 
 
 def test_ids_are_as_long_as_they_must_be(tmp_path: Path):

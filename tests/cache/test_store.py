@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import HARDWARE, SOFTWARE, CacheKey, Entry, TuningRecord, record_bytes
+from dist_tune.cache import HARDWARE, SOFTWARE, Entry, TuningRecord, record_bytes
 from dist_tune.cache import store as store_module
-from dist_tune.cache.store import MAX_BYTES, Cache
+from dist_tune.cache.store import Cache
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, environment, measured, record
 
@@ -163,14 +163,6 @@ def test_two_names_do_not_share_a_folder(one: str, other: str):
     assert Cache(Path("cache")).path_of(record(kernel="model.gemm_3-x").cache_key).parent.name == "model.gemm_3-x"
 
 
-def test_keys_of_text_that_is_alike(cache: Cache):
-    """Fields are not run together: what moves from one to the next makes another key."""
-    keys = [record(source=source, key=key).cache_key for source, key in (("ab", "c"), ("a", "bc"), ('a","b', "c"), ("a", 'b","c'))]
-    assert len({cache.path_of(key) for key in keys}) == 4
-    nones = [CacheKey(**{**dict(record().cache_key), "cuda": cuda}) for cuda in (None, "None", "null", "")]
-    assert len({cache.path_of(key) for key in nones}) == 4
-
-
 # -- which one stays ---------------------------------------------------------------------------------------------------
 
 FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
@@ -198,19 +190,6 @@ def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: Tu
         cache.store(present)
         assert cache.store(stored, is_import=is_import) == cache.path_of(stored.cache_key)
         assert cache.find(stored.cache_key) == winner
-
-
-@pytest.mark.parametrize("is_import", [False, True])
-@settings(max_examples=25)
-@given(st.permutations([(n, second) for n in (1, 2, 3) for second in (0, 3, 6)]))
-def test_the_order_of_storing_does_not_matter(is_import: bool, order: list[tuple[int, int]]):
-    """Records of tunings that overlapped: the best and newest is there in the end, in whatever order they came."""
-    with tempfile.TemporaryDirectory() as folder:
-        for n, second in order[:6]:
-            Cache(Path(folder)).store(measured(n, tuned_at=NOON + timedelta(seconds=second)), is_import=is_import)
-        found = Cache(Path(folder)).find(measured(1).cache_key)
-        assert found is not None
-        assert (found.n_samples, (found.tuned_at - NOON).total_seconds()) == max(order[:6])
 
 
 # -- what is no record -------------------------------------------------------------------------------------------------
@@ -303,17 +282,6 @@ def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str, re
     assert os.path.lexists(path)
     if call == "store" and kind != "folder":
         assert cache.find(record().cache_key) == record()
-
-
-def test_a_large_file_is_not_read(cache: Cache):
-    """As large as any that is read, and one byte more."""
-    path = kept(cache, record())
-    path.write_bytes(record_bytes(record()).ljust(MAX_BYTES))
-    assert cache.find(record().cache_key) == record()
-    with open(path, "ab") as file:
-        file.write(b" ")
-    with warned("larger than"):
-        assert cache.find(record().cache_key) is None
 
 
 def test_lists_pass_over_other_files(cache: Cache):
