@@ -83,22 +83,6 @@ def test_a_record_of_any_folder_is_a_hit(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("name", "other.gemm"), ("key_text", "[1]"), ("source", lambda: "f" * 16), ("texts", TEXTS[:2]), ("texts", TEXTS[::-1]), ("ranks", 3)],
-)
-def test_each_part_of_the_key_counts(tmp_path: Path, name: str, value: Any):
-    """Another name, tuning key, code, list or order of candidates, or number of ranks: another key, and nothing found."""
-    mine = lookup(kept(tmp_path, found()))
-    _, ticket = asked(mine)
-    if name == "ranks":
-        mine = CacheLookup(mine._settings, Log(), is_used=True, world_size=value, ranks_per_host=2)  # type: ignore[arg-type]
-    launch = SimpleNamespace(**{**vars(LAUNCH), **({name: value} if name in vars(LAUNCH) else {})})
-    other = mine.look_up(SITE, launch, value if name == "texts" else TEXTS)
-    assert other is None
-    assert mine.ticket(SITE, None).key not in ("", ticket.key)
-
-
-@pytest.mark.parametrize(
     ("changes", "texts", "differing", "is_new_shape"),
     [
         ({"key_text": "[1]"}, TEXTS, ["key: [1] here"], True),
@@ -220,15 +204,6 @@ def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
     assert known(tmp_path, [*TEXTS, "new"], small, large) == ({0: 0.1, 1: 1.1, 2: 2.1}, 2)
     newest = found(candidates=[candidate(i, latency_ms=5.0) for i in range(4)], winner=0, tuned_at=found().tuned_at.replace(hour=22))
     assert known(tmp_path, [*TEXTS, "new"], newest) == ({0: 5.0, 1: 5.0, 2: 5.0}, 0)
-
-
-@pytest.mark.parametrize("version_check", [True, False])
-def test_nothing_is_known_from_another_environment(tmp_path: Path, version_check: bool):
-    """Its times mean nothing here, also where its winners are accepted."""
-    kept(tmp_path, *(found(environment=HERE.model_copy(update=each)) for each in ({"torch": "1.0"}, {"device": "x"}, {"world_size": 9})))
-    mine = lookup(tmp_path, version_check=version_check)
-    mine.look_up(SITE, LAUNCH, TEXTS[:2])
-    assert mine.prior_times(SITE, TEXTS[:2]).times == {}
 
 
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
