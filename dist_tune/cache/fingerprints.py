@@ -17,7 +17,7 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import resolve_name
 from itertools import islice
@@ -35,6 +35,7 @@ _SURELY_LOADED_S = 600.0  # files that were older than this when the process beg
 _STARTED = time.time()
 _EMPTY = CellType()  # equal to the cell of a variable without a value
 _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis))
+_VALUES = ("dtype", "constexpr", "Config")
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _NO_CODE = (*_SCALARS, *_CONTAINERS, enum.Enum, torch.dtype, torch.device)
 # Where functools, Triton, numba and torch.library keep what they wrap.
@@ -323,8 +324,9 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
         if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef) and tree.name == code.co_name:
             tree.decorator_list = []  # what they have made of the function is read instead
             return _body_of_tree(tree, {*code.co_varnames, *code.co_cellvars})
-    names = frozenset(name for each in _nested(code) for name in each.co_names)
-    return _Body(ascii(_spelled(code)), names, attributes=names)
+    steps = [step for each in _nested(code) for step in dis.get_instructions(each)]
+    names = frozenset(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return _Body(ascii(_spelled(code)), names, attributes=frozenset(name for each in _nested(code) for name in each.co_names))
 
 
 def _is_as_loaded(code: CodeType, path: str) -> bool:
@@ -449,8 +451,7 @@ def _wrapped_by(value: object) -> Any:
 
 def _is_value(kind: type) -> bool:
     """A dtype of a library, or Triton's ``constexpr`` or ``Config``."""
-    names: Iterable[str] = map(_name_of, _mro_of(kind))
-    return _package_of(kind) in ("torch", "triton", "numpy") and not {"dtype", "constexpr", "Config"}.isdisjoint(names)
+    return _package_of(kind) in ("torch", "triton", "numpy") and any(_name_of(each) in _VALUES for each in _mro_of(kind))
 
 
 def _is_code(value: object) -> bool:
