@@ -57,8 +57,8 @@ class Code(NamedTuple):
     """Imports whose code is not in the digest, as "module.name", sorted."""
 
 
-def fingerprint(function: object) -> str:
-    """16 hex digits of the code of a function, method, class, callable object or Triton kernel, and of all that it calls.
+def read_code(function: object) -> Code:
+    """The code of a function, method, class, callable object or Triton kernel, and of all that it calls.
 
     The same in all processes, wherever the files are, and for a kernel under Triton's interpreter. Counted are statements, arguments and
     defaults; captured values, tensors by shape and dtype; of globals, constants in UPPER_CASE and Triton's ``constexpr``. Followed are
@@ -68,11 +68,6 @@ def fingerprint(function: object) -> str:
     since it was loaded) counts as its bytecode, which differs between versions of Python. Never raises. The work is bounded: code near
     the function counts first.
     """
-    return read_code(function).digest
-
-
-def read_code(function: object) -> Code:
-    """The fingerprint of a function, and what it leaves out."""
     walker = _Walker(function)
     texts = walker.digest(), *(f"{name}={meaning}" for name, _, meaning in walker.values)
     return Code(hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16], sorted(walker.not_followed))
@@ -81,7 +76,7 @@ def read_code(function: object) -> Code:
 def anatomy(parts: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text, of each part and of each value that its code has; digests are 12 hex digits.
 
-    A fingerprint is one digest of that. Here values have names of their own, so that two kernels of one factory can be told apart by the
+    ``Code.digest`` is one digest of that. Here values have names of their own, so that two kernels of one factory can be told apart by the
     value in which they differ, and plain attributes of objects and lower-case globals of a part's own module count as well. Equal in all
     processes where code and values are. A part is code, a tuple of code, or text.
     """

@@ -13,9 +13,9 @@ import torch
 import triton.language as tl
 
 from dist_tune import autotune
-from dist_tune.cache import fingerprint, read_code
+from dist_tune.cache import read_code
 from tests.function_options import BLOCKS, quiet
-from tests.source_programs import HELPERS, NAMES, PROGRAM, fingerprints, load, returning, with_globals
+from tests.source_programs import HELPERS, NAMES, PROGRAM, fingerprint, fingerprints, load, returning, with_globals
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_place_comments_hash_seed_and_interpreter_do_not_count(tmp_path: Path):
 import json, sys
 sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(there)!r}]
 import program, torch
-from dist_tune.cache import fingerprint
+from tests.source_programs import fingerprint
 assert type(program.doubled).__name__ == "InterpretedFunction"
 first = {{name: fingerprint(vars(program)[name]) for name in {NAMES}}}
 program.plain[(1,)](torch.ones(4))  # adds names to the globals of the kernel, T among them

@@ -22,8 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.cache.fingerprints import fingerprint
-from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
+from tests.source_programs import Compiled, adding, fingerprint, returning, subtracting, with_globals
 
 VALUES: list[Any] = [
     *(None, True, 1, 1.0, "1", b"1", 1j, (1,), [1], {1: 1}, {1}, (), 2, -0.0, 0.0, float("nan"), float("inf"), "", 1 << 70, 10**5000),

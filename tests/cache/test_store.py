@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import HARDWARE, SOFTWARE, Entry, TuningRecord, record_bytes
-from dist_tune.cache.store import MAX_BYTES, Cache
+from dist_tune.cache import HARDWARE, SOFTWARE, TuningRecord, record_bytes
+from dist_tune.cache.store import MAX_BYTES, Cache, Entry
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, environment, measured, record
 
