@@ -8,88 +8,64 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
 from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
-_KINDS = ("end", "left", "unmeasured", "not raced", "untried", "equal")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
-_CAUSES = (
-    ("shared memory", re.compile(r"shared memory")),
-    ("registers", re.compile(r"\bregisters?\b")),
-    ("wrong result", re.compile(r"result is wrong|changes its argument")),
-    ("out of memory", re.compile(r"out of memory|OutOfMemory|MemoryError")),
-    ("did not return", re.compile(r"until release= was called|has been compiling for")),
-    ("ended the process", re.compile(r"process ended|quarantine")),
-    ("slow on one rank", re.compile(r" s a launch, where rank ")),
-)
+_CAUSES = {
+    "shared memory": r"shared memory",
+    "registers": r"\bregisters?\b",
+    "wrong result": r"result is wrong|changes its argument",
+    "out of memory": r"out of memory|OutOfMemory|MemoryError",
+    "did not return": r"until release= was called|has been compiling for",
+    "ended the process": r"process ended|quarantine",
+    "slow on one rank": r" s a launch, where rank ",
+}
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Fates:
-    """Numbers of a site's candidates by their fate; they sum up to all of them."""
+class Fates(NamedTuple):
+    """The candidates of a site by their fate."""
 
-    n_to_the_end: int
-    """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
-    n_raced_out: int
-    n_unmeasured: int
-    n_not_raced: int
-    """Compiled, and then left out by the budget or by earlier times."""
-    n_untried: int
-    n_equal: int
+    text: str
+    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
     failures: Counter[str]
     """Cause -> candidates that cannot run."""
-    has_finals: bool
-
-    @property
-    def text(self) -> str:
-        """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
-        n_failed = self.failures.total()
-        n_tried = self.n_to_the_end + self.n_raced_out + self.n_unmeasured + self.n_equal + n_failed
-        causes = ", ".join(f"{n} {cause}" if len(self.failures) > 1 else cause for cause, n in self.failures.most_common())
-        told = {
-            "in the finals" if self.has_finals else "timed": self.n_to_the_end,
-            "raced out": self.n_raced_out,
-            "not timed": self.n_unmeasured,
-            "the same kernel as another": self.n_equal,
-            f"cannot run here ({causes})": n_failed,
-            "not raced": self.n_not_raced,
-            "untried": self.n_untried,
-        }
-        return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
 
 
 def fates(record: TuningRecord) -> Fates:
     """The candidates by fate."""
-    counts: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    for each in record.candidates:
-        if each.failure is not None:
-            failures[cause(each.failure)] += 1
-        elif each.equal_to is not None:
-            counts["equal"] += 1
-        elif each.left == NOT_TRIED:
-            counts["untried"] += 1
-        elif each.left is not None and each.left.startswith("not raced"):
-            counts["not raced"] += 1
-        elif each.latency_ms is None:
-            counts["unmeasured"] += 1
-        else:
-            counts["end" if each.left is None else "left"] += 1
-    end, left, unmeasured, not_raced, untried, equal = (counts[kind] for kind in _KINDS)
-    return Fates(end, left, unmeasured, not_raced, untried, equal, failures, left > 0)
+    failures = Counter(cause(each.failure) for each in record.candidates if each.failure is not None)
+    causes = ", ".join(f"{n} {what}" if len(failures) > 1 else what for what, n in failures.most_common())
+    counts = Counter(map(_fate, record.candidates))
+    names = {"failed": f"cannot run here ({causes})", "timed": "in the finals" if counts["raced out"] else "timed"}
+    order = ("timed", "raced out", "not timed", "the same kernel as another", "failed", "not raced", "untried")
+    told = ", ".join(f"{counts[fate]} {names.get(fate, fate)}" for fate in order if counts[fate])
+    return Fates(f"{len(record.candidates) - counts['not raced'] - counts['untried']} tried: {told}", failures)
+
+
+def _fate(each: CandidateRecord) -> str:
+    if each.failure is not None:
+        return "failed"
+    if each.equal_to is not None:
+        return "the same kernel as another"
+    if each.left is not None and (each.left == NOT_TRIED or each.left.startswith("not raced")):  # by the budget, or by earlier times
+        return "untried" if each.left == NOT_TRIED else "not raced"
+    if each.latency_ms is None:
+        return "not timed"
+    return "timed" if each.left is None else "raced out"
 
 
 def cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
     reason = _RANK.sub("", failure)
-    if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):
+    if known := next((name for name, pattern in _CAUSES.items() if re.search(pattern, reason)), None):
         return known
     error = _ERROR.search(reason)
     return error[1] if error else "other reasons"
@@ -103,8 +79,8 @@ def gain(record: TuningRecord) -> float | None:
 
 def lead(record: TuningRecord) -> float | None:
     """Share of its time by which the winner's kernel is ahead of the fastest other; negative if behind, None without another."""
-    best_ms = record.best.latency_ms
-    others_ms = [each.latency_ms for each in _rivals(record) if each.latency_ms is not None]
+    best_ms, others = record.best.latency_ms, [each for each in record.candidates if each.failure is None and each.equal_to is None]
+    others_ms = [each.latency_ms for each in others if each.index != record.winner and each.latency_ms is not None]
     return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
 
 
@@ -120,25 +96,18 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     """The reason why a candidate is not the winner, of a finalist by how much it lost; for the winner the reason of the choice."""
     if each.index == record.winner:
         return ": ".join(filter(None, ["winner", record.reason]))
-    if each.failure is not None:
-        return each.failure
-    if each.equal_to is not None:
-        return f"the same kernel as candidate {each.equal_to}"
-    if each.left is not None:
-        return each.left
-    best_ms = record.best.latency_ms
-    if each.latency_ms is None or not best_ms:
+    if reason := each.failure or (f"the same kernel as candidate {each.equal_to}" if each.equal_to is not None else each.left):
+        return reason
+    best = record.best
+    if each.latency_ms is None or not best.latency_ms:
         return "not measured on all ranks"
-    return f"not chosen: {each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
-
-
-def _by_step(each: CandidateRecord, record: TuningRecord) -> str:
-    """The difference of the measured steps, as in the table; beside it the part of it that counted, where that is another number."""
-    if each.closure_ms is None or record.best.closure_ms is None:
-        return ""
-    measured = f"{each.closure_ms - record.best.closure_ms:+.4f} ms"
-    counted = f"{_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms"
-    return f", {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
+    told = f"not chosen: {each.latency_ms / best.latency_ms - 1:+.1%} by its kernel"
+    if each.closure_ms is None or best.closure_ms is None:
+        return told
+    # As in the table; beside it the part of the difference that counted, where that is another number.
+    step_ms, kernel_ms = each.closure_ms - best.closure_ms, each.latency_ms - best.latency_ms
+    measured, counted = f"{step_ms:+.4f} ms", f"{kernel_ms + record.closure_weight * (step_ms - kernel_ms):+.4f} ms"
+    return f"{told}, {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
 
 
 def skew(record: TuningRecord) -> tuple[int, float] | None:
@@ -155,39 +124,15 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
 
     Of several sites the differences that their first configs make are added up.
     """
-    known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
+    known_ms = [ms for each in records if (ms := _step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
-    best_ms = max(known_ms)
     losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
-    return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
+    return (None if len(losses_ms) < len(records) else max(known_ms) + sum(losses_ms)), max(known_ms)
 
 
-def short_config(each: CandidateRecord) -> str:
-    """A config without its hook, whose name says nothing of its speed."""
-    numbered = _NUMBERED.search(each.config)
-    if not each.fields:
-        return _HOOK.sub("", each.config)
-    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if name.rpartition(".")[2] != "pre_hook")
-    return told + (numbered[0] if numbered else "")
-
-
-def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
-    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
-    if not all(each.fields for each in candidates):
-        return []
-    names = dict.fromkeys(name for each in candidates for name in each.fields if name.rpartition(".")[2] != "pre_hook")
-    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
-
-
-def _rivals(record: TuningRecord) -> list[CandidateRecord]:
-    return [each for each in record.candidates if each.index != record.winner and each.failure is None and each.equal_to is None]
-
-
-def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
-    """The step's time as it counted: where the rest of the step varies by noise alone, differences are those of the kernel."""
-    kernel_ms = each.latency_ms or 0.0
-    return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
+def _step_ms(each: CandidateRecord) -> float | None:
+    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
 
 
 def _loss_ms(record: TuningRecord) -> float | None:
@@ -197,9 +142,9 @@ def _loss_ms(record: TuningRecord) -> float | None:
     add to the step is not this site's: there the kernels' times tell, of one launch a step.
     """
     first, best = record.candidates[0], record.best
+    first_ms, best_ms = _step_ms(first), _step_ms(best)
     if first.index == best.index:
         return 0.0
-    first_ms, best_ms = _timed_step_ms(first), _timed_step_ms(best)
     if first_ms is None or best_ms is None:
         return None
     if first.left is None or "finals" in first.left:
@@ -208,5 +153,21 @@ def _loss_ms(record: TuningRecord) -> float | None:
     return loss_ms if loss_ms >= 0 else None  # a slower kernel in a faster step
 
 
-def _timed_step_ms(each: CandidateRecord) -> float | None:
-    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
+def short_config(each: CandidateRecord) -> str:
+    """A config without its hook, whose name says nothing of its speed."""
+    if not each.fields:
+        return _HOOK.sub("", each.config)
+    numbered = _NUMBERED.search(each.config)
+    return " ".join(f"{name}={each.fields[name]}" for name in _names(each)) + (numbered[0] if numbered else "")
+
+
+def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
+    if not all(each.fields for each in candidates):
+        return []
+    names = dict.fromkeys(name for each in candidates for name in _names(each))
+    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def _names(each: CandidateRecord) -> list[str]:
+    return [name for name in each.fields if name.rpartition(".")[2] != "pre_hook"]
