@@ -11,10 +11,15 @@ from dist_tune.cache.account import (
     cause,
     differing,
     fates,
+    from_fastest,
     gain,
+    gain_told,
     lead,
+    parts_of,
+    shared_fields,
     short_config,
     skew,
+    slowest_rank,
     step_times,
     weighing,
     why_not,
@@ -43,12 +48,15 @@ from dist_tune.cache.store import LOCKS, Cache, Entry
 if TYPE_CHECKING:
     from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
+    __getattr__, __dir__ = found_on_use(
+        __name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")}
+    )
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "is_held", "lead",
-    "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "sealed_line", "short_config", "skew", "step_times", "text_of", "weighing", "why_not",
+    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "from_fastest", "gain", "gain_told",
+    "is_held", "lead", "nearest_key", "nearest_shape", "parts_of", "plain_values", "quarantine", "read_code", "read_quarantine",
+    "record_bytes", "record_in", "sealed_line", "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "text_of",
+    "weighing", "why_not",
 ]  # fmt: skip

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
+from dist_tune.output import PHASES, gain_words, milliseconds
 from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
@@ -101,11 +102,29 @@ def gain(record: TuningRecord) -> float | None:
     return first_ms / best_ms if first_ms is not None and best_ms else None
 
 
-def lead(record: TuningRecord) -> float | None:
-    """Share of its time by which the winner's kernel is ahead of the fastest other; negative if behind, None without another."""
-    best_ms = record.best.latency_ms
-    others_ms = [each.latency_ms for each in _rivals(record) if each.latency_ms is not None]
-    return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
+def gain_told(record: TuningRecord) -> str:
+    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one."""
+    first, ratio = record.candidates[0], gain(record)
+    if record.winner == 0:
+        return "the first config" * (len(record.candidates) > 1)
+    if ratio is not None:
+        return gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms")
+    if first.failure is not None:
+        return "the first config cannot run here"
+    return "the first config was not timed" * (first.latency_ms is None)
+
+
+def lead(record: TuningRecord) -> tuple[float, float] | None:
+    """By how much the winner's kernel is ahead of the fastest other, negative if behind, and the noise; None without another.
+
+    Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
+    """
+    best = record.best
+    others = [(each.latency_ms, each.spread_ms) for each in _rivals(record) if each.latency_ms is not None]
+    if not (others and best.latency_ms):
+        return None
+    next_ms, spread_ms = min(others, key=lambda each: each[0])
+    return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + (spread_ms or 0.0)) / best.latency_ms
 
 
 def weighing(record: TuningRecord) -> str:
@@ -150,6 +169,19 @@ def skew(record: TuningRecord) -> tuple[int, float] | None:
     return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
 
 
+def slowest_rank(record: TuningRecord) -> str:
+    """The slowest rank with the winner: "rank 3 (+1.8 %)"; empty with one rank."""
+    found = skew(record)
+    return "" if found is None else f"rank {found[0]} (+{100 * found[1]:.1f} %)"
+
+
+def parts_of(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a tuning's seconds: its phases in order, those that took no time left out, and what is beside them."""
+    parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in PHASES}
+    parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(parts.values()))
+    return {name: each for name, each in parts.items() if each > 0}
+
+
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
     """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
 
@@ -168,7 +200,7 @@ def short_config(each: CandidateRecord) -> str:
     numbered = _NUMBERED.search(each.config)
     if not each.fields:
         return _HOOK.sub("", each.config)
-    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if name.rpartition(".")[2] != "pre_hook")
+    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if not _is_hook(name))
     return told + (numbered[0] if numbered else "")
 
 
@@ -176,8 +208,24 @@ def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
     """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
     if not all(each.fields for each in candidates):
         return []
-    names = dict.fromkeys(name for each in candidates for name in each.fields if name.rpartition(".")[2] != "pre_hook")
+    names = dict.fromkeys(name for each in candidates for name in each.fields if not _is_hook(name))
     return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def shared_fields(record: TuningRecord) -> str:
+    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
+    names = differing(record.candidates)
+    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
+    return " ".join(f"{name}={value}" for name, value in shared.items() if not _is_hook(name))
+
+
+def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
+    """All candidates from fastest to slowest, then those without a time, then those that failed."""
+    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+
+
+def _is_hook(name: str) -> bool:
+    return name.rpartition(".")[2] == "pre_hook"
 
 
 def _rivals(record: TuningRecord) -> list[CandidateRecord]:

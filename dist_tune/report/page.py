@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from dist_tune.cache import CandidateRecord, TuningRecord, differing, weighing, why_not
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, from_fastest, shared_fields, weighing, why_not
 from dist_tune.report import facts
 from dist_tune.report.story import SiteStory, Story, TuningStory, shortened
 
@@ -26,7 +26,7 @@ def render(story: Story) -> str:
     content = {
         "title": shortened(told["title"]),
         "machine": list(facts.machine(story).items()),
-        "tunings": [_tuning(name, each) for name, each in facts.named_tunings(story)],
+        "tunings": [_tuning(shortened(story.name_of(each), 80), each) for each in facts.told_tunings(story)],
         "notes": told["notes"] + facts.messages(story.messages, story, 50),
         "sites": [_site(row, site) for row, (_, site) in zip(told["sites"], story.sites, strict=True)],
     }
@@ -35,7 +35,7 @@ def render(story: Story) -> str:
 
 
 def _tuning(name: str, tuning: TuningStory) -> dict[str, Any]:
-    steps = {"first_ms": tuning.first_ms, "best_ms": tuning.best_ms}
+    steps = {"first_ms": tuning.end.first_ms, "best_ms": tuning.end.best_ms}
     return {"name": name, **facts.told(tuning), **steps, "came_last": facts.stragglers(tuning)}
 
 
@@ -45,10 +45,15 @@ def _site(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
     if (record := site.record) is None:
         return told
     names = differing(record.candidates)
-    shared = [f"{name}={value}" for name, value in record.best.fields.items() if names and name not in names]
-    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
-    shown = [_candidate(record, each, names) for each in ordered]
-    return {**told, "weight": weighing(record), "shared": " ".join(shared), "best": record.winner, "fields": names, "candidates": shown}
+    shown = [_candidate(record, each, names) for each in from_fastest(record)]
+    return {
+        **told,
+        "weight": weighing(record),
+        "shared": shared_fields(record),
+        "best": record.winner,
+        "fields": names,
+        "candidates": shown,
+    }
 
 
 def _candidate(record: TuningRecord, each: CandidateRecord, names: list[str]) -> dict[str, Any]:

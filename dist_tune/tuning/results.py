@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord, differing, short_config, weighing, why_not
+from dist_tune.cache import (
+    CandidateRecord,
+    Environment,
+    TuningRecord,
+    differing,
+    from_fastest,
+    shared_fields,
+    short_config,
+    weighing,
+    why_not,
+)
 from dist_tune.configs import config_fields
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site
@@ -75,24 +85,16 @@ def log_table(log: Logger, record: TuningRecord, label: str) -> None:
 
 def table_rows(record: TuningRecord, label: str) -> list[str]:
     """The table of a site, aligned; columns that would be empty and fields that all candidates share have none."""
-    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+    ordered = from_fastest(record)
     names = differing(ordered)
     names = names if len(names) <= _MAX_FIELDS else []
     ranks = sorted({rank for each in ordered for rank in each.rank_latencies_ms})
     rows = [_cells(each, record, names, ranks) for each in ordered]
     columns = {name: column for name in rows[0] if any(column := [row[name] for row in rows])}
     widest = {name: max(map(len, column)) for name, column in columns.items()}
-    shared = "" if not names else _shared(ordered[0], names)
-    title = "; ".join(
-        filter(
-            None,
-            [
-                f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms",
-                weighing(record),
-                shared and f"all with {shared}",
-            ],
-        )
-    )
+    shared = shared_fields(record) if names else ""
+    title = f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms"
+    title = "; ".join(filter(None, [title, weighing(record), shared and f"all with {shared}"]))
     heads: dict[str, tuple[str, ...]] = {name: (name,) for name in columns}
     gap = "  "
     if sum(max(len(name), width) + 2 for name, width in widest.items() if name) > _WIDE:
@@ -109,10 +111,6 @@ def _stacked(name: str) -> tuple[str, ...]:
     """A heading in two rows, broken after its last underscore: "SPLIT_", "STORE"."""
     first, mark, last = name.rpartition("_")
     return first + mark, last
-
-
-def _shared(each: CandidateRecord, names: Sequence[str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in each.fields.items() if name not in names and name.rpartition(".")[2] != "pre_hook")
 
 
 def _cells(each: CandidateRecord, record: TuningRecord, names: Sequence[str], ranks: Sequence[int]) -> dict[str, str]:

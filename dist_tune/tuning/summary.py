@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 
-from dist_tune.cache import (
-    Seconds,
-    TuningRecord,
-    fates,
-    gain,
-    lead,
-    short_config,
-    skew,
-)
-from dist_tune.output import amount, gain_words, lead_words, milliseconds, printable, site_name, site_names
+from dist_tune.cache import Seconds, TuningRecord, fates, gain, gain_told, lead, parts_of, short_config, skew, slowest_rank
+from dist_tune.output import amount, lead_words, milliseconds, printable, site_name, site_names
 
 MAX_BLOCKS = 5
 """Sites with a block each; of more there is one table."""
@@ -30,7 +22,6 @@ _MIN_WIDE = 80
 """Columns of a terminal from which a table names configs."""
 _GAP = 2
 """Spaces between the columns of a table."""
-_PHASES = ("discover", "compile", "race", "finals", "settle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +41,15 @@ class Settled:
 
 def headline(record: TuningRecord) -> str:
     """Time of the winner, gain over the first config, lead over the next, and the reason of the choice."""
-    told = [f"{milliseconds(record.best.latency_ms)} ms" if record.best.latency_ms is not None else "not timed"]
-    first = record.candidates[0]
-    if (ratio := gain(record)) is not None and record.winner != 0:
-        told.append(gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms"))
-    elif record.winner == 0 and len(record.candidates) > 1:
-        told.append("the first config")
-    elif first.failure is not None:
-        told.append("the first config cannot run here")
-    elif first.latency_ms is None and record.winner != 0:
-        told.append("the first config was not timed")
-    if (ahead := lead(record)) is not None and record.best.latency_ms is not None:
-        told.append(lead_words(ahead))
-    why = record.reason
-    is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and why == "fastest step"
-    return ", ".join(filter(None, [*told, "chosen because the step is faster" if is_slower else why]))
-
-
-def drag(record: TuningRecord) -> str:
-    """The slowest rank: "slowest rank 3 (+1.8 %)"; empty with one rank."""
-    found = skew(record)
-    return "" if found is None else f"slowest rank {found[0]} (+{100 * found[1]:.1f} %)"
+    best_ms, ahead, ratio = record.best.latency_ms, lead(record), gain(record)
+    is_slower = ratio is not None and f"{ratio:.2f}" < "1.00" and record.reason == "fastest step"
+    told = [
+        f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed",
+        gain_told(record),
+        lead_words(ahead[0]) if ahead is not None else "",
+        "chosen because the step is faster" if is_slower else record.reason,
+    ]
+    return ", ".join(filter(None, told))
 
 
 def names_of(sites: Sequence[Settled]) -> list[str]:
@@ -83,7 +62,8 @@ def names_of(sites: Sequence[Settled]) -> list[str]:
 def block(site: Settled, log: Path | None, name: str = "") -> list[str]:
     """Two or three lines about one site, as the terminal shows them. ``name``: where its own is another site's, too."""
     record = site.record
-    spent = ", ".join(filter(None, [f"{record.seconds:.1f} s", drag(record)]))
+    drag = slowest_rank(record)
+    spent = f"{record.seconds:.1f} s" + f", slowest {drag}" * bool(drag)
     lines = [f"{name or site.name}  {headline(record)}", f"  {short_config(record.best)}   {fates(record).text}   {spent}"]
     further = _further(site.record_id or "", log)
     return [*lines, f"  {further}"] if further else lines
@@ -166,10 +146,8 @@ def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Map
 
 def _times(seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:
     # Rounded down, so that the parts are no longer than the whole.
-    phases = {name: getattr(seconds, name) for name in _PHASES}
-    rest = max(0.0, seconds.total - sum(phases.values()))
-    told = " + ".join(f"{name} {_floor(each):.2f}" for name, each in [*phases.items(), ("between them", rest)] if _floor(each) > 0)
-    lines = [f"  {seconds.total:.2f} s = {told}" if told else f"  {seconds.total:.2f} s"]
+    parts = {name: _floor(each) for name, each in parts_of(seconds.model_dump()).items() if _floor(each) > 0}
+    lines = [f"  {seconds.total:.2f} s" + f" = {' + '.join(f'{name} {each:.2f}' for name, each in parts.items())}" * bool(parts)]
     if meetings:
         each = ", ".join(f"{n} x {topic} {s:.3f} s" for topic, (n, s) in sorted(meetings.items(), key=lambda one: -one[1][1]))
         n_all = sum(n for n, _ in meetings.values())
