@@ -48,9 +48,7 @@ from dist_tune.cache.store import LOCKS, Cache, Entry
 if TYPE_CHECKING:
     from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(
-        __name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")}
-    )
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",

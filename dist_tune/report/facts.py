@@ -26,15 +26,11 @@ def summary(story: Story) -> dict[str, Any]:
     """All of it for programs: a JSON document."""
     titles = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
     title = ", ".join(titles[:3]) + f" and {len(titles) - 3} more" * (len(titles) > 3)
-    head = {shortened(story.name_of(each), 80): told(each) for each in told_tunings(story)}
-    lines = {name: "; ".join(f"{what} {words}" for what, words in each.items()) for name, each in head.items()}
-    facts = machine(story) | (lines if len(story.tunings) > 1 else next(iter(head.values()), {}))
-    return {"title": title, "facts": facts, "notes": story.damage + story.notes, "sites": rows(story)}
-
-
-def told_tunings(story: Story) -> list[TuningStory]:
-    """The first tunings, as far as they say something of themselves."""
-    return [each for each in list(story.tunings.values())[:_MAX_TUNINGS] if told(each)]
+    tunings = [_tuning(story, each) for each in list(story.tunings.values())[:_MAX_TUNINGS]]
+    words = {each["name"]: {what: each[what] for what in ("step", "took", "meetings") if each[what]} for each in tunings}
+    heads = {name: "; ".join(f"{what} {text}" for what, text in of.items()) for name, of in words.items() if of}
+    facts = machine(story) | (heads if len(tunings) > 1 else next(iter(words.values()), {}))
+    return {"title": title, "facts": facts, "tunings": tunings, "notes": story.damage + story.notes, "sites": rows(story)}
 
 
 def machine(story: Story) -> dict[str, str]:
@@ -60,18 +56,21 @@ def machine(story: Story) -> dict[str, str]:
     }
 
 
-def told(tuning: TuningStory) -> dict[str, str]:
-    """Steps and seconds of a tuning in words."""
-    found, end = {}, tuning.end
+def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
+    """Steps and seconds of a tuning, in numbers and in words. Texts are empty where nothing is told."""
+    end, step, took, meetings = tuning.end, "", "", ""
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
-        found["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
+        step = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
     if parts := {name: seconds for name, seconds in parts_of(end.seconds).items() if name != "other" or seconds > 0.005}:
         told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-        found["took"] = f"{end.seconds.get('total') or sum(parts.values()):.1f} s ({told}), {amount(end.n_replays, 'replay')}"
+        took = f"{end.seconds.get('total') or sum(parts.values()):.1f} s ({told}), {amount(end.n_replays, 'replay')}"
     if end.seconds.get("meetings"):
-        found["meetings"] = f"{end.seconds['meetings']:.2f} s, a part of the phases"
-    return found
+        meetings = f"{end.seconds['meetings']:.2f} s, a part of the phases"
+    return {
+        "name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": step, "took": took,
+        "meetings": meetings, "came_last": stragglers(tuning),
+    }  # fmt: skip
 
 
 def stragglers(tuning: TuningStory) -> str:
@@ -152,9 +151,9 @@ def text(story: Story) -> str:
     """The head, then a few lines for each site."""
     told = summary(story)
     lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["facts"].items())]
-    for tuning in story.tunings.values():
-        if words := stragglers(tuning):
-            lines.append(f"  came last to meetings{f' of {story.name_of(tuning)}' * (len(story.tunings) > 1)}: {words}")
+    for each in told["tunings"]:
+        of = f" of {each['name']}" * (len(told["tunings"]) > 1)
+        lines += [f"  came last to meetings{of}: {each['came_last']}"] * bool(each["came_last"])
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += [f"  {shortened(each)}" for each in messages(story.messages, story, 20)]
     name = ""

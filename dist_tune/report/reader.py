@@ -42,16 +42,21 @@ class EventFile:
         """True if what stands there will never be an event; a line that is cut off may be written on."""
         self._offset = self._n_lines = 0
 
+    @property
+    def header(self) -> AnyEvent | None:
+        """The first event of the last run."""
+        return self.events[0] if self.events else None
+
     def read(self) -> bool:
         """Take in the events that have been added; true if they belong to another run than those before."""
-        run, self.is_refused = self.events[:1], False
+        run, self.is_refused = self.header, False
         try:
             wrong = self._take(self._added())
         except OSError as error:
             wrong, self.is_refused = f": {error.strerror or error}", True
         left_out = f"{'the rest of ' * bool(self.events)}rank {self.rank} is left out"
         self.damage = f"{self.path}{wrong}: {left_out}" if wrong else ""
-        return self.events[:1] != run
+        return self.header is not run
 
     def _added(self) -> bytes:
         with open(self.path, "rb", opener=opener()) as file:
@@ -117,9 +122,9 @@ class Watcher:
         self._files |= {rank: EventFile(path, rank) for rank, path in sorted(found) if rank not in self._files}
         n_taken, before = {rank: len(file.events) for rank, file in self._files.items()}, self._stale
         n_anew = sum(file.read() for file in self._files.values())
-        runs = [each for file in self._files.values() for each in file.events[:1] if isinstance(each, RunBegun)]
-        n_ranks = max(runs, key=lambda run: run.at).world_size if runs else None
-        self._stale = [rank for rank in self._files if n_ranks is not None and rank >= n_ranks]
+        runs = [file.header for file in self._files.values() if isinstance(file.header, RunBegun)]
+        newest = max(runs, key=lambda run: run.at, default=None)
+        self._stale = [rank for rank in self._files if newest and rank >= newest.world_size]
         files = {rank: file for rank, file in self._files.items() if rank not in self._stale}
         self.damage = {rank: file.damage for rank, file in files.items() if file.damage}
         if n_anew or self._stale != before:
