@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
 from dist_tune.output import PHASES, gain_words, milliseconds
@@ -16,7 +16,8 @@ from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
-_KINDS = ("end", "left", "unmeasured", "not raced", "untried", "equal")
+_TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")
+_UNTRIED = ("not raced", "untried")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
@@ -32,59 +33,37 @@ _CAUSES = (
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Fates:
-    """Numbers of a site's candidates by their fate; they sum up to all of them."""
+class Fates(NamedTuple):
+    """What became of a site's candidates."""
 
-    n_to_the_end: int
-    """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
-    n_raced_out: int
-    n_unmeasured: int
-    n_not_raced: int
-    """Compiled, and then left out by the budget or by earlier times."""
-    n_untried: int
-    n_equal: int
+    text: str
+    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"; the numbers sum up to all of them."""
     failures: Counter[str]
     """Cause -> candidates that cannot run."""
-    has_finals: bool
-
-    @property
-    def text(self) -> str:
-        """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
-        n_failed = self.failures.total()
-        n_tried = self.n_to_the_end + self.n_raced_out + self.n_unmeasured + self.n_equal + n_failed
-        causes = ", ".join(f"{n} {cause}" if len(self.failures) > 1 else cause for cause, n in self.failures.most_common())
-        told = {
-            "in the finals" if self.has_finals else "timed": self.n_to_the_end,
-            "raced out": self.n_raced_out,
-            "not timed": self.n_unmeasured,
-            "the same kernel as another": self.n_equal,
-            f"cannot run here ({causes})": n_failed,
-            "not raced": self.n_not_raced,
-            "untried": self.n_untried,
-        }
-        return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
 
 
 def fates(record: TuningRecord) -> Fates:
     """The candidates by fate."""
-    counts: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    for each in record.candidates:
-        if each.failure is not None:
-            failures[cause(each.failure)] += 1
-        elif each.equal_to is not None:
-            counts["equal"] += 1
-        elif each.left == NOT_TRIED:
-            counts["untried"] += 1
-        elif each.left is not None and each.left.startswith("not raced"):
-            counts["not raced"] += 1
-        elif each.latency_ms is None:
-            counts["unmeasured"] += 1
-        else:
-            counts["end" if each.left is None else "left"] += 1
-    end, left, unmeasured, not_raced, untried, equal = (counts[kind] for kind in _KINDS)
-    return Fates(end, left, unmeasured, not_raced, untried, equal, failures, left > 0)
+    counts = Counter(_fate(each) for each in record.candidates)
+    failures = Counter(cause(each.failure) for each in record.candidates if each.failure is not None)
+    causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
+    words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
+    told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
+    return Fates(f"{sum(counts[fate] for fate in _TRIED)} tried: {told}", failures)
+
+
+def _fate(each: CandidateRecord) -> str:
+    if each.failure is not None:
+        return "failed"
+    if each.equal_to is not None:
+        return "the same kernel as another"
+    if each.left == NOT_TRIED:
+        return "untried"
+    if each.left is not None and each.left.startswith("not raced"):  # compiled, and then left out by the budget or by earlier times
+        return "not raced"
+    if each.latency_ms is None:
+        return "not timed"
+    return "timed" if each.left is None else "raced out"
 
 
 def cause(failure: str) -> str:

@@ -108,8 +108,9 @@ def rows(story: Story) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for tuning in story.tunings.values():
         of = {"closure": tuning.closure, "tuning": story.name_of(tuning) if len(story.tunings) > 1 else ""}
-        found += [{"label": name, **of, **_row(tuning.sites[number])} for number, name in tuning.site_names.items()]
-    return [{"number": k, **row} for k, row in enumerate(found, 1)]
+        for number, name in tuning.site_names.items():
+            found.append({"number": len(found) + 1, "label": name, **of, **_row(tuning.sites[number])})
+    return found
 
 
 def _row(site: SiteStory) -> dict[str, Any]:

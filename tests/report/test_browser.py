@@ -41,6 +41,8 @@ second.dispatchEvent(new MouseEvent("mouseenter")); seen.hovered = shown();
 seen.before = marked(); second.click(); seen.clicked = marked();
 site.querySelector(".times").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" })); seen.key = marked();
 seen.loaded = column("ms");
+const copier = site.querySelector(".shown button");
+copier.click(); await new Promise(resolve => setTimeout(resolve, 100)); seen.copier = copier.textContent;
 click("ms"); click("ms"); seen.down = column("ms");
 click("#"); seen.index = column("#");
 const filter = site.querySelector("input");
@@ -70,6 +72,7 @@ def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
     for words in ("candidate ", "triton.Config({'BLOCK_M': ", "rank 0: ", "rank 3: ", "not chosen: +"):
         assert words in seen["hovered"]
     assert (seen["before"], seen["clicked"], seen["key"]) == ([1], [2], [3])
+    assert seen["copier"] == "copied"
     times = [float(each) for each in seen["down"] if each]
     assert times == sorted(times, reverse=True)
     assert seen["loaded"] != seen["down"]
