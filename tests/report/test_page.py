@@ -41,18 +41,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return story_of_folder(folder)
 
 
-def test_twenty_sites_of_200_candidates_take_less_than_2_mb(story: Story):
-    """On four ranks, with all that is known of each candidate."""
-    assert len(render(story).encode()) < 2_000_000
-    assert [len(site["candidates"]) for site in content(story)["sites"]] == [200] * 20
-
-
-def test_the_page_needs_nothing_from_outside(story: Story):
-    """Styles and scripts are inside, and its policy forbids all else."""
+def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_outside(story: Story):
+    """With all that is known of 200 candidates each on four ranks. Styles and scripts are inside, and its policy forbids all else."""
     page = render(story)
+    assert len(page.encode()) < 2_000_000
     assert not re.search(r"""(?:src|href)=(?!["']?(?:#|data:,))""", page)
     assert not re.search(r"https?://|url\(|@import", page)
     assert "default-src 'none'" in page
+    assert [len(site["candidates"]) for site in content(story)["sites"]] == [200] * 20
 
 
 def test_texts_of_unknown_origin_are_no_html():

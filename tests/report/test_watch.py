@@ -67,14 +67,11 @@ def test_a_launch_that_has_not_come_back_is_named(kind: str):
 
 
 def test_the_winners_of_a_tuning_that_has_ended_are_told():
-    """And silence is no news then."""
-    first, second = progress_lines(story_until(10_000, 10_000), BEGIN + 1e6)
+    """And silence is no news then. Texts are printable."""
+    told = story_until(10_000, 10_000)
+    first, second = progress_lines(told, BEGIN + 1e6)
     assert first.startswith("step: done, 2 ranks, ")
     assert "winner BLOCK_M=" in second
-    assert progress_lines(Story(), 0.0) == ["no tuning has begun yet"]
-
-
-def test_texts_are_printable():
-    told = story_until(6)
     next(iter(told.tunings.values())).closure = f"{FORGED}\x1b[2J"
     assert "\x1b" not in "".join(progress_lines(told, BEGIN))
+    assert progress_lines(Story(), 0.0) == ["no tuning has begun yet"]
