@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
 from dist_tune.cache.account import (
-    cause,
     differing,
     fates,
     from_fastest,
@@ -53,7 +52,7 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "from_fastest", "gain", "gain_told",
+    "TuningRecord", "anatomy", "differing", "digest", "environment", "fates", "fingerprint", "from_fastest", "gain", "gain_told",
     "is_held", "lead", "nearest_key", "nearest_shape", "parts_of", "plain_values", "quarantine", "read_code", "read_quarantine",
     "record_bytes", "record_in", "sealed_line", "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "text_of",
     "weighing", "why_not",

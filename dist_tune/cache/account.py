@@ -45,7 +45,7 @@ class Fates(NamedTuple):
 def fates(record: TuningRecord) -> Fates:
     """The candidates by fate."""
     counts = Counter(_fate(each) for each in record.candidates)
-    failures = Counter(cause(each.failure) for each in record.candidates if each.failure is not None)
+    failures = Counter(_cause(each.failure) for each in record.candidates if each.failure is not None)
     causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
     words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
     told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
@@ -66,7 +66,7 @@ def _fate(each: CandidateRecord) -> str:
     return "timed" if each.left is None else "raced out"
 
 
-def cause(failure: str) -> str:
+def _cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
     reason = _RANK.sub("", failure)
     if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):

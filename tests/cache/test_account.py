@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import cause, fates, gain, lead, short_config, skew, weighing, why_not
+from dist_tune.cache import fates, gain, lead, short_config, skew, weighing, why_not
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 
@@ -78,7 +78,7 @@ def test_without_a_race_there_are_no_finals():
     ],
 )
 def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
-    assert cause(failure) == words
+    assert list(fates(of(timed(1.0, 2.0), {"failure": failure})).failures) == [words]
 
 
 def test_a_step_that_varies_by_itself_says_how_far_it_counted():
