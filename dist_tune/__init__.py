@@ -5,7 +5,6 @@ Here are the two decorators and what their users need. Beside them:
     dist_tune.offline      tuning scripts: the best config at given sizes, shipped as JSON
     dist_tune.testing      a fake H200 and ranks on one machine, for tests of your own steps
     dist_tune.cli          the command dist-tune
-    dist_tune.launch       torchrun with defaults for this machine
 
 The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache, runtime, sites, watch, replays, tuning,
 report.

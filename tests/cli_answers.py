@@ -1,28 +1,43 @@
-"""``dist-tune cache`` for tests: its output, records for it to find, and the files in a folder."""
+"""``dist-tune`` for tests: its exit code and streams, records for it to find, and the files in a folder."""
 
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pytest
-
-from dist_tune.cache.records import TuningRecord
-from dist_tune.cache.store import Cache
-from dist_tune.cli.main import main
+from dist_tune.cache import Cache, TuningRecord
+from dist_tune.cli import main
 
 FILE = "is not ours"
 
 
-class Answers:
-    """Output of the command."""
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
+
+def run(*words: str | Path, code: int = 0) -> Done:
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert main([str(word) for word in words]) == code, (out.getvalue(), err.getvalue())
+    return Done(out.getvalue(), err.getvalue())
+
+
+def refusal(*words: str | Path) -> str:
+    """The one line on stderr of a command that cannot do what was asked."""
+    done = run(*words, code=2 if words[0] == "diff" else 1)  # as of diff(1): 1 says that there is a difference
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+class Answers:
+    """Output of ``dist-tune cache``."""
+
+    out = err = ""
 
     def __call__(self, *words: str | Path, code: int = 0) -> str:
-        assert main(["cache", *map(str, words)]) == code, self._capsys.readouterr()
-        self.out, self.err = self._capsys.readouterr()
+        self.out, self.err = run("cache", *words, code=code)
         return self.out
 
     def json(self, *words: str | Path, code: int = 0) -> Any:

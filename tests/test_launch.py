@@ -212,16 +212,16 @@ def test_help_before_the_script_is_its_own_and_behind_it_the_script_s(checkout: 
 
 
 def installed(tmp_path: Path) -> Path:
-    """The package as a wheel lays it out: the launcher's module, with the script beside it and no checkout around it."""
-    for name, source in {"__init__.py": "", "launch.py": "dist_tune/launch.py", "launch.sh": "dist_tune/launch.sh"}.items():
+    """The package as a wheel lays it out: the command, with the script above it and no checkout around it."""
+    for name in ("__init__.py", "__main__.py", "launch.sh", "cli/__init__.py", "cli/main.py", "cli/render.py"):
         path = tmp_path / "site" / "dist_tune" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((ROOT / source).read_text() if source else "")
+        path.write_text((ROOT / "dist_tune" / name).read_text())
     return tmp_path / "site"
 
 
 def test_it_starts_from_an_installed_package(tmp_path: Path):
-    """As ``python -m dist_tune.launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
+    """As ``python -m dist_tune launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
     (tmp_path / "job.py").touch()
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 3)\n")
@@ -230,7 +230,7 @@ def test_it_starts_from_an_installed_package(tmp_path: Path):
     shown = "import json, os, sys\nprint(json.dumps([[sys.executable, *sys.argv[1:]], dict(os.environ)]))\n"
     (tmp_path / "torch" / "distributed" / "run.py").write_text(shown)
     path = f"{installed(tmp_path)}:{tmp_path}"
-    command = [sys.executable, "-m", "dist_tune.launch"]
+    command = [sys.executable, "-m", "dist_tune", "launch"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "python": "/no/python"}
     done = subprocess.run([*command, "job.py", "--", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

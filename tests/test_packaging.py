@@ -45,12 +45,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("contextual", "function", "testing", "benchmark"),
     ("offline",),
     ("report",),
-    ("cli", "launch", "__main__"),
+    ("cli", "__main__"),
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor.probes", "testing"},
-    "torch.distributed": {"distributed", "cli.doctor.probes", "testing"},
+    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor", "testing"},
+    "torch.distributed": {"distributed", "cli.doctor", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

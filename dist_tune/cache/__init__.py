@@ -23,9 +23,7 @@ from dist_tune.cache.account import (
     weighing,
     why_not,
 )
-from dist_tune.cache.digests import sealed_line, text_of
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.journal_file import JournalFile, is_held
 from dist_tune.cache.key_diff import nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import (
@@ -42,7 +40,7 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.store import LOCKS, Cache, Entry
+from dist_tune.cache.store import Cache, Entry
 
 if TYPE_CHECKING:
     from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
@@ -50,10 +48,9 @@ else:  # these import torch, and reading records does not need it
     __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
 
 __all__ = [
-    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "LOCKS", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "JournalFile", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "differing", "digest", "environment", "fates", "fingerprint", "from_fastest", "gain", "gain_told",
-    "is_held", "lead", "nearest_key", "nearest_shape", "parts_of", "plain_values", "quarantine", "read_code", "read_quarantine",
-    "record_bytes", "record_in", "sealed_line", "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "text_of",
-    "weighing", "why_not",
+    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
+    "anatomy", "differing", "digest", "environment", "fates", "fingerprint", "from_fastest", "gain", "gain_told", "lead", "nearest_key",
+    "nearest_shape", "parts_of", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, record_bytes, record_in
 from dist_tune.safe_files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, write_whole
 from dist_tune.warn_once import warn_once
@@ -32,6 +33,10 @@ _LOCK_TIMEOUT_S = 5.0
 _MAX_NAME = 100
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _OLDER_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
+_OWN_FILE = re.compile(
+    rf"{LOCKS}/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
+    rf"|[^/]+/({_FILE.pattern}|{_OLDER_FILE.pattern}|\.lock|.*\.(tmp|broken))"  # .lock and .broken: of older versions
+)
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MAX_NAME - 1}}}")
 
 
@@ -105,18 +110,25 @@ class Cache:
         found = [entry for name in names for entry in self._entries(name)]
         return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
 
+    def own_files(self) -> list[Path]:
+        """Files that this package has put into the folder that is written; the user's files beside them are not among these."""
+        found = [each for each in self.folder.glob("*/*") if _OWN_FILE.fullmatch("/".join(each.parts[-2:]))]
+        return sorted(each for each in found if not each.parent.is_symlink() and (each.is_symlink() or not each.is_dir()))
+
     def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
         """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
 
         A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced,
-        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, whenever it was written.
+        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, in any folder and whenever it was
+        written.
         Of two processes that store a record of one key in the same millisecond, either may stay.
         """
         path = self.path_of(record.cache_key)
         try:
             content = record_bytes(record) + b"\n"
             self._make(path.parent)
-            present = self._read(path)
+            # An import would be found in place of a better record of another folder; a new tuning is the newest in any case.
+            present = self.find(record.cache_key) if is_import else self._read(path)
             if present is None or _replaces(record, present, is_import):
                 write_whole(path, content, self.rights)
                 with suppress(OSError):  # removed already

@@ -1,6 +1,6 @@
 """The command dist-tune: what is cached, why a key misses, what works on this machine.
 
-Each subcommand is a module; with --json there is one JSON document on stdout.
+``main`` has the commands and their options; ``records``, ``report`` and ``doctor`` the answers, ``render`` how these are written.
 Reads the cache; tunes nothing.
 """
 

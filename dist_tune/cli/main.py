@@ -1,40 +1,29 @@
-"""The command ``dist-tune``: records in the cache, reasons for misses, and checks of this machine.
+"""The command ``dist-tune``: its commands with their options, and its exit codes.
 
 ``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and nothing else; warnings and errors go to
 stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood, 3 done without a log file that is damaged.
+Imports nothing heavy, or ``--help`` would take seconds: what a command does is imported when it runs.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
-from pkgutil import resolve_name
-from typing import Annotated, Any
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from dist_tune import __version__
-from dist_tune.cli import stdout
+from dist_tune.cli.render import Answer, LeftOutWarning, RefusedError, complain, discard, failure, rendered, write_out
 
-COMMANDS = {
-    "show": "dist_tune.cli.commands:show",
-    "report": "dist_tune.cli.report:report",
-    "watch": "dist_tune.cli.report:watch",
-    "diff": "dist_tune.cli.report:diff",
-    "trace": "dist_tune.cli.report:trace",
-    "doctor": "dist_tune.cli.commands:doctor",
-    "launch": "dist_tune.cli.commands:launch",
-    "cache path": "dist_tune.cli.commands:path",
-    "cache ls": "dist_tune.cli.commands:ls",
-    "cache show": "dist_tune.cli.commands:show",
-    "cache explain": "dist_tune.cli.commands:explain",
-    "cache export": "dist_tune.cli.commands:export",
-    "cache merge": "dist_tune.cli.commands:merge",
-    "cache clear": "dist_tune.cli.commands:clear",
-}
-"""Command -> module and function, whose signature typer reads. These modules import nothing heavy, or ``--help`` would take seconds."""
+_LEFT_OUT = 3
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
 _EXAMPLES = (
     "Examples:",
@@ -44,66 +33,84 @@ _EXAMPLES = (
     "dist-tune report                a page of the last tuning",
     "dist-tune doctor                what works on this machine",
 )
+_A_KEY = "a record's id or any beginning that no other id has, the name of its file, or a kernel's name for all its records"
+_SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
+_ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []}
+_AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
+_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY[0].upper()}{_A_KEY[1:]}.")]
+AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY}; all records if left out.".capitalize())]
+# readable=False: a path that may not be read is one line of the command's, and no error of usage.
+Folder = Annotated[Path | None, typer.Argument(metavar="DIR", readable=False, help="Folder of the logs; DIST_TUNE_LOG_DIR if left out.")]
+
+app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", no_args_is_help=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and write its answer; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    stdout.open_closed()
-    if words[:1] == ["launch"]:  # before the parser, because "--", -m and --help among them are torchrun's or the script's
-        from dist_tune.launch import main as launch
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (>&-): what is written there goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the rest of the process
+    failed = 2 if words[:1] == ["diff"] else 1  # of which 1 says that a winner is slower
+    told: dict[str, bool] = {}
 
-        return launch(words[1:])
-    if is_bare := " ".join(words) in {name.rpartition(" ")[0] for name in COMMANDS}:  # nothing, or "cache": nothing was asked for
-        words.append("--help")
+    def tell(message: Warning | str, category: type[Warning], *_args: object, **_kwargs: object) -> None:
+        if str(message) not in told:  # both sides of a comparison may be one folder
+            complain(str(message))
+        told[str(message)] = issubclass(category, LeftOutWarning)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = tell  # the text alone: the line of the library that it comes from is of no use at a terminal
+        answer = _ask(words, failed)
+    if isinstance(answer, int):
+        return answer
+    for problem in answer.problems:
+        complain(problem)
     try:
-        # Not standalone: a command's exit code comes back, and an error of the command line as an exception.
-        exit_code = int(_parser().main(words, prog_name="dist-tune", standalone_mode=False) or 0)
+        if "--json" in words or answer.page:
+            write_out(json.dumps(answer.values, indent=1) + "\n" if "--json" in words else rendered(answer.page))
+    except OSError as error:
+        complain(f"stdout: {error.strerror or error}")
+        return failed
+    return answer.exit_code or _LEFT_OUT * any(told.values())
+
+
+def _ask(words: list[str], failed: int) -> Answer | int:
+    """The answer of a command, also where it cannot do what was asked; the exit code of a help, which has been written."""
+    # Frames and colours for a terminal alone: a pipe is for a program or a pager, and loading them takes half the time of a help.
+    app.rich_markup_mode = on_cache.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+    try:
+        answer: Answer | int | None = get_command(app).main(words, prog_name="dist-tune", standalone_mode=False)
+        return answer or 0
     except _USAGE_ERROR as error:
-        return _not_understood(error, as_json="--json" in words)
+        if "--json" in words:
+            return failure(2, error.format_message())  # type: ignore[attr-defined]
+        error.show()  # type: ignore[attr-defined]
+        return 2
     except typer.Abort:
         return 130
+    except RefusedError as error:
+        return failure(failed, str(error))
+    except OSError as error:
+        if error.filename is None and error.strerror:  # of a help
+            discard()
+        return failure(failed, f"{error.filename or 'stdout'}: {error.strerror}" if error.strerror else str(error))
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "triton", "numpy"):
             raise
-        return _not_installed(error.name, as_json="--json" in words)
-    except OSError as error:  # of stdout; an error of a file is a part of the answer
-        stdout.discard()
-        sys.stderr.write(f"dist-tune: stdout: {error.strerror or error}\n")
-        return 1
-    return 2 if is_bare else exit_code
+        remedy = f"pip install {error.name} there, or run dist-tune with the Python that has it"
+        return failure(1, f"{error.name} is not installed for {sys.executable}: {remedy}")
+    except ValueError as error:
+        from dist_tune.settings import SettingsError
 
-
-def _not_understood(error: Exception, *, as_json: bool) -> int:
-    if as_json:
-        from dist_tune.cli.answering import failure, give
-
-        return give(lambda: failure(2, error.format_message()), as_json=True)  # type: ignore[attr-defined]
-    error.show()  # type: ignore[attr-defined]
-    return 2
-
-
-def _not_installed(package: str, *, as_json: bool) -> int:
-    from dist_tune.cli.answering import failure, give
-
-    reason = f"{package} is not installed for {sys.executable}: pip install {package} there, or run dist-tune with the Python that has it"
-    return give(lambda: failure(1, reason), as_json=as_json)
-
-
-def _parser() -> TyperGroup:
-    # Frames and colours for a terminal alone: a pipe is for a program or a pager, and loading them takes half the time of a help.
-    mode: Any = "rich" if sys.stdout.isatty() else None
-    names = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings=names, rich_markup_mode=mode)
-    app.callback()(_options)
-    on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", rich_markup_mode=mode)
-    for name, target in COMMANDS.items():
-        group, _, command = name.rpartition(" ")
-        (on_cache if group else app).command(command)(resolve_name(target))
-    app.add_typer(on_cache, name="cache")
-    parser = get_command(app)
-    assert isinstance(parser, TyperGroup)
-    return parser
+        if not isinstance(error, SettingsError):
+            raise
+        return failure(2, str(error))
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -112,7 +119,252 @@ def _tell_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     """Look after dist_tune."""
+
+
+def since(text: str | datetime) -> datetime:
+    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01".
+
+    It has its time zone; a date or time without one is this machine's.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if isinstance(text, datetime):
+        return text
+    try:
+        if ago := _AGO.fullmatch(text.strip()):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or 2026-03-01T12:00") from None
+
+
+@on_cache.command()
+@app.command()
+def show(key: Key, as_json: AsJson = False) -> Answer:
+    """One record with all its candidates."""
+    from dist_tune.cli import records
+
+    return records.show(key)
+
+
+@app.command()
+def report(
+    sources: Annotated[list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
+    as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """A page about tunings.
+
+    It has the step before and after, the winners and all candidates. Exit code 3 if the events of a rank are damaged: the page is made
+    of the rest.
+    """
+    from dist_tune.cli.report import story_of, write
+    from dist_tune.output import amount
+    from dist_tune.report import render, summary, text
+
+    story = story_of(sources or [])
+    page = [text(story).rstrip("\n")] if as_text else []
+    output = output or (None if as_text else Path("report.html"))
+    if output is not None:
+        write(output, render(story))
+        page.append(f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB")
+    values = {"page": str(output) if output else None, **summary(story)}
+    return Answer(values, page, problems=[] if as_text or as_json else story.notes)  # the text has them
+
+
+@app.command()
+def watch(
+    folder: Folder = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+    late_s: Annotated[
+        float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
+) -> Answer:
+    """Follow a running tuning from another terminal.
+
+    It ends when all tunings in the folder have finished. Where there are no events yet it waits for the first one. Ctrl-C ends it at any
+    time. Exit code 3 if the events of a rank are damaged: the others are followed.
+    """
+    from dist_tune.cli.report import follow, look
+
+    if as_json and not once:
+        raise RefusedError("--json tells the present state: say --once with it")
+    return (look if once else follow)(folder, late_s)
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder or a log folder.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
+    as_json: AsJson = False,
+) -> Answer:
+    """What changed between records.
+
+    Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or have no kernel and key in common.
+    Exit code 3: nothing is slower, and a damaged event file was left out. Noise: the spread_ms of both winners added (the median
+    distance of a launch from the median), and at least 1 % of the time.
+    """
+    from dist_tune.cli.report import records_of
+    from dist_tune.output import amount
+    from dist_tune.report import compare, comparison_lines
+
+    first, second = records_of(before), records_of(after)
+    found = compare(first, second)
+    lines = comparison_lines(found)
+    if found["pairs"]:
+        return Answer(found, lines, 1 if found["n_slower"] else 0)
+    counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
+    reason = f"nothing to compare: {counts}, with no kernel and key in common"
+    return Answer({**found, "error": reason}, lines, 2, [reason])
+
+
+@app.command()
+def trace(
+    folder: Folder = None,
+    output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
+    as_json: AsJson = False,
+) -> Answer:
+    """A trace of a tuning for ui.perfetto.dev or chrome://tracing.
+
+    Exit code 3 if the events of a rank are damaged: the trace has the rest.
+    """
+    from dist_tune.cli.report import story_of_logs, write
+    from dist_tune.report import trace_events
+
+    story = story_of_logs(folder)
+    events = list(trace_events(story))
+    write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
+    values = {"path": str(output), "n_events": len(events), "notes": story.damage + story.notes}
+    return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], problems=story.notes)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> Answer:
+    """What works on this machine, and what does not.
+
+    Each thing is tried, and comes with the reason and what to do. Exit code 1 if nothing can be tuned here.
+    """
+    from dist_tune.cli.doctor import examine
+
+    return examine()
+
+
+@app.command(context_settings=_ALL_WORDS)
+def launch(words: typer.Context) -> int:
+    """Start ranks by torchrun, with defaults for this machine.
+
+    All that follows is torchrun's and the script's.
+    """
+    script = Path(__file__).resolve().parents[1] / "launch.sh"
+    # Sourced, so that $0 in its messages is the command as it was typed, and `python` a variable that no child inherits.
+    source = 'python=$1 script=$2; shift 2; source "$script"'
+    try:
+        os.execvp("bash", ["bash", "-c", source, "dist-tune launch", sys.executable, str(script), *words.args])
+    except FileNotFoundError:
+        raise RefusedError("bash is not installed, which launch.sh needs") from None
+
+
+@on_cache.command()
+def path(as_json: AsJson = False) -> Answer:
+    """Where the records are."""
+    from dist_tune.cli import records
+
+    return records.path()
+
+
+@on_cache.command()
+def ls(
+    kernel: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Of kernels with this in their name.")] = "",
+    device: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")] = "",
+    newer: Annotated[
+        datetime | None,
+        typer.Option("--since", parser=since, metavar="WHEN", help="Made since then: 30min, 2h, 3d, or a date like 2026-03-01."),
+    ] = None,
+    sort: Annotated[
+        Literal["kernel", "age", "ms", "seconds"],
+        typer.Option(help="By name, by age with the newest last, by the winner's time, or by the tuning's."),
+    ] = "kernel",
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="The configs that ended their process twice, and do not run any more.")
+    ] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """All records: what won, where and when.
+
+    Exit code 1 if files are damaged.
+    """
+    from dist_tune.cli import records
+
+    if quarantine and (kernel or device or newer):
+        raise typer.BadParameter("lists configs of all kernels: --kernel, --device and --since choose records", param_hint="--quarantine")
+    return records.ls_quarantine() if quarantine else records.ls(kernel, device, newer, sort)
+
+
+@on_cache.command()
+def explain(key: AnyKey = None, as_json: AsJson = False) -> Answer:
+    """Reasons why records would be used here, or not.
+
+    Exit code 1 if files are damaged.
+    """
+    from dist_tune.cli import records
+
+    return records.explain(key)
+
+
+@on_cache.command()
+def export(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", readable=False, help="An earlier export there is replaced, anything else is left alone.")
+    ],
+    name: Annotated[str | None, typer.Option(metavar="KEY", show_default=False, help="These records only; see show.")] = None,
+    as_json: AsJson = False,
+) -> Answer:
+    """Write records into one file.
+
+    Exit code 1 if files are damaged, unless KEY chooses records: no export holds those.
+    """
+    from dist_tune.cli import records
+
+    return records.export(file, name)
+
+
+@on_cache.command()
+def merge(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", readable=False, help="An exported file, a record's file, or a folder of such files.")
+    ],
+    as_json: AsJson = False,
+) -> Answer:
+    """Take in records from files and folders.
+
+    Of two with one key the better measured stays. Exit code 1 if any is refused.
+    """
+    from dist_tune.cli import records
+
+    return records.merge(files)
+
+
+@on_cache.command()
+def clear(
+    key: AnyKey = None,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Let configs in quarantine run again: all, or those of a kernel KEY.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """Delete records."""
+    from dist_tune.cli import records
+
+    return records.clear_quarantine(key) if quarantine else records.clear(key, is_sure=yes)
+
+
+app.add_typer(on_cache, name="cache")

@@ -14,14 +14,12 @@ from dist_tune.distributed.group import (
     member_ranks,
     n_collectives,
     ranks_of,
-    shared_store,
 )
 from dist_tune.distributed.messages import Part, Reduction, Result
-from dist_tune.distributed.store import Asked
+from dist_tune.distributed.store import Asked, WorkQueue
 from dist_tune.distributed.verdicts import is_secondary
-from dist_tune.distributed.work_queue import WorkQueue
 
 __all__ = [
     "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "WorkQueue", "check_group", "device_identity", "group_of", "is_secondary",
-    "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "shared_store",
+    "is_symmetric", "member_ranks", "n_collectives", "ranks_of",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.store import own_client
+from dist_tune.distributed.store import WorkQueue, own_client
 from dist_tune.errors import DistTuneError
 from dist_tune.validation import spelled
 
@@ -83,6 +83,12 @@ class Ranks(Meetings):
     def running(self, number: int, doing: str) -> AbstractContextManager[None]:
         """A run of the closure."""
         return self.activity.run(number, doing)
+
+    def work_queue(self, n_tasks: int) -> WorkQueue:
+        """The queue of one call: every rank makes it. Raises ``StoreGoneError``."""
+        calls = self.calls("work queues")
+        calls.n_calls += 1
+        return WorkQueue(dist.PrefixStore(f"work/{calls.n_calls}", own_client(self._root)), n_tasks)
 
     def watch_troubles(self, troubles: list[str]) -> None:
         """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
@@ -170,14 +176,14 @@ def _let_go() -> None:
     # A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
     _groups.clear()
     for each in list(_made):
-        vars(each).pop("_group", None)
+        each._group = None
 
 
 _groups_lock = threading.Lock()
 
 
 def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
-    """The one ``Ranks`` of a process group (None: the world), so that all closures on it share one sequence of epochs.
+    """The one ``Ranks`` of a process group (None: the world), so that all closures on it count their calls alike.
 
     Raises:
         DistTuneError: torch.distributed is not initialised.
@@ -213,24 +219,6 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
 def ranks_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
     """The ranks of a process group; of the world, if there is one; or this process alone."""
     return group_of(group, deadline_s) if group is not None or member_ranks(None) else Ranks()
-
-
-StoreError = dist.DistError
-"""Raised by a store whose host is gone."""
-
-
-def shared_store(space: str) -> dist.Store:
-    """A client of the job's c10d store, of the caller's own, with its keys in a space of their own.
-
-    Raises:
-        MachineError, StoreGoneError: it cannot be reached within the deadline.
-        DistTuneError: torch.distributed is not initialised.
-    """
-    if not dist.is_initialized():
-        raise DistTuneError(
-            "there is no c10d store: call init_process_group() first, and start the script with torchrun or launch/launch.sh"
-        )
-    return dist.PrefixStore(space, own_client(c10d._get_default_store()))
 
 
 def device_identity() -> str:

@@ -1,4 +1,4 @@
-"""Clients of the job's c10d store, and what another thread can see of one that has no answer.
+"""Clients of the job's c10d store: what another thread can see of one that has no answer, and a queue of tasks.
 
 A store call has no timeout of its own: it waits for ever where packets are lost or the store's host is stopped. So a connection is made on
 a thread that is left behind after the deadline, and the watchdog sees since when a call of the tuning's thread has no answer.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +48,35 @@ class WatchedStore:
 
         setattr(self, name, call)  # found before __getattr__ from here on
         return call
+
+
+class WorkQueue:
+    """The tasks 0 to ``n_tasks`` - 1, shared out by one counter: each free rank takes the next one.
+
+    The task of a rank that dies is done by nobody else; ranks learn of that where they meet afterwards.
+    """
+
+    def __init__(self, store: Any, n_tasks: int) -> None:
+        self._store = store
+        self._n_tasks = n_tasks
+
+    def __iter__(self) -> Iterator[int]:
+        """Tasks that this rank is to do, each taken when it is asked for."""
+        while (task := self._store.add("next", 1) - 1) < self._n_tasks:
+            yield task
+
+    def put(self, task: int, result: str) -> int:
+        """Keep the result of a task for all ranks; the number of tasks that are done."""
+        self._store.set(f"done/{task}", result)
+        return int(self._store.add("n_done", 1))
+
+    def results(self) -> list[str]:
+        """The results of all tasks, when all ranks have done theirs."""
+        return [self._store.get(f"done/{task}").decode() for task in range(self._n_tasks)]
+
+    def stop(self) -> None:
+        """Let no rank take another task."""
+        self._store.add("next", self._n_tasks)
 
 
 def own_client(store: dist.Store) -> dist.Store:

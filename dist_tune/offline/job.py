@@ -88,7 +88,7 @@ class Job:
             raise RankMismatchError(other_problems)
         if one_device:
             raise ValueError(one_device)
-        queue = WorkQueue(f"{'-'.join(map(str, self._ranks.members))}/{self._n_queues()}", len(problems))
+        queue = self._ranks.work_queue(len(problems))
         self._meet("results", lambda: self._share_out(queue, problems, options), _none)
         return [_ENDED.validate_json(text) for text in queue.results()]
 
@@ -118,11 +118,6 @@ class Job:
     def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """Do this rank's ``work``, and take ``fn`` of all ranks' parts away. An error on one rank ends it on all."""
         return self._ranks.agree(f"{topic} of a tuning script", topic, work, fn)
-
-    def _n_queues(self) -> int:
-        calls = self._ranks.calls("queues")
-        calls.n_calls += 1
-        return calls.n_calls
 
     def _share_out(self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions) -> None:
         began, members = time.monotonic(), self._ranks.members

@@ -236,8 +236,10 @@ class Replayer:
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
-    def run_batch(self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions) -> None:
-        """Replay a batch, and add the times to the samples when the device is through.
+    def run_batch(
+        self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
+    ) -> None:
+        """Replay a batch, and add the times to the samples when the device is through. ``note``: called after the times of a replay.
 
         Raises:
             StuckDeviceError: the device stands still.
@@ -257,6 +259,7 @@ class Replayer:
             self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
                 ms = self._end_replay(*wholes[n_done], conditions)
+                note()
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)

@@ -29,15 +29,17 @@ _NOISE = 6e-3
 """Variance of a time's noise, relative to the spread of all times."""
 _REACH = 2.5
 """Length of the model's kernel; 1 is the way from a field's least value to its greatest."""
-_MAX_LEARNT = 256
+_CURIOSITY = 0.5
+"""Standard deviations of the prediction that count for a candidate: the model may be wrong where nothing was tried."""
+_MAX_LEARNT = 128
 """Times that the model is fitted to, at most: the cost grows with their third power."""
 _LARGE = 64
 """Spaces with more candidates are searched so, if the caller does not say how."""
 _ROUNDS = 10
 """So they are only if each compile thread of a host would get more candidates than that: with fewer, all are compiled sooner than waves,
 each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9."""
-_FIRST_SHARE = 0.4
-"""Share of the candidates to try that are in the spread; each wave has half of that."""
+_FIRST_SHARE, _FIRST_SHARE_OF_FEW = 0.4, 0.3
+"""Share of the candidates to try that are in the spread; each wave has half of that. And where waves are of few."""
 _MAX_WAVE = 48
 _FEW = 8
 """Candidates in a wave where the caller says how many are tried: the model learns more often from fewer."""
@@ -97,7 +99,7 @@ class ConfigSpace:
         return [*near, *(i for i in order if i not in near)][:n]
 
     def _speeds(self, times_ms: Mapping[int, float]) -> _Column:
-        """Predicted speed of all candidates: a Gaussian process with a rational quadratic kernel."""
+        """Predicted speed of all candidates, and a share of its error: a Gaussian process with a rational quadratic kernel."""
         learnt = sorted(times_ms, key=lambda i: (times_ms[i], i))
         if len(learnt) > _MAX_LEARNT:  # the best, and of the others every so many
             half = _MAX_LEARNT // 2
@@ -109,13 +111,16 @@ class ConfigSpace:
         mean = 0.0
         for each in speeds:
             mean += each / len(speeds)
+        shifted = np.array(speeds) - mean
         kernels = np.stack([1.0 / (1.0 + self._squares(i) / (_REACH * _REACH)) for i in learnt])
-        system = kernels[:, learnt] + _NOISE * np.eye(len(learnt))
-        weights = _solved(system, np.array(speeds) - mean)
-        predicted = np.full(self._n, mean)
-        for weight, kernel in zip(weights, kernels, strict=True):
-            predicted += weight * kernel
-        return predicted
+        pivots, rows = _eliminated(kernels[:, learnt] + _NOISE * np.eye(len(learnt)), np.column_stack([shifted, kernels]))
+        predicted, variance = np.full(self._n, mean), np.full(self._n, 1.0 + _NOISE)
+        for pivot, row in zip(pivots, rows, strict=True):
+            predicted += row[1:] * row[0] / pivot
+            variance -= row[1:] * row[1:] / pivot
+        scale = math.sqrt(sum(float(each) * float(each) for each in shifted) / len(shifted))
+        worth: _Column = predicted + _CURIOSITY * scale * np.sqrt(np.maximum(variance, 0.0))
+        return worth
 
     def _beyond(self, times_ms: Mapping[int, float], failures: Collection[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Candidates that need at least as much of everything as a failed one, unless such a candidate has run."""
@@ -166,18 +171,13 @@ class _Field:
         return steps if self.is_number else np.ceil(steps)
 
 
-def _solved(system: _Column, right: _Column) -> _Column:
-    """The solution of a positive definite system, by Gaussian elimination."""
-    system, right = system.copy(), right.copy()
-    n = len(right)
-    for k in range(n - 1):
+def _eliminated(system: _Column, rights: _Column) -> tuple[_Column, _Column]:
+    """Gaussian elimination of a positive definite system below its diagonal: the pivots, and the right sides. Changes both arguments."""
+    for k in range(len(system) - 1):
         factors = system[k + 1 :, k] / system[k, k]
         system[k + 1 :, k:] -= factors[:, None] * system[k, k:]
-        right[k + 1 :] -= factors * right[k]
-    for k in range(n - 1, -1, -1):
-        right[k] /= system[k, k]
-        right[:k] -= system[:k, k] * right[k]
-    return right
+        rights[k + 1 :] -= factors[:, None] * rights[k]
+    return np.diag(system), rights
 
 
 class Guide:
@@ -190,7 +190,7 @@ class Guide:
         self._space = ConfigSpace(texts)
         self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
         """Candidates that are tried at most, if any of them runs."""
-        self.spread = self._space.spread(math.ceil(_FIRST_SHARE * self.n_planned))
+        self.spread = self._space.spread(math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned))
         """Those that are tried first."""
         self._n_wave = _FEW if n_tried is not None else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
         self._near_share = _NEAR_SHARE_OF_FEW if n_tried is not None else _NEAR_SHARE

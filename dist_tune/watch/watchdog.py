@@ -207,6 +207,7 @@ class Watchdog:
         while not self._over.is_set():
             before = time.monotonic()  # of the pause alone: time in which this thread tells peers, and waits for that, excuses nothing
             self._pause(pause_s)
+            late_at_s, pause_s = pause_s + 4 * tick_s, tick_s
             if not self._over.is_set():
                 self._look()
             if not self._watched:
@@ -219,7 +220,7 @@ class Watchdog:
                     self._words.go_on()
                 seen, is_told, excused_s = subject, False, 0.0
             # A compilation takes what it takes; and the process may have been stopped, or had no processor.
-            if now - before > pause_s + 4 * tick_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
+            if now - before > late_at_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
                 excused_s += now - before
             late_s = now - since - excused_s
             tell_at_s = limit_s * (_RELEASE if self._release and not isinstance(subject, Asked) else 1.0)

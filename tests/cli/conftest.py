@@ -1,11 +1,12 @@
-"""A cache of its own for each test of the command line, and the answers of commands on it."""
+"""A cache of its own for each test of the command line, answers of commands on it, and a folder of logs."""
 
 from pathlib import Path
 
 import pytest
 
-from dist_tune.cache.store import Cache
+from dist_tune.cache import Cache
 from tests.cli_answers import Answers
+from tests.report.stories import write_story
 
 
 @pytest.fixture
@@ -15,5 +16,11 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def ask(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Answers:
-    return Answers(capsys)
+def ask(cache: Cache) -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    write_story(tmp_path / "logs", 2, 24)
+    return tmp_path / "logs"

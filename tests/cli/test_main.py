@@ -1,144 +1,74 @@
-"""``dist-tune cache`` as a command: arguments, exit codes and streams, and hostile texts and broken files."""
+"""The command ``dist-tune``: help, exit codes, streams, and what it cannot use, of all commands alike."""
 
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
+import typer
 
 from dist_tune import __version__
-from dist_tune.cache.store import Cache
-from dist_tune.cli.main import main
+from dist_tune.cache import Cache
+from dist_tune.cli import main
+from dist_tune.cli.main import app, on_cache, since
 from tests.cached_records import candidate, environment, record
-from tests.cli_answers import Answers, keep
+from tests.cli_answers import Answers, keep, refusal, run
 
 pytestmark = pytest.mark.once
 
-
-# -- hostile texts, broken files -------------------------------------------------------------------------------------
-
-HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e\udc80" + "y" * 10_000
-
-
-@pytest.mark.parametrize("words", [("ls",), ("show", "y"), ("explain",), ("clear", "--yes")])
-def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
-    """Neither markup nor control characters of a record reach the terminal, and a text of 10,000 characters is cut."""
-    text = HOSTILE.replace("\udc80", "")
-    row = candidate(0, config=text, fields={text: text}, failure=None, left=text)
-    hostile = record(
-        kernel=f"{text}.y",
-        key=text,
-        closure=text,
-        candidates=[row, candidate(1, failure=text)],
-        winner=0,
-        environment=environment(device=text),
-    )
-    keep(cache, hostile)
-    out = ask(*words)
-    assert not set("\x1b\x07\r\u202e") & set(out + ask.err)
-    assert max(map(len, out.splitlines())) < 3000
-    if words[0] != "clear":
-        assert "[bold]" in out
+QUICK = """
+import sys
+from dist_tune.cli import main
+for words in (["--help"], ["--version"], ["cache", "--help"], ["cache", "ls", "--help"], ["cache"], [], ["nonsense"]):
+    main(words)
+print(sorted({"torch", "triton", "numpy", "pydantic_settings", "rich", "dist_tune.cache"} & set(sys.modules)), file=sys.stderr)
+"""
+LIGHT = """
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
+from dist_tune.cli import main
+found = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()) as out:
+        code = main(words)
+    assert code == 0 and out.getvalue(), (words, code)
+    found.append([words[:2], sorted({"torch", "triton", "numpy"} & set(sys.modules))])
+print(json.dumps(found))
+"""
 
 
-def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
-    """A warning quotes what a file says of itself."""
-    path = cache.store(record(kernel="\x1b[2J"))
-    assert path is not None
-    path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}.json"))
-    ask("ls", code=1)
-    assert r"another key, '\x1b[2J" in ask.err
-    assert "\x1b" not in ask.err
+# -- help, and what is imported ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [("ls", 1), ("show gemm", 0), ("explain gemm", 0), ("explain", 1), ("export e.json --name gemm", 0), ("export e.json", 1)],
-)
-def test_a_broken_file_is_a_line_on_stderr(
-    cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int
-):
-    """The other records are shown; the warning is its text without the library's source line. Exit code 1 where it was asked for."""
-    monkeypatch.chdir(tmp_path)
-    keep(cache, record(), record(key="[1]"))
-    broken = cache.path_of(record(key="[1]").cache_key)
-    broken.write_bytes(broken.read_bytes().replace(b"model", b"modal"))
-    ask(*words.split(), code=code)
-    assert ask.err.startswith(f"dist-tune: cache file {broken} is not used: it is the record of another key")
-    assert "UserWarning" not in ask.err
-    json.loads(ask(*words.split(), "--json", code=code))
+@pytest.mark.processes
+def test_help_and_version_import_nothing_heavy():
+    """What takes seconds is imported by the commands that use it."""
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
 
 
-def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
-    assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
-
-
-# -- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words", [["cache", "show"], ["cache", "merge"], ["cache", "ls", "--jsn"], ["doktor"]])
-def test_what_is_not_understood_is_code_2(capsys: pytest.CaptureFixture[str], words: list[str]):
-    """With the usage on stderr; for programs the reason as JSON."""
-    assert main(words) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Usage: dist-tune" in err
-    assert main([*words, "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert json.loads(out)["error"] in " ".join(err.split())
-
-
-@pytest.mark.parametrize("package", ["torch", "triton"])
-def test_a_package_that_is_not_installed_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str):
-    """The doctor is run where something is amiss, and shows no traceback."""
-    for name in [each for each in sys.modules if each.startswith("dist_tune.cli.doctor")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    assert main(["doctor"]) == 1
-    assert capsys.readouterr().err.startswith(f"dist-tune: {package} is not installed for {sys.executable}: pip install {package} there")
-    assert main(["doctor", "--json"]) == 1
-    assert "not installed" in json.loads(capsys.readouterr().out)["error"]
-
-
-USAGES = {"watch": "[OPTIONS] [DIR]", "report": "[OPTIONS] [DIR|RECORD]...", "cache clear": "[OPTIONS] [KEY]"}
-
-
-@pytest.mark.parametrize(("words", "usage"), USAGES.items())
-def test_usage_has_one_pair_of_brackets(capsys: pytest.CaptureFixture[str], words: str, usage: str):
-    assert main([*words.split(), "--help"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"Usage: dist-tune {words} {usage}"
-
-
-@pytest.mark.parametrize(("words", "named"), [([], "doctor"), (["cache"], "explain")])
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str], words: list[str], named: str):
-    """The commands are listed; code 2, as ruff and uv have it, because nothing was done."""
-    assert main(words) == 2
-    out, err = capsys.readouterr()
-    assert "Usage: dist-tune" in out
-    assert named in out
-    assert err == ""
-
-
-def test_a_terminal_gets_help_in_frames(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """A pipe gets the text alone."""
-    assert main(["cache", "--help"]) == 0
-    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" not in capsys.readouterr().out
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert main(["cache", "--help"]) == 0
-    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in capsys.readouterr().out
-
-
-def test_help_and_version(capsys: pytest.CaptureFixture[str]):
-    expected = {"--help": "dist-tune cache explain gemm", "--version": f"dist_tune {__version__}", "cache -h": "explain"}
-    for words, text in expected.items():
-        assert main(words.split()) == 0
-        assert text in capsys.readouterr().out
+@pytest.mark.processes
+def test_reading_records_and_events_imports_no_torch(cache: Cache, logs: Path, tmp_path: Path):
+    """One process for all commands, lightest first: an import would stay for the rest."""
+    (stem,) = keep(cache, record())
+    export, page = str(tmp_path / "export.json"), str(tmp_path / "report.html")
+    commands = [
+        ["cache", "path"], ["cache", "ls"], ["cache", "ls", "--json"], ["cache", "ls", "--quarantine"], ["cache", "show", stem],
+        ["show", stem], ["cache", "export", export], ["cache", "merge", export], ["diff", export, stem], ["report", stem, "--text"],
+        ["report", str(logs), "--json", "-o", page], ["report", export, "-o", page], ["watch", str(logs), "--once"],
+        ["trace", str(logs), "-o", str(tmp_path / "trace.json")], ["cache", "clear", "--yes"],
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", LIGHT, json.dumps(commands)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [each for each in json.loads(done.stdout) if each[1]] == []
 
 
 @pytest.mark.processes
@@ -151,14 +81,131 @@ def test_it_is_a_module(cache: Cache):
     assert json.loads(done.stdout)["records"][0]["kernel"] == "model.gemm"
 
 
-def test_a_reader_that_goes_away_is_no_error(cache: Cache, monkeypatch: pytest.MonkeyPatch):
-    """``dist-tune cache ls | head -1`` ends without a traceback."""
+def test_the_installed_command_is_this_one():
+    """The script that pip puts on the PATH is this function."""
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}
+
+
+def test_each_command_has_json_and_help():
+    """The documents say "as everywhere"."""
+    commands = [each.callback for each in (*app.registered_commands, *on_cache.registered_commands)]
+    assert len(commands) == 14
+    for command in commands:
+        assert command is not None
+        assert command.__doc__
+        assert "as_json" in command.__annotations__ or command.__name__ == "launch"
+
+
+def test_help_and_version():
+    for words, text in {"--help": "dist-tune cache explain gemm", "--version": f"dist_tune {__version__}", "cache -h": "explain"}.items():
+        assert text in run(*words.split()).stdout
+    for words, usage in {"watch": "[OPTIONS] [DIR]", "report": "[OPTIONS] [DIR|RECORD]...", "cache clear": "[OPTIONS] [KEY]"}.items():
+        assert run(*words.split(), "--help").stdout.splitlines()[0] == f"Usage: dist-tune {words} {usage}"
+    for words, named in {"": "doctor", "cache": "explain"}.items():  # nothing was done
+        assert named in run(*words.split(), code=2).stderr
+
+
+def test_a_terminal_gets_help_in_frames(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """A pipe gets the text alone."""
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
+        assert main(["cache", "--help"]) == 0
+        assert ("\N{BOX DRAWINGS LIGHT HORIZONTAL}" in capsys.readouterr().out) is is_terminal
+
+
+def test_a_shell_completes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The script for a shell asks the command itself, which answers with what may come next."""
+    monkeypatch.setenv("_DIST_TUNE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "dist-tune cache ex")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == ["explain", "export"]
+
+
+# -- exit codes and streams --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", ["cache show", "cache merge", "cache ls --jsn", "doktor", "cache ls --since soon", "cache ls --sort size",
+              "cache ls --quarantine --kernel gemm"]
+)  # fmt: skip
+def test_what_is_not_understood_is_code_2(words: str):
+    """With the usage on stderr; for programs the reason as JSON."""
+    done = run(*words.split(), code=2)
+    assert done.stdout == ""
+    assert "Usage: dist-tune" in done.stderr
+    told = json.loads(run(*words.split(), "--json", code=2).stdout)["error"]
+    assert "".join(told.split()) in "".join(done.stderr.split())
+
+
+def test_a_moment_has_many_spellings():
+    """Seconds to weeks before now, a date of this machine's zone, a date with a zone."""
+    for text, ago in {"90s": 90, "30min": 1800, "30m": 1800, "2h": 7200, "2 h": 7200, "3d": 259200, "1w": 604800}.items():
+        assert abs((datetime.now(UTC) - since(text)).total_seconds() - ago) < 60
+    assert since("2026-03-01") == datetime(2026, 3, 1).astimezone()
+    assert since("2026-03-01T12:00+02:00") == datetime(2026, 3, 1, 10, tzinfo=UTC)
+    for text in ("", "h", "-2h", "2y", "999999999w", "0001-01-01", "yesterday"):
+        with pytest.raises(typer.BadParameter, match="neither a time like 30min"):
+            since(text)
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_package_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch, package: str):
+    """The doctor is run where something is amiss, and shows no traceback."""
+    monkeypatch.delitem(sys.modules, "dist_tune.cli.doctor", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    line = f"dist-tune: {package} is not installed for {sys.executable}: pip install {package} there"
+    assert refusal("doctor").startswith(line)
+    assert "not installed" in json.loads(run("doctor", "--json", code=1).stdout)["error"]
+
+
+def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
+    assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
+
+
+def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
+    """Nor is Ctrl-C."""
+
+    def fails(error: BaseException) -> None:
+        def call(_self: Cache) -> None:
+            raise error
+
+        monkeypatch.setattr(Cache, "entries", call)
+
+    fails(PermissionError(13, "Permission denied", "/home/other"))
+    assert ask.json("ls", code=1)["error"] == "/home/other: Permission denied"
+    fails(KeyboardInterrupt())
+    assert ask("ls", code=130) == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"], ["diff"]])
+def test_an_answer_that_finds_a_full_disk_is_one_line(
+    logs: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python ends. Of diff 1 would say slower."""
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main([*words, *([str(logs)] * 2 if words == ["diff"] else [])]) == (2 if words == ["diff"] else 1)
+        full.write("more")
+    assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
+
+
+def test_streams_that_are_closed_are_nothing_to_fail_of(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """`dist-tune cache ls >&-`, for its exit code, and `dist-tune cache ls | head -1`."""
     keep(cache, record())
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         assert main(["cache", "ls"]) == 0
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["cache", "ls"]) == 0
+    assert main(["show", "nothing"]) == 1
 
 
 def test_a_terminal_may_know_ascii_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch):
@@ -171,23 +218,77 @@ def test_a_terminal_may_know_ascii_alone(cache: Cache, monkeypatch: pytest.Monke
     assert "gr\\xf6\\xdfe" in stdout.read()
 
 
-def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
-    def refused(_self: Cache) -> None:
-        raise PermissionError(13, "Permission denied", "/home/other")
+# -- hostile texts, folders that cannot be read ------------------------------------------------------------------------
 
-    monkeypatch.setattr(Cache, "entries", refused)
-    assert ask.json("ls", code=1)["error"] == "/home/other: Permission denied"
+HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e" + "y" * 10_000
 
 
-def test_an_interrupt_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(_self: Cache) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("words", [("ls",), ("show", "y"), ("explain",), ("clear", "--yes")])
+def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
+    """Neither markup nor control characters of a record reach the terminal, and a text of 10,000 characters is cut."""
+    row = candidate(0, config=HOSTILE, fields={HOSTILE: HOSTILE}, failure=None, left=HOSTILE)
+    texts: dict[str, Any] = {"kernel": f"{HOSTILE}.y", "key": HOSTILE, "closure": HOSTILE, "environment": environment(device=HOSTILE)}
+    keep(cache, record(candidates=[row, candidate(1, failure=HOSTILE)], winner=0, **texts))
+    out = ask(*words)
+    assert not set("\x1b\x07\r\u202e") & set(out + ask.err)
+    assert max(map(len, out.splitlines())) < 3000
+    assert words[0] == "clear" or "[bold]" in out
 
-    monkeypatch.setattr(Cache, "entries", interrupted)
-    assert ask("ls", code=130) == ""
+
+def test_hostile_texts_of_warnings_are_texts(cache: Cache, ask: Answers):
+    """A warning quotes what a file says of itself."""
+    path = cache.store(record(kernel="\x1b[2J"))
+    assert path is not None
+    path.rename(path.with_name(f"{'0' * 12}-{'0' * 12}.json"))
+    ask("ls", code=1)
+    assert r"another key, '\x1b[2J" in ask.err
+    assert "\x1b" not in ask.err
 
 
-def test_the_installed_command_is_this_one():
-    """The script that pip puts on the PATH is this function."""
-    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
-    assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}
+@pytest.fixture
+def sealed(logs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is another user's."""
+
+    def refused(name: str, function: Any) -> None:
+        def call(path: Any = ".", *args: Any) -> Any:
+            if str(path).startswith(str(logs)):
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path, *args)
+
+        monkeypatch.setattr(os, name, call)
+
+    refused("scandir", os.scandir)
+    refused("listdir", os.listdir)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *args, **kwargs: not str(path).startswith(str(logs)) and access(path, *args, **kwargs))
+    return logs
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(sealed: Path, cache: Cache, tmp_path: Path):
+    """And no lecture on the usage, which was right."""
+    for words in (
+        ("report", sealed, "--text"),
+        ("watch", sealed),
+        ("watch", sealed, "--once"),
+        ("trace", sealed),
+        ("diff", sealed, tmp_path),
+    ):
+        assert refusal(*words) == f"dist-tune: {sealed}: Permission denied"
+    cache.store(record())
+    for command in ("merge", "export"):
+        assert "Usage" not in "".join(run("cache", command, sealed / "rank-0.jsonl", code=1))
+
+
+@pytest.mark.parametrize("words", ["ls", "show gemm", "explain", "export e.json", "merge e.json", "clear --yes", "ls --quarantine"])
+@pytest.mark.parametrize("below", ["", "records"])
+def test_a_cache_folder_that_is_none_is_one_line(ask: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, below: str):
+    """A file, or a path below one: the line names it and the variable, exit code 1, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" / below
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(folder))
+    line = f"{folder} cannot be read (Not a directory): set DIST_TUNE_CACHE_DIR to the folder of the records"
+    assert refusal("cache", *words.split()) == f"dist-tune: {line}"
+    assert ask.json(*words.split(), code=1)["error"] == line
+    assert refusal("report", "gemm") == f"dist-tune: {line}"
+    assert sorted(os.listdir(tmp_path)) == ["file"]

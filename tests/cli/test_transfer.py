@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, record_bytes
-from dist_tune.cli.records import transfer
-from dist_tune.cli.records.transfer import merge, pack, unpack, write_export
+from dist_tune.cli import transfer
+from dist_tune.cli.transfer import merge, pack, unpack, write_export
 from tests.cached_records import measured, record
 
 pytestmark = pytest.mark.once
@@ -130,6 +130,16 @@ def test_of_equally_measured_ones_the_newer_stays(tmp_path: Path):
         ("replaced", "newer: 2026-04-01 12:00 after 2026-03-01 12:00"),
         ("kept", "newer: 2026-04-01 12:00 after 2026-03-01 12:00"),
     ]
+
+
+def test_a_better_record_of_another_folder_stays(tmp_path: Path):
+    """What is written to the first folder would be found in its place."""
+    Cache(tmp_path / "team").store(measured(30))
+    cache = Cache([tmp_path / "mine", tmp_path / "team"])
+    write_export(tmp_path / "e.json", [measured(5)])
+    (arrival,) = merge(cache, [tmp_path / "e.json"])
+    assert (arrival.outcome, arrival.reason) == ("kept", "30 timed replays are better than 5")
+    assert cache.find(measured(5).cache_key) == measured(30)
 
 
 def test_an_export_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

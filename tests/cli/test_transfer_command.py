@@ -1,23 +1,17 @@
-"""``dist-tune cache export``, ``merge`` and ``clear``: files written, files deleted, and files never touched."""
+"""``dist-tune cache export`` and ``merge``: files written, and files never touched."""
 
 import json
 import os
-import sys
 from datetime import timedelta
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from dist_tune.cache import Cache
-from dist_tune.offline.config_files import save_configs_to_json
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep
 
 pytestmark = pytest.mark.once
-
-
-# -- export and merge ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,71 +90,3 @@ def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_pat
     assert "Field required" in out
     assert "notes.txt" not in out
     assert cache.find(record().cache_key) == record()
-
-
-# -- clear -----------------------------------------------------------------------------------------------------------
-
-
-def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
-    """One record by its id, all of a kernel by its name."""
-    one, other, _ = keep(cache, record(), record(key="[1]"), record(kernel="other"))
-    assert [Path(path).stem for path in ask.json("clear", one, "--yes")["deleted"]] == [one]
-    assert [entry.path.stem for entry in cache.entries() if entry.record.kernel == "model.gemm"] == [other]
-    assert ask("clear", "gemm", "--yes") == "deleted 1 record of model.gemm\n"
-    assert [entry.record.kernel for entry in cache.entries()] == ["other"]
-
-
-def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
-    """Records, broken and temporary files and locks go, also what lies in their place as a link; everything else stays."""
-    save_configs_to_json("configs.json", tmp_path, {"any": {}})  # leaves a lock
-    (cache.folder / "locks" / "0.lock").touch()
-    assert ask.json("ls")["records"] == []
-    (stem,) = keep(cache, record())
-    folder = cache.folder / "model.gemm"
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    for name in (f"{stem}.json", "x.tmp", ".lock"):
-        (outside / name).write_text(FILE)
-    for name in ("x.json.broken", "x.tmp", f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json", f"{'0' * 12}-{'0' * 12}.json"):
-        (folder / name).write_text(FILE)
-    (folder / f"{'1' * 12}-{'0' * 12}.json").symlink_to(outside / "x.tmp")
-    strange = [cache.folder / "x.tmp", cache.folder / f"{stem}.json", folder / "notes.txt", folder / "x.json"]
-    for path in strange:
-        path.write_text(FILE)
-    (folder / "folder.tmp").mkdir()
-    (cache.folder / "linked").symlink_to(outside)
-    ask("clear", "--yes")
-    left = sorted(path for path in cache.folder.rglob("*"))
-    assert left == sorted([*strange, folder, folder / "folder.tmp", cache.folder / "linked"])
-    assert len(list(outside.iterdir())) == 3
-
-
-def test_a_cleared_cache_is_an_empty_folder(cache: Cache, ask: Answers):
-    keep(cache, record(), record(kernel="other"))
-    ask("clear", "--yes")
-    assert list(cache.folder.iterdir()) == []
-    assert ask("clear", "--yes") == f"nothing to delete in {cache.folder}\n"
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("answer", "goes"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)])
-def test_clear_asks_first(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch, answer: str, goes: bool):
-    """On stderr, naming what and where; anything but yes is no."""
-    keep(cache, record())
-    monkeypatch.setattr(sys, "stdin", Terminal(answer))
-    ask("clear", code=0 if goes else 1)
-    assert "Delete all 1 record" in ask.err
-    assert str(cache.folder) in ask.err
-    assert (cache.entries() == []) is goes
-
-
-def test_clear_does_not_ask_a_script(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch):
-    """Without a terminal and without --yes nothing is deleted."""
-    keep(cache, record())
-    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
-    assert "--yes" in ask.json("clear", code=1)["error"]
-    assert len(cache.entries()) == 1

@@ -17,7 +17,6 @@ import json, os, resource, signal, subprocess, sys, threading, time
 from contextlib import contextmanager, suppress
 import torch.distributed as dist
 from dist_tune import DistTuneError, MachineError
-from dist_tune.distributed import group_of, shared_store
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.store import own_client
 from dist_tune.distributed.messages import Reduction

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed import WorkQueue, work_queue
+from dist_tune.distributed import WorkQueue
 
 pytestmark = pytest.mark.once
 
@@ -23,11 +23,10 @@ class Counted(dist.HashStore):
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], WorkQueue]:
+def queue() -> Callable[[int], WorkQueue]:
     """The queue of a call, as each rank makes it."""
     store = Counted()
-    monkeypatch.setattr(work_queue, "shared_store", lambda space: store)
-    return lambda n_tasks: WorkQueue("w", n_tasks)
+    return lambda n_tasks: WorkQueue(store, n_tasks)
 
 
 def test_each_task_is_taken_once_by_the_rank_that_asks_next(queue: Callable[[int], WorkQueue]):
@@ -40,7 +39,7 @@ def test_each_task_is_taken_once_by_the_rank_that_asks_next(queue: Callable[[int
             assert rank.put(task, f"{task} ✓") == sum(map(len, taken))
     assert [len(own) for own in taken] == [500, 500]
     assert first.results() == second.results() == [f"{task} ✓" for task in range(1000)]
-    assert first._store.n_requests <= 2 * 1000 + 2  # type: ignore[attr-defined]
+    assert first._store.n_requests <= 2 * 1000 + 2
 
 
 def test_a_rank_that_stops_the_queue_leaves_no_task_to_others(queue: Callable[[int], WorkQueue]):

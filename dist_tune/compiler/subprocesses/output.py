@@ -108,11 +108,12 @@ class QuietTerminal:
     def _restore(self, terminal: int) -> None:
         _flush()
         with self._lock:
-            file, rest = self._file, self._read(0)
-            self._file = None
-            with suppress(OSError):  # descriptor 2 closed by the user, or the terminal gone
-                if os.path.sameopenfile(2, file.fileno()):  # else redirected by the user
+            with suppress(OSError):  # descriptor 2 closed by the user
+                if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
                     os.dup2(terminal, 2)
+            rest = self._read(0)  # not before: other threads may write meanwhile
+            self._file = None
+            with suppress(OSError):  # the terminal is gone
                 _to(terminal)(rest)
 
     def _read(self, start: int) -> bytes:

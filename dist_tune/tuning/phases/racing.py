@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
-from dist_tune.search import ReducedReport, Replay, Trial
+from dist_tune.search import ReducedReport, Replay, Trial, reduce_reports
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.phases.compilation import compile_waves
 from dist_tune.tuning.phases.discover import discover
@@ -15,6 +16,7 @@ from dist_tune.tuning.phases.isolation import isolate
 from dist_tune.tuning.phases.settling import compile_variants, settle
 from dist_tune.tuning.phases.warm_up import warm_up
 
+_NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
 """Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
 
@@ -82,13 +84,22 @@ def _tell_of_rungs(context: TuningContext) -> None:
 
 def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
     """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
-    budget_s, n_repeats = context.plan.budget_s, 0
+    budget_s, n_repeats, noted = context.plan.budget_s, 0, [time.monotonic()]
+    samples, ranks = context.replays.trials.samples, context.ranks
+
+    def note() -> None:
+        # What a process alone measures is agreed at once: a death costs no batch.
+        if ranks.is_alone and time.monotonic() - noted[0] >= _NOTE_EVERY_S:
+            local = {ranks.rank: samples.report({}, batch, context.race.kernel_times_ms())}
+            context.sites.journal.agreed(reduce_reports(local).times)
+            noted[0] = time.monotonic()
+
     todo = batch
     failures: Failures = {}
     has_new_sites = False
     while True:
         first = context.replays.n_replays
-        context.replays.run_batch(closure, todo, conditions)
+        context.replays.run_batch(closure, todo, conditions, note)
         reduced = _report(context, batch, struck)
         has_new_sites |= reduced.has_new_sites
         for label, each in reduced.failures.items():

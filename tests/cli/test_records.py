@@ -1,0 +1,417 @@
+"""``dist-tune show`` and ``dist-tune cache`` path, ls, explain and clear: tables, JSON documents, and files that go or stay."""
+
+import json
+import re
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_tune.cache import Cache, QuarantinedConfig, Seconds, TuningRecord, quarantine
+from dist_tune.cache import environment as environment_here
+from dist_tune.offline.config_files import save_configs_to_json
+from dist_tune.search import NOT_TRIED
+from tests.cached_records import candidate, environment, record
+from tests.cli_answers import FILE, Answers, keep, run
+
+pytestmark = pytest.mark.once
+
+NOW = datetime.now(UTC)
+
+
+# -- path, ls ----------------------------------------------------------------------------------------------------------
+
+
+def test_path_is_nothing_but_the_path(cache: Cache, ask: Answers):
+    """For ``cd "$(dist-tune cache path)"``; asking makes no folder."""
+    assert ask("path") == f"{cache.folder}\n"
+    assert ask.json("path") == {"path": str(cache.folder), "exists": False}
+    assert not cache.folder.exists()
+    assert ask("ls") == f"no records in {cache.folder}\n"
+    assert ask.json("ls") == {"path": str(cache.folder), "records": [], "damaged": []}
+
+
+def test_ls_says_what_won_where_and_when(cache: Cache, ask: Answers):
+    """A line for each record, under the environment that it was made in; a hook's name says nothing of a config's speed."""
+    fresh = NOW - timedelta(hours=2, minutes=5)
+    hooked = [candidate(0, config="BLOCK=64 pre_hook=m.f", fields={"BLOCK": 64, "pre_hook": "m.f"}, left=None)]
+    elsewhere = environment(world_size=16, ranks_per_host=8, device_count=8, cuda=None)
+    stems = keep(
+        cache, record(tuned_at=fresh), record(key="[8192]", tuned_at=fresh, candidates=hooked, winner=0), record(environment=elsewhere)
+    )
+    out = ask("ls")
+    first, second, third = (next(line for line in out.splitlines() if stem[:8] in line) for stem in stems)
+    for word in ("model.gemm", "[4096,2752,bfloat16]", "1.1000", "BLOCK_M=32 num_warps=4", "2 h", " 3 "):
+        assert word in first
+    assert "[8192]" in second
+    assert second.endswith("BLOCK=64")
+    assert " d " in third
+    assert "16 ranks, 8 per host, on 8 x NVIDIA H200 · Python 3.11 · torch 2.13.0 · triton 3.6.0 · no CUDA" in out
+    assert out.count("4 ranks on 4 x NVIDIA H200") == 1
+    assert out.index("16 ranks") < out.index("4 ranks on"), "the newest at the end"
+    assert out.splitlines()[-1].startswith("3 records, ")
+
+
+def test_ls_for_programs_has_every_record(cache: Cache, ask: Answers):
+    (stem,) = keep(cache, record())
+    (row,) = ask.json("ls")["records"]
+    assert (row["stem"], row["id"], row["path"]) == (stem, stem[:8], str(cache.path_of(record().cache_key)))
+    assert (row["kernel"], row["key"]) == ("model.gemm", "[4096,2752,torch.bfloat16]")
+    assert row["winner"] == {"index": 1, "config": record().best.config, "fields": record().best.fields}
+    assert (row["latency_ms"], row["n_candidates"], row["n_dropped"], row["n_samples"]) == (1.1, 3, 0, 15)
+    assert row["environment"] == environment().model_dump()
+    assert datetime.fromisoformat(row["tuned_at"]) == record().tuned_at
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ("", ["[a100]", "[new]", "[old]"]),
+        ("--kernel GEMM", ["[new]", "[old]"]),
+        ("--device a100", ["[a100]"]),
+        ("--device a100 --kernel gemm", []),
+        ("--since 2h", ["[new]"]),
+        ("--since 2026-03-01T11:00+00:00", ["[a100]", "[new]", "[old]"]),
+        ("--sort age", ["[old]", "[a100]", "[new]"]),
+        ("--sort ms", ["[a100]", "[old]", "[new]"]),
+        ("--sort seconds", ["[a100]", "[old]", "[new]"]),
+    ],
+)
+def test_ls_chooses_and_sorts(cache: Cache, ask: Answers, options: str, keys: list[str]):
+    """In JSON and on the page alike; the last line counts what is shown, and what there is."""
+    fast, slow = ([candidate(0, latency_ms=ms, left=None)] for ms in (0.25, 4.0))
+    a100: dict[str, Any] = {
+        "kernel": "layers.softmax",
+        "environment": environment(device="NVIDIA A100"),
+        "tuned_at": NOW - timedelta(days=2),
+    }
+    new = record(key="[new]", tuned_at=NOW - timedelta(hours=1), candidates=slow, winner=0, seconds=7.0)
+    keep(cache, new, record(key="[a100]", candidates=fast, winner=0, seconds=3.0, **a100), record(key="[old]", seconds=5.0))
+    assert [each["key"] for each in ask.json("ls", *options.split())["records"]] == keys
+    out = ask("ls", *options.split())
+    of_gemm = [key for key in keys if key != "[a100]"]  # another table
+    assert [out.index(key) for key in of_gemm] == sorted(out.index(key) for key in of_gemm)
+    assert sum(key in out for key in ("[a100]", "[new]", "[old]")) == len(keys)
+    total = out.splitlines()[-1]
+    assert total.startswith({0: "no records", 1: "1 record"}.get(len(keys), f"{len(keys)} records"))
+    assert (" of 3" in total) is (len(keys) < 3)
+
+
+def test_a_line_of_a_pipe_is_a_record(cache: Cache, ask: Answers):
+    """Nothing is wrapped, cut or padded on its way to grep, however long a config is."""
+    config = " ".join(f"BLOCK_{index}=128" for index in range(14))
+    keep(cache, record(candidates=[candidate(0, config=config, fields={}), candidate(1, config=config, fields={})]))
+    lines = ask("ls").splitlines()
+    assert sum(config in line for line in lines) == 1
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_narrow_terminal_loses_no_digit(cache: Cache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """There the terminal breaks lines; a wide table makes the facts above it no wider."""
+    from dist_tune.cli import main
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    keep(cache, record())
+    assert main(["show", "gemm"]) == 0
+    out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    for word in ("0.1000", "1.1000", "2.1000", "96 KiB", "255"):
+        assert word in out
+    title, *lines = out.splitlines()
+    assert title.startswith("model.gemm")
+    assert max(map(len, lines[: lines.index("")])) <= 40
+
+
+def test_damaged_files_are_shown_and_set_the_exit_code(cache: Cache, ask: Answers):
+    """Beside the whole records, with the reason; the file stays where it is, and its id says what is wrong with it."""
+    whole, broken = keep(cache, record(), record(key="[1]"))
+    path = cache.path_of(record(key="[1]").cache_key)
+    path.write_text("{")
+    reason = "Invalid JSON: EOF while parsing an object at line 1 column 1"
+    ask("ls", code=1)
+    assert (
+        ask.err == f"dist-tune: cache file {path} is not used: {reason}. What it was for is tuned again and takes its place, or delete it\n"
+    )
+    for command in ("ls", "explain"):
+        assert f"{path}  {reason}" in ask(command, code=1)
+        answer = ask.json(command, code=1)
+        assert answer["damaged"] == [{"path": str(path), "reason": reason}]
+        assert [each["stem"] for each in answer["records"]] == [whole]
+    assert ask.json("show", broken, code=1)["error"] == f"{path} is damaged: {reason}"
+    assert ask.json("show", whole)["records"]
+    assert ask.json("explain", whole)["records"], "exit code 1 where it was asked for"
+    assert path.read_text() == "{"
+    cache.path_of(record().cache_key).write_text("{")
+    ask("show", "gemm", code=1)
+    assert ask.err.splitlines()[-1] == f"dist-tune: nothing is called 'gemm' in {cache.folder}: there are no records that can be read"
+
+
+# -- show and what KEY stands for --------------------------------------------------------------------------------------
+
+
+def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
+    """Candidates from fastest to slowest with all that was measured, the dropped ones last with the reason, the winner marked."""
+    rows = [
+        candidate(0, latency_ms=None, rank_latencies_ms={}, failure="rank 1: OutOfResources:\n shared memory"),
+        candidate(1, latency_ms=0.25, left=None, rank_latencies_ms={0: 0.25, 7: 0.2}, shared_bytes=232448),
+        candidate(2, latency_ms=0.2525, n_spills=12, left="rung 2"),
+        candidate(3, latency_ms=None, rank_latencies_ms={}, left=NOT_TRIED),
+    ]
+    spent = Seconds(total=10.0, discover=1.0, race=7.0, meetings=3.0, compile_cpu=99.0)
+    keep(cache, record(candidates=rows, winner=1, spent=spent))
+    out = ask("show", "gemm")
+    assert out == run("show", "gemm").stdout, "the lines of a tuning name it so"
+    table = out.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == [">", "2", "3", "0"]
+    assert table[0].split()[:6] == [">", "1", "0.2500", "0.0100", "1.3000", "0.2000"]
+    assert table[0].endswith("winner")
+    for word in ("+1.0%", "12"):
+        assert word in table[1]
+    assert table[3].endswith("rank 1: OutOfResources: shared memory")
+    for word in ("slowest rank 0, fastest 0.2000 ms", "227 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
+        assert word in out
+    # CPU-seconds of all threads, and meetings inside phases, are no phases.
+    assert "10.0 s (discover 1.0, race 7.0; 3.0 s of it in meetings; 99.0 CPU-seconds of compilation)" in out
+    assert "3 tried: 1 in the finals, 1 raced out, 1 cannot run here (shared memory), 1 untried" in out
+    assert "; all with num_warps=4 FAST=True MODE='x' NONE=None" in out
+
+
+def test_show_for_programs_is_the_whole_record(cache: Cache, ask: Answers):
+    (stem,) = keep(cache, record())
+    (only,) = ask.json("show", stem)["records"]
+    assert TuningRecord.model_validate_json(json.dumps(only["record"])) == record()
+
+
+def test_show_without_measured_times(cache: Cache, ask: Answers):
+    """The only candidate that runs is never timed; columns that say nothing are left out."""
+    bare: dict[str, Any] = {"latency_ms": None, "spread_ms": None, "closure_ms": None, "n_replays": 0, "rank_latencies_ms": {}}
+    bare |= {"shared_bytes": None, "n_regs": None, "n_spills": None, "fields": {}, "left": None}
+    keep(cache, record(candidates=[candidate(0, **bare)], winner=0))
+    out = ask("show", "gemm")
+    assert "not measured" in out
+    assert out.splitlines()[-1].split() == [">", "0", "BLOCK_M=16", "num_warps=4", "SCALE=0", "winner"]
+    assert "regs" not in out
+
+
+def test_show_leaves_no_candidate_without_a_reason(cache: Cache, ask: Answers):
+    """What lost in the finals says by how much, as the log does; the page names equal candidates, and the reason as it was stored."""
+    rows = [candidate(0, left=None, spread_ms=0.0), candidate(1, left=None), candidate(2, left=None, equal_to=1)]
+    keep(cache, record(candidates=rows, winner=0, reason="as it was stored"))
+    page = " ".join(ask("show", "gemm").split())
+    assert "chosen as it was stored" in page
+    assert "not chosen: +1000.0% by its kernel, +1.0000 ms by the step" in page
+    assert page.count("the same kernel as candidate 1") == 1
+
+
+def test_imports_that_a_source_leaves_out_are_shown(cache: Cache, ask: Answers):
+    """A change of their code is not noticed, and the page says so."""
+    stem, other = keep(cache, record(not_followed=["helper.work", "import_module(...)"]), record(key="[8192]"))
+    assert "without helper.work, import_module(...): if these change, the record still counts" in ask("show", stem)
+    assert "helper.work, import_module(...)" in ask("explain", stem)
+    assert "helper" not in ask("show", other) + ask("explain", other)
+
+
+def test_a_field_in_brackets_is_a_heading(cache: Cache, ask: Answers):
+    """The name of a field is no markup of the table."""
+    keep(cache, record(candidates=[candidate(index, fields={"[bold]M": index, "N": -index}) for index in range(2)]))
+    assert "[bold]M" in ask("show", "gemm")
+
+
+def test_a_record_has_many_names(cache: Cache, ask: Answers):
+    """The file's name or any beginning of it that is its own, and the kernel's with or without its module."""
+    stem, _ = keep(cache, record(), record(kernel="other"))
+    for key in (stem, f"{stem}.json", stem[:5], stem[0], "model.gemm", "gemm"):
+        assert [each["stem"] for each in ask.json("show", key)["records"]] == [stem]
+    keep(cache, record(kernel=stem[:6]))  # a name is chosen by a person; a hexadecimal word may begin a file's name by chance
+    assert [each["record"]["kernel"] for each in ask.json("show", stem[:6])["records"]] == [stem[:6]]
+
+
+def test_show_of_several_is_a_list(cache: Cache, ask: Answers):
+    """One has to be named: each has an id that is its own, also where two files begin alike."""
+    stems = keep(cache, *(record(environment=environment(triton=f"3.{minor}.0")) for minor in range(18)))
+    assert len({stem[:12] for stem in stems}) == 1
+    assert ask("show", "model.gemm").splitlines()[-1] == "18 records of model.gemm: name one by its id"
+    ids = [each["id"] for each in ask.json("show", "gemm")["records"]]
+    assert len(set(ids)) == 18
+    (only,) = ask.json("show", ids[3])["records"]
+    assert only["id"] == ids[3]
+    # A beginning shared by several ids names no record, least of all one to delete.
+    for words in (["show"], ["explain"], ["clear", "--yes"]):
+        ask(*words, stems[0][:12], code=1)
+        assert f"18 ids begin with {stems[0][:12]}: {ids[0]}" in ask.err
+    assert len(cache.entries()) == 18
+
+
+@pytest.mark.parametrize(("key", "hint"), [("gem", "model.gemm"), ("attentoin", "attention"), ("", "ls"), ("zzz", "ls")])
+@pytest.mark.parametrize("command", ["show", "explain", "clear"])
+def test_what_is_not_there_is_not_found(cache: Cache, ask: Answers, command: str, key: str, hint: str):
+    """Exit code 1, and what may have been meant; for programs the same as JSON."""
+    keep(cache, record(), record(kernel="layers.attention"))
+    assert ask(command, key, code=1) == ""
+    assert "nothing is called" in ask.err
+    assert hint in ask.err
+    assert ask.json(command, key, code=1)["error"] in " ".join(ask.err.split())
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+
+def here(**changes: Any) -> dict[str, Any]:
+    return {"environment": environment_here(world_size=2, ranks_per_host=2).model_copy(update=changes)}
+
+
+def test_explain_compares_field_by_field(cache: Cache, ask: Answers):
+    """The record's value, this machine's, and which differ; what only the program knows is said to be so."""
+    keep(cache, record(environment=environment(triton="2.0.0", cuda="1.0")))
+    out = ask("explain", "gemm")
+    assert "1 record would miss here: device, torch, triton and cuda differ" in out
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+    assert lines["triton"] == ["2.0.0", here()["environment"].triton, "differs"]
+    assert "python" not in lines
+    assert lines["world_size"][-1] == "started"
+    assert f"{record().source}  {record().cache_key.candidates}" in out
+    assert "DIST_TUNE_REQUIRE_CACHE=1" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "would_hit", "reason"),
+    [
+        ({}, "", True, "nothing differs"),
+        ({}, "DIST_TUNE_ALWAYS_TUNE=1", False, "DIST_TUNE_ALWAYS_TUNE"),
+        ({"torch": "1.0"}, "", False, "torch differs; DIST_TUNE_VERSION_CHECK=0 would accept that"),
+        ({"torch": "1.0"}, "DIST_TUNE_VERSION_CHECK=0", True, "torch differs, and DIST_TUNE_VERSION_CHECK=0 accepts that"),
+        ({"torch": "1.0", "device": "A100"}, "DIST_TUNE_VERSION_CHECK=0", False, "device and torch differ"),
+    ],
+)
+def test_explain_says_whether_it_would_hit(
+    cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], setting: str, would_hit: bool, reason: str
+):
+    """With the settings of this environment; without them the cache finds the record if and only if explain calls it a hit."""
+    if setting:
+        monkeypatch.setenv(*setting.split("="))
+    keep(cache, record(**here(**changes)))
+    (row,) = ask.json("explain")["records"]
+    assert (row["would_hit"], row["differing"].keys()) == (would_hit, changes.keys())
+    assert reason in row["reason"]
+    assert ("would hit here" in ask("explain")) is would_hit
+    wanted = record(**here()).cache_key
+    if "ALWAYS" not in setting:
+        assert (cache.find(wanted, any_software=bool(setting)) is not None) is would_hit
+
+
+# -- clear, and configs in quarantine ----------------------------------------------------------------------------------
+
+
+def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
+    """One record by its id, all of a kernel by its name."""
+    one, other, _ = keep(cache, record(), record(key="[1]"), record(kernel="other"))
+    assert [Path(path).stem for path in ask.json("clear", one, "--yes")["deleted"]] == [one]
+    assert [entry.path.stem for entry in cache.entries() if entry.record.kernel == "model.gemm"] == [other]
+    assert ask("clear", "gemm", "--yes") == "deleted 1 record of model.gemm\n"
+    assert [entry.record.kernel for entry in cache.entries()] == ["other"]
+
+
+def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
+    """Records, broken and temporary files and locks go, also what lies in their place as a link; everything else stays."""
+    save_configs_to_json("configs.json", tmp_path, {"any": {}})  # leaves a lock
+    (cache.folder / "locks" / "0.lock").touch()
+    (stem,) = keep(cache, record())
+    folder, outside = cache.folder / "model.gemm", tmp_path / "outside"
+    outside.mkdir()
+    for name in (f"{stem}.json", "x.tmp", ".lock"):
+        (outside / name).write_text(FILE)
+    for name in ("x.json.broken", "x.tmp", f"{'0' * 12}-{'0' * 12}-{'0' * 12}.json", f"{'0' * 12}-{'0' * 12}.json"):
+        (folder / name).write_text(FILE)
+    (folder / f"{'1' * 12}-{'0' * 12}.json").symlink_to(outside / "x.tmp")
+    strange = [cache.folder / "x.tmp", cache.folder / f"{stem}.json", folder / "notes.txt", folder / "x.json"]
+    for path in strange:
+        path.write_text(FILE)
+    (folder / "folder.tmp").mkdir()
+    (cache.folder / "linked").symlink_to(outside)
+    ask("clear", "--yes")
+    left = sorted(cache.folder.rglob("*"))
+    assert left == sorted([*strange, folder, folder / "folder.tmp", cache.folder / "linked"])
+    assert len(list(outside.iterdir())) == 3
+
+
+def test_of_several_folders_the_first_alone_is_cleared(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Records of all folders are listed; a record of another folder is refused by its name."""
+    keep(cache, record())
+    other = Cache(tmp_path / "team")
+    keep(other, record(kernel="model.theirs"))
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", f"{cache.folder}:{other.folder}")
+    assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.gemm", "model.theirs"]
+    ask("clear", "theirs", "--yes", code=1)
+    assert f"is not in the cache folder {cache.folder}" in ask.err
+    assert ask("clear", "--yes") == "deleted all 1 record and 0 other files\n"
+    assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.theirs"]
+
+
+def test_a_cleared_cache_is_an_empty_folder(cache: Cache, ask: Answers):
+    """Records, journals and quarantine are the cache's own files."""
+    keep(cache, record(), record(kernel="other"))
+    bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32")
+    (cache.folder / "journals").mkdir()
+    (cache.folder / "journals" / "0123456789abcdef.jsonl").write_text("")
+    ask("clear", "--yes")
+    assert list(cache.folder.iterdir()) == []
+    assert ask("clear", "--yes") == f"nothing to delete in {cache.folder}\n"
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 130)])
+def test_clear_asks_first(cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch, answer: str, code: int):
+    """On stderr, naming what and where; anything but yes is no. A script has no terminal, and has to say --yes."""
+    keep(cache, record())
+    monkeypatch.setattr(sys, "stdin", StringIO(answer))
+    assert "--yes" in ask.json("clear", code=1)["error"]
+    assert len(cache.entries()) == 1
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    ask("clear", code=code)
+    assert "Delete all 1 record" in ask.err
+    assert str(cache.folder) in ask.err
+    assert (cache.entries() == []) is (code == 0)
+
+
+def bar(cache: Cache, key: str, kernel: str, config: str) -> None:
+    one = QuarantinedConfig(kernel=kernel, key="[64]", config=config, rank=1, since=time.time() - 7200)
+    quarantine(cache.folder / "quarantine" / f"{key}.jsonl", one)
+
+
+def test_configs_in_quarantine_are_listed(cache: Cache, ask: Answers):
+    """With kernel, key, config, rank and time; each once. Damaged lines, and a folder in place of the file, are passed over."""
+    for _ in range(2):
+        bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32 num_warps=4")
+    bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64\x1b[2J")
+    page = ask("ls", "--quarantine")
+    for word in ("library.gemm", "[64]", "BLOCK=32 num_warps=4", "2 h", "0123456789abcdef", "2 configs in quarantine"):
+        assert word in page
+    assert "\x1b" not in page
+    path = cache.folder / "quarantine" / "0123456789abcdef.jsonl"
+    path.write_bytes(b"\x00\xff noise\n" + path.read_bytes() + b"00000000 {}\n12")
+    (cache.folder / "quarantine" / "0000000000000000.jsonl").mkdir()
+    assert [each["config"] for each in ask.json("ls", "--quarantine")["quarantine"]] == ["BLOCK=32 num_warps=4", "BLOCK=64\x1b[2J"]
+    assert "no records" in ask("ls")
+
+
+def test_configs_in_quarantine_may_run_again(cache: Cache, ask: Answers):
+    """Those of one kernel, those of one id by any beginning that is its own, then all."""
+    bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32")
+    bar(cache, "0123f56789abcdef", "library.scan", "BLOCK=16")
+    bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64")
+    for key in ("nothing", "0f", "0123"):
+        ask("clear", "--quarantine", key, code=1)
+        assert f"no config of {key}" in ask.err
+    assert "1 config may run again" in ask("clear", "--quarantine", "0123f")
+    assert "1 config may run again" in ask("clear", "--quarantine", "gemm")
+    assert [each["kernel"] for each in ask.json("ls", "--quarantine")["quarantine"]] == ["library.softmax"]
+    assert len(ask.json("clear", "--quarantine")["cleared"]) == 1
+    assert "no config is in quarantine" in ask("ls", "--quarantine")
