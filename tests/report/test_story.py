@@ -64,7 +64,7 @@ def test_a_record_of_another_schema_is_a_note(path: Path):
     path.write_bytes(path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2'))
     story = story_of_folder(path.parent)
     assert [site.record for _, site in story.sites] == [None]
-    assert story.notes == ["site 0: its record cannot be read (Value error, written with schema 2, and this dist_tune reads schema 3)"]
+    assert story.notes == ["site 0: its record cannot be read (written with schema 2, and this dist_tune reads schema 3)"]
 
 
 def test_a_folder_without_events_is_one_line(tmp_path: Path):
