@@ -110,12 +110,12 @@ class Samples:
         measured: dict[str, dict[int, LocalTimes]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         for site in self._launches:  # also those not met recently: this rank still owns them
-            candidates = self._runs[site]
+            candidates = {i: runs & self._closures.keys() for i, runs in self._runs[site].items()}  # others are under way
             asked = {replay[site].candidate for replay in batch if site in replay and replay[site].is_timed}
             measured[site] = {}
             for candidate in sorted(i for i in asked if candidates.get(i)):
                 launches = [ms for each in self._launches[site][candidate].values() for ms in each]
-                times = launches + [self._closures[replay] for replay in candidates[candidate] if replay in self._closures]
+                times = launches + [self._closures[replay] for replay in candidates[candidate]]
                 absurd = [ms for ms in times if not (isfinite(ms) and ms > 0)]
                 if absurd:  # JSON has no such numbers, and no median or maximum should hide one
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
