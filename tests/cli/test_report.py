@@ -163,7 +163,10 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("n_events", "schema", "reason"),
-    [(-3, 3, "no site has its winner yet"), (10_000, 2, "Value error, written with schema 2, and this dist_tune reads schema 3")],
+    [
+        (-3, 3, "no site has its winner yet"),
+        (10_000, 2, "schema_version: Value error, written with schema 2, and this dist_tune reads schema 3"),
+    ],
 )
 def test_tunings_without_a_record_are_not_called_absent(tmp_path: Path, n_events: int, schema: int, reason: str):
     """They have not ended, or their records are of another dist_tune."""

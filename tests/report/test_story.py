@@ -70,7 +70,9 @@ def test_a_record_of_another_schema_is_a_note(tmp_path: Path):
     (tmp_path / "rank-0.jsonl").write_bytes(lines(told))
     story = story_of_folder(tmp_path)
     assert story.sites[0][1].record is None
-    assert story.notes == ["site 0: its record cannot be read (Value error, written with schema 2, and this dist_tune reads schema 3)"]
+    assert story.notes == [
+        "site 0: its record cannot be read (schema_version: Value error, written with schema 2, and this dist_tune reads schema 3)"
+    ]
 
 
 def test_a_rank_whose_phases_were_passed_over_has_none(tmp_path: Path):
