@@ -10,10 +10,15 @@ from dist_tune import found_on_use
 from dist_tune.cache.account import (
     differing,
     fates,
+    from_fastest,
     gain,
+    gain_told,
     lead,
+    parts_of,
+    shared_fields,
     short_config,
     skew,
+    slowest_rank,
     step_times,
     weighing,
     why_not,
@@ -44,8 +49,8 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "differing", "digest", "environment", "fates", "gain", "lead",
-    "nearest_key", "nearest_shape", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "short_config", "skew", "step_times", "weighing", "why_not",
+    "CandidateRecord", "Code", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
+    "anatomy", "differing", "digest", "environment", "fates", "from_fastest", "gain", "gain_told", "lead", "nearest_key",
+    "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",
 ]  # fmt: skip

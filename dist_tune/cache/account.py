@@ -7,47 +7,49 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
+from dist_tune.output import PHASES, gain_words, milliseconds
 from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
+_TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")
+_UNTRIED = ("not raced", "untried")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
-_CAUSES = {
-    "shared memory": r"shared memory",
-    "registers": r"\bregisters?\b",
-    "wrong result": r"result is wrong|changes its argument",
-    "out of memory": r"out of memory|OutOfMemory|MemoryError",
-    "did not return": r"until release= was called|has been compiling for",
-    "ended the process": r"process ended|quarantine",
-    "slow on one rank": r" s a launch, where rank ",
-}
+_CAUSES = (
+    ("shared memory", re.compile(r"shared memory")),
+    ("registers", re.compile(r"\bregisters?\b")),
+    ("wrong result", re.compile(r"result is wrong|changes its argument")),
+    ("out of memory", re.compile(r"out of memory|OutOfMemory|MemoryError")),
+    ("did not return", re.compile(r"until release= was called|has been compiling for")),
+    ("ended the process", re.compile(r"process ended|quarantine")),
+    ("slow on one rank", re.compile(r" s a launch, where rank ")),
+)
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
 class Fates(NamedTuple):
-    """The candidates of a site by their fate."""
+    """What became of a site's candidates."""
 
     text: str
-    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
+    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"; the numbers sum up to all of them."""
     failures: Counter[str]
     """Cause -> candidates that cannot run."""
 
 
 def fates(record: TuningRecord) -> Fates:
     """The candidates by fate."""
-    failures = Counter(cause(each.failure) for each in record.candidates if each.failure is not None)
-    causes = ", ".join(f"{n} {what}" if len(failures) > 1 else what for what, n in failures.most_common())
-    counts = Counter(map(_fate, record.candidates))
-    names = {"failed": f"cannot run here ({causes})", "timed": "in the finals" if counts["raced out"] else "timed"}
-    order = ("timed", "raced out", "not timed", "the same kernel as another", "failed", "not raced", "untried")
-    told = ", ".join(f"{counts[fate]} {names.get(fate, fate)}" for fate in order if counts[fate])
-    return Fates(f"{len(record.candidates) - counts['not raced'] - counts['untried']} tried: {told}", failures)
+    counts = Counter(_fate(each) for each in record.candidates)
+    failures = Counter(_cause(each.failure) for each in record.candidates if each.failure is not None)
+    causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
+    words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
+    told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
+    return Fates(f"{sum(counts[fate] for fate in _TRIED)} tried: {told}", failures)
 
 
 def _fate(each: CandidateRecord) -> str:
@@ -55,17 +57,19 @@ def _fate(each: CandidateRecord) -> str:
         return "failed"
     if each.equal_to is not None:
         return "the same kernel as another"
-    if each.left is not None and (each.left == NOT_TRIED or each.left.startswith("not raced")):  # by the budget, or by earlier times
-        return "untried" if each.left == NOT_TRIED else "not raced"
+    if each.left == NOT_TRIED:
+        return "untried"
+    if each.left is not None and each.left.startswith("not raced"):  # compiled, and then left out by the budget or by earlier times
+        return "not raced"
     if each.latency_ms is None:
         return "not timed"
     return "timed" if each.left is None else "raced out"
 
 
-def cause(failure: str) -> str:
+def _cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
     reason = _RANK.sub("", failure)
-    if known := next((name for name, pattern in _CAUSES.items() if re.search(pattern, reason)), None):
+    if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):
         return known
     error = _ERROR.search(reason)
     return error[1] if error else "other reasons"
@@ -77,11 +81,29 @@ def gain(record: TuningRecord) -> float | None:
     return first_ms / best_ms if first_ms is not None and best_ms else None
 
 
-def lead(record: TuningRecord) -> float | None:
-    """Share of its time by which the winner's kernel is ahead of the fastest other; negative if behind, None without another."""
-    best_ms, others = record.best.latency_ms, [each for each in record.candidates if each.failure is None and each.equal_to is None]
-    others_ms = [each.latency_ms for each in others if each.index != record.winner and each.latency_ms is not None]
-    return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
+def gain_told(record: TuningRecord) -> str:
+    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one."""
+    first, ratio = record.candidates[0], gain(record)
+    if record.winner == 0:
+        return "the first config" * (len(record.candidates) > 1)
+    if ratio is not None:
+        return gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms")
+    if first.failure is not None:
+        return "the first config cannot run here"
+    return "the first config was not timed" * (first.latency_ms is None)
+
+
+def lead(record: TuningRecord) -> tuple[float, float] | None:
+    """By how much the winner's kernel is ahead of the fastest other, negative if behind, and the noise; None without another.
+
+    Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
+    """
+    best = record.best
+    others = [(each.latency_ms, each.spread_ms) for each in _rivals(record) if each.latency_ms is not None]
+    if not (others and best.latency_ms):
+        return None
+    next_ms, spread_ms = min(others, key=lambda each: each[0])
+    return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + (spread_ms or 0.0)) / best.latency_ms
 
 
 def weighing(record: TuningRecord) -> str:
@@ -96,18 +118,25 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     """The reason why a candidate is not the winner, of a finalist by how much it lost; for the winner the reason of the choice."""
     if each.index == record.winner:
         return ": ".join(filter(None, ["winner", record.reason]))
-    if reason := each.failure or (f"the same kernel as candidate {each.equal_to}" if each.equal_to is not None else each.left):
-        return reason
-    best = record.best
-    if each.latency_ms is None or not best.latency_ms:
+    if each.failure is not None:
+        return each.failure
+    if each.equal_to is not None:
+        return f"the same kernel as candidate {each.equal_to}"
+    if each.left is not None:
+        return each.left
+    best_ms = record.best.latency_ms
+    if each.latency_ms is None or not best_ms:
         return "not measured on all ranks"
-    told = f"not chosen: {each.latency_ms / best.latency_ms - 1:+.1%} by its kernel"
-    if each.closure_ms is None or best.closure_ms is None:
-        return told
-    # As in the table; beside it the part of the difference that counted, where that is another number.
-    step_ms, kernel_ms = each.closure_ms - best.closure_ms, each.latency_ms - best.latency_ms
-    measured, counted = f"{step_ms:+.4f} ms", f"{kernel_ms + record.closure_weight * (step_ms - kernel_ms):+.4f} ms"
-    return f"{told}, {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
+    return f"not chosen: {each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
+
+
+def _by_step(each: CandidateRecord, record: TuningRecord) -> str:
+    """The difference of the measured steps, as in the table; beside it the part of it that counted, where that is another number."""
+    if each.closure_ms is None or record.best.closure_ms is None:
+        return ""
+    measured = f"{each.closure_ms - record.best.closure_ms:+.4f} ms"
+    counted = f"{_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms"
+    return f", {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
 
 
 def skew(record: TuningRecord) -> tuple[int, float] | None:
@@ -119,20 +148,73 @@ def skew(record: TuningRecord) -> tuple[int, float] | None:
     return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
 
 
+def slowest_rank(record: TuningRecord) -> str:
+    """The slowest rank with the winner: "rank 3 (+1.8 %)"; empty with one rank."""
+    found = skew(record)
+    return "" if found is None else f"rank {found[0]} (+{100 * found[1]:.1f} %)"
+
+
+def parts_of(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a tuning's seconds: its phases in order, those that took no time left out, and what is beside them."""
+    parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in PHASES}
+    parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(parts.values()))
+    return {name: each for name, each in parts.items() if each > 0}
+
+
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
     """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
 
     Of several sites the differences that their first configs make are added up.
     """
-    known_ms = [ms for each in records if (ms := _step_ms(each.best)) is not None]
+    known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
+    best_ms = max(known_ms)
     losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
-    return (None if len(losses_ms) < len(records) else max(known_ms) + sum(losses_ms)), max(known_ms)
+    return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 
 
-def _step_ms(each: CandidateRecord) -> float | None:
-    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
+def short_config(each: CandidateRecord) -> str:
+    """A config without its hook, whose name says nothing of its speed."""
+    numbered = _NUMBERED.search(each.config)
+    if not each.fields:
+        return _HOOK.sub("", each.config)
+    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if not _is_hook(name))
+    return told + (numbered[0] if numbered else "")
+
+
+def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
+    if not all(each.fields for each in candidates):
+        return []
+    names = dict.fromkeys(name for each in candidates for name in each.fields if not _is_hook(name))
+    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def shared_fields(record: TuningRecord) -> str:
+    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
+    names = differing(record.candidates)
+    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
+    return " ".join(f"{name}={value}" for name, value in shared.items() if not _is_hook(name))
+
+
+def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
+    """All candidates from fastest to slowest, then those without a time, then those that failed."""
+    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+
+
+def _is_hook(name: str) -> bool:
+    return name.rpartition(".")[2] == "pre_hook"
+
+
+def _rivals(record: TuningRecord) -> list[CandidateRecord]:
+    return [each for each in record.candidates if each.index != record.winner and each.failure is None and each.equal_to is None]
+
+
+def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
+    """The step's time as it counted: where the rest of the step varies by noise alone, differences are those of the kernel."""
+    kernel_ms = each.latency_ms or 0.0
+    return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
 
 
 def _loss_ms(record: TuningRecord) -> float | None:
@@ -142,9 +224,9 @@ def _loss_ms(record: TuningRecord) -> float | None:
     add to the step is not this site's: there the kernels' times tell, of one launch a step.
     """
     first, best = record.candidates[0], record.best
-    first_ms, best_ms = _step_ms(first), _step_ms(best)
     if first.index == best.index:
         return 0.0
+    first_ms, best_ms = _timed_step_ms(first), _timed_step_ms(best)
     if first_ms is None or best_ms is None:
         return None
     if first.left is None or "finals" in first.left:
@@ -153,21 +235,5 @@ def _loss_ms(record: TuningRecord) -> float | None:
     return loss_ms if loss_ms >= 0 else None  # a slower kernel in a faster step
 
 
-def short_config(each: CandidateRecord) -> str:
-    """A config without its hook, whose name says nothing of its speed."""
-    if not each.fields:
-        return _HOOK.sub("", each.config)
-    numbered = _NUMBERED.search(each.config)
-    return " ".join(f"{name}={each.fields[name]}" for name in _names(each)) + (numbered[0] if numbered else "")
-
-
-def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
-    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
-    if not all(each.fields for each in candidates):
-        return []
-    names = dict.fromkeys(name for each in candidates for name in _names(each))
-    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
-
-
-def _names(each: CandidateRecord) -> list[str]:
-    return [name for name in each.fields if name.rpartition(".")[2] != "pre_hook"]
+def _timed_step_ms(each: CandidateRecord) -> float | None:
+    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
