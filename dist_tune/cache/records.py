@@ -256,7 +256,8 @@ def record_in(content: bytes) -> TuningRecord:
     try:
         return TuningRecord.model_validate_json(content, strict=True)
     except ValidationError as error:
-        raise BrokenRecordError(first_mistake(error)) from None  # the error holds the whole file
+        mistake = first_mistake(error).removeprefix("schema_version: Value error, ")
+        raise BrokenRecordError(mistake) from None  # the error holds the whole file
 
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:
