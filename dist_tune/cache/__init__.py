@@ -20,7 +20,7 @@ from dist_tune.cache.account import (
     why_not,
 )
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.key_diff import nearest_key, nearest_shape
+from dist_tune.cache.key_diff import differences, explain, nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import (
     HARDWARE,
@@ -46,7 +46,7 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "lead",
-    "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "TuningRecord", "anatomy", "cause", "differences", "differing", "digest", "environment", "explain", "fates", "fingerprint", "gain",
+    "lead", "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
     "short_config", "skew", "step_times", "weighing", "why_not",
 ]  # fmt: skip

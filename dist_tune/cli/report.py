@@ -82,17 +82,6 @@ def _tell(damage: Iterable[str]) -> None:
         warnings.warn(each, LeftOutWarning, stacklevel=2)
 
 
-def write(path: Path, content: str) -> None:
-    """Write a page or a trace.
-
-    Raises:
-        RefusedError: something else than a file is there: a folder, a fifo, a device.
-    """
-    if path.exists() and not path.is_file():
-        raise RefusedError(f"{path} cannot be written: it is no regular file")
-    path.write_text(content, encoding="utf-8")
-
-
 def look(folder: Path | None, late_s: float) -> Answer:
     """The present state of the tunings in a log folder."""
     chosen = folder if folder is not None else Settings().log_dir

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import Cache
-from dist_tune.cli.transfer import write_export
+from dist_tune.cli.records import packed
 from tests.cached_records import candidate, record
 from tests.cli_answers import Done, refusal, run
 from tests.report.stories import BEGIN, events, lines, write_story
@@ -52,7 +52,7 @@ def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path,
     cache = Cache(tmp_path / "cache")
     path = cache.store(record())
     assert path is not None
-    write_export(tmp_path / "export.json", [record(), record(kernel="model.other")])
+    (tmp_path / "export.json").write_bytes(packed([record(), record(kernel="model.other")]))
     for source, n_sites in ((path, 1), (tmp_path / "export.json", 2), (cache.folder, 1), (path.stem[:12], 1), ("gemm", 1)):
         assert len(json.loads(run("report", source, "--json", "--text").stdout)["sites"]) == n_sites
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
@@ -84,7 +84,7 @@ def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path
 def test_diff_fails_where_a_winner_got_slower(tmp_path: Path, factor: float, code: int, verdict: str):
     """By more than its noise, which is 0.02 of 1.1 ms."""
     for name, times in (("a", 1.0), ("b", factor)):
-        write_export(tmp_path / f"{name}.json", [record(candidates=[candidate(i, latency_ms=(0.1 + i) * times) for i in range(3)])])
+        (tmp_path / f"{name}.json").write_bytes(packed([record(candidates=[candidate(i, latency_ms=(0.1 + i) * times) for i in range(3)])]))
     assert verdict in run("diff", tmp_path / "a.json", tmp_path / "b.json", code=code).stdout
     told = json.loads(run("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", code=code).stdout)
     assert (told["n_slower"], told["pairs"][0]["verdict"]) == (code, verdict)
@@ -98,7 +98,7 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
     assert run("diff", logs, logs).stdout.splitlines()[-1] == "2 compared: 2 as fast"
     mixed = tmp_path / "mixed"
     mixed.mkdir()
-    write_export(mixed / "export.json", [record()])
+    (mixed / "export.json").write_bytes(packed([record()]))
     (mixed / "other.json").write_text("{}")
     done = run("diff", mixed, mixed)
     assert done.stdout.splitlines()[-1] == "1 compared: 1 as fast"
@@ -109,7 +109,7 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
 def test_diff_with_nothing_in_common_fails(tmp_path: Path, n_records: int):
     """With a code that is neither "slower" nor "as fast", and one line that names both sides; stdout lists what each has."""
     for name in ("a", "b"):
-        write_export(tmp_path / f"{name}.json", [record(kernel=f"model.{name}", key=f"[{i}]") for i in range(n_records)])
+        (tmp_path / f"{name}.json").write_bytes(packed([record(kernel=f"model.{name}", key=f"[{i}]") for i in range(n_records)]))
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     done = run("diff", a, b, code=2)
     records = "1 record" if n_records == 1 else "2 records"
