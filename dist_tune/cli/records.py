@@ -204,22 +204,21 @@ def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: 
         chosen.sort(key=lambda each: each.record.tuned_at if sort == "age" else each.record.seconds)
     of_all = f" of {len(found)}" if len(chosen) < len(found) else ""
     total = f"{amount(len(chosen), 'record')}{of_all}, {_size(each.path for each in chosen)}" if chosen else f"no records{of_all}"
-    values = {"path": str(cache.folder.absolute()), "records": [_summary(each) for each in chosen], "damaged": _damaged(cache)}
+    fields = {"kernel", "key", "closure", "environment", "tuned_at", "seconds"}
+    rows = [
+        {
+            **each.names,
+            **each.record.model_dump(mode="json", include=fields),
+            "winner": each.record.best.model_dump(mode="json", include={"index", "config", "fields"}),
+            **each.record.best.model_dump(include={"latency_ms", "closure_ms"}),
+            "n_candidates": len(each.record.candidates),
+            "n_dropped": fates(each.record).failures.total(),
+            "n_samples": each.record.n_samples,
+        }
+        for each in chosen
+    ]
+    values = {"path": str(cache.folder.absolute()), "records": rows, "damaged": _damaged(cache)}
     return Answer(values, [*_record_list(chosen), table(_damaged(cache)), f"{total} in {cache.folder}"], 1 if cache.unused else 0)
-
-
-def _summary(listed: Listed) -> dict[str, Any]:
-    record, best = listed.record, listed.record.best
-    return {
-        **listed.names,
-        **record.model_dump(mode="json", include={"kernel", "key", "closure", "environment", "tuned_at", "seconds"}),
-        "winner": best.model_dump(mode="json", include={"index", "config", "fields"}),
-        "latency_ms": best.latency_ms,
-        "closure_ms": best.closure_ms,
-        "n_candidates": len(record.candidates),
-        "n_dropped": fates(record).failures.total(),
-        "n_samples": record.n_samples,
-    }
 
 
 def show(key: str) -> Answer:
@@ -251,7 +250,8 @@ def _record_list(chosen: Sequence[Listed]) -> Page:
             }
             for each in group
         ]
-        page += [Text.assemble((_hardware(where), "bold"), (_DOT + _software(where), "dim")), table(rows)]
+        hardware, software = _made_on(where)
+        page += [Text.assemble((hardware, "bold"), (_DOT + software, "dim")), table(rows)]
     return page
 
 
@@ -263,15 +263,15 @@ def _record_page(listed: Listed) -> Page:
         measured.append(f"step {milliseconds(best.closure_ms)} ms")
     if len(ranks_ms) > 1:
         measured.append(f"slowest rank {max(ranks_ms, key=ranks_ms.__getitem__)}, fastest {milliseconds(min(ranks_ms.values()))} ms")
+    missed = plain(", ".join(record.not_followed), 300)
     pairs = {
         "winner": f"{record.winner}: {plain(best.config, 400)}",
         "chosen": "; ".join(filter(None, [plain(record.reason), weighing(record)])),
         "measured": _DOT.join(measured),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({_phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
-        "on": _hardware(record.environment),
-        "with": _software(record.environment),
-        "source": plain(record.source) + (f", without {_not_followed(record)}" if record.not_followed else ""),
+        "on": _DOT.join(_made_on(record.environment)),
+        "source": plain(record.source) + (f", without {missed}: if these change, the record still counts" if missed else ""),
         "file": plain(listed.path.absolute(), 1000),
         "candidates": fates(record).text,
     }
@@ -315,26 +315,16 @@ def _phases(record: TuningRecord) -> str:
     return ", ".join(f"{_PHASES.get(name, name)} {spent[name]:.1f}" for name in told) or "no phase took 0.1 s"
 
 
-def _hardware(where: Environment) -> str:
-    """Ranks and devices: "4 ranks on 4 x NVIDIA H200"."""
+def _made_on(where: Environment) -> tuple[str, str]:
+    """Ranks and devices, and versions: "4 ranks on 4 x NVIDIA H200", "Python 3.11 - torch 2.11.0 - triton 3.6.0 - CUDA 13.0"."""
     per_host = f", {where.ranks_per_host} per host," if where.ranks_per_host != where.world_size else ""
-    n_gpus, device = where.device_count, plain(where.device, 60)
-    return f"{amount(where.world_size, 'rank')}{per_host} on " + (f"{n_gpus} x {device}" if n_gpus else f"{device} without a GPU")
-
-
-def _software(where: Environment) -> str:
-    """Versions: "Python 3.11 - torch 2.11.0 - triton 3.6.0 - CUDA 13.0"."""
-    cuda = f"CUDA {plain(where.cuda, 30)}" if where.cuda else "no CUDA"
-    return _DOT.join((f"Python {plain(where.python, 30)}", f"torch {plain(where.torch, 40)}", f"triton {plain(where.triton, 40)}", cuda))
-
-
-def _not_followed(record: TuningRecord) -> str:
-    """Imports that its digest leaves out, on one line."""
-    return f"{plain(', '.join(record.not_followed), 400)}: if these change, the record still counts"
+    devices = f"{where.device_count} x {where.device}" if where.device_count else f"{where.device} without a GPU"
+    versions = f"Python {where.python}", f"torch {where.torch}", f"triton {where.triton}", f"CUDA {where.cuda}" if where.cuda else "no CUDA"
+    return plain(f"{amount(where.world_size, 'rank')}{per_host} on {devices}"), plain(_DOT.join(versions))
 
 
 def _damaged(cache: Cache) -> list[dict[str, str]]:
-    """Path and reason of the files that were to be records of the cache and are not used; call it after they were read."""
+    """Path and reason of the files that are no records; call it after they were read."""
     return [{"path": str(each), "reason": reason} for each, reason in sorted(cache.unused.items())]
 
 

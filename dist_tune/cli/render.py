@@ -168,14 +168,11 @@ def ago(moment: datetime) -> str:
     return f"{max(0, int(seconds // length_s))} {unit}"
 
 
-def size(n_bytes: float) -> str:
-    """Bytes with a binary unit: "512 B", "1.5 KiB", "96 KiB", "140 GiB"."""
-    units = ["GiB", "MiB", "KiB", "B"]
-    while n_bytes >= 1023.5 and len(units) > 1:
-        n_bytes /= 1024
-        units.pop()
-    number = f"{n_bytes:.0f}" if n_bytes >= 10 else f"{n_bytes:.1f}".removesuffix(".0")
-    return f"{number} {units[-1]}"
+def size(n_bytes: int) -> str:
+    """Bytes with a binary unit: "512 B", "1.5 KiB", "140.0 GiB"."""
+    from pydantic import ByteSize
+
+    return ByteSize(n_bytes).human_readable(separator=" ")
 
 
 def milliseconds(value: float) -> str:

@@ -119,7 +119,7 @@ def test_a_narrow_terminal_loses_no_digit(cache: Cache, monkeypatch: pytest.Monk
     keep(cache, record())
     assert main(["show", "gemm"]) == 0
     out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
-    for word in ("0.1000", "1.1000", "2.1000", "96 KiB", "255"):
+    for word in ("0.1000", "1.1000", "2.1000", "96.0 KiB", "255"):
         assert word in out
     title, *lines = out.splitlines()
     assert title.startswith("model.gemm")
@@ -172,7 +172,7 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
     for word in ("+1.0%", "12"):
         assert word in table[1]
     assert table[3].endswith("rank 1: OutOfResources: shared memory")
-    for word in ("slowest rank 0, fastest 0.2000 ms", "227 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
+    for word in ("slowest rank 0, fastest 0.2000 ms", "227.0 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
     # CPU-seconds of all threads, and meetings inside phases, are no phases.
     assert "10.0 s (discover 1.0, race 7.0, of it in meetings 3.0, CPU-seconds of compilation 99.0)" in out
