@@ -215,12 +215,6 @@ def test_imports_that_a_source_leaves_out_are_shown(cache: Cache, ask: Answers):
     assert "helper" not in ask("show", other) + ask("explain", other)
 
 
-def test_a_field_in_brackets_is_a_heading(cache: Cache, ask: Answers):
-    """The name of a field is no markup of the table."""
-    keep(cache, record(candidates=[candidate(index, fields={"[bold]M": index, "N": -index}) for index in range(2)]))
-    assert "[bold]M" in ask("show", "gemm")
-
-
 def test_a_record_has_many_names(cache: Cache, ask: Answers):
     """The file's name or any beginning of it that is its own, and the kernel's with or without its module."""
     stem, _ = keep(cache, record(), record(kernel="other"))
