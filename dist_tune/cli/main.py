@@ -101,8 +101,6 @@ def _ask(words: list[str], failed: int) -> Answer | int:
             discard()
         return failure(failed, f"{error.filename or 'stdout'}: {error.strerror}" if error.strerror else str(error))
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton", "numpy"):
-            raise
         remedy = f"pip install {error.name} there, or run dist-tune with the Python that has it"
         return failure(1, f"{error.name} is not installed for {sys.executable}: {remedy}")
     except ValueError as error:

@@ -175,7 +175,7 @@ def records_in(path: Path, *, follows_links: bool = True) -> Iterator[TuningReco
     try:
         content = read_regular(path, MAX_BYTES, follows_links=follows_links)
     except OSError as error:
-        yield BrokenRecordError(getattr(error, "strerror", None) or str(error))
+        yield BrokenRecordError(error.strerror)
         return
     lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
     for line in lines:
@@ -404,12 +404,11 @@ def merge(paths: Sequence[Path]) -> Answer:
         for file in files:
             # Of a folder its own files: a link in it may lead anywhere.
             for number, found in enumerate(records_in(file, follows_links=file is path), 1):
+                row = {"outcome": "refused", "source": f"{file}, record {number}", "kernel": "", "key": "", "reason": str(found)}
                 if isinstance(found, TuningRecord):
                     outcome, reason = _take_in(cache, found)
-                    rows.append({"outcome": outcome, "source": str(file), "kernel": found.kernel, "key": found.key, "reason": reason})
-                else:
-                    where = f"{file}, record {number}"
-                    rows.append({"outcome": "refused", "source": where, "kernel": "", "key": "", "reason": str(found)})
+                    row = {"outcome": outcome, "source": str(file), "kernel": found.kernel, "key": found.key, "reason": reason}
+                rows.append(row)
     rows.sort(key=lambda row: [*_STYLES].index(row["outcome"]))
     counts = Counter(row["outcome"] for row in rows)
     total = ", ".join(f"{counts[name]} {name}" for name in _STYLES if counts[name])

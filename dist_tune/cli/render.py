@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from dist_tune.safe_files import Rights, write_whole
-
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+    from dist_tune.safe_files import Rights
 
 _PIPE = 10_000
 """Width of a pipe or a file in characters: one record, one line."""
@@ -69,7 +69,8 @@ def rendered(page: Page) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)  # texts of records are no markup
+    # Texts of records are no markup. With a height, or a dumb terminal would have 80 columns whatever width is set.
+    console = Console(highlight=False, markup=False, emoji=False, height=100)
     n_columns = console.width if sys.stdout.isatty() else _PIPE
     with console.capture() as shown:
         for part in page:
@@ -88,6 +89,8 @@ def write_file(path: Path, content: bytes, rights: Rights | None = None) -> None
     Raises:
         RefusedError: it cannot be written, or something else than a file is there: a folder, a fifo, a device.
     """
+    from dist_tune.safe_files import write_whole
+
     if path.exists() and not path.is_file():
         raise RefusedError(f"{path} cannot be written: it is no regular file")
     try:

@@ -47,5 +47,9 @@ def test_a_table_shows_what_there_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "  0.1391  because because" in rendered([table(rows)]).splitlines()[2]
+    for terminal in ("xterm", "dumb"):
+        monkeypatch.setenv("TERM", terminal)
+        lines = rendered([table(rows)]).splitlines()
+        assert "  0.1391  because because" in lines[2]
+        assert "".join(lines).count("because") == 30
     assert rendered(["a", table([]), "b"]) == "a\nb\n"
