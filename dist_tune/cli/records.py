@@ -36,6 +36,7 @@ from dist_tune.cache import (
     differing,
     environment,
     fates,
+    from_fastest,
     read_quarantine,
     record_bytes,
     record_in,
@@ -283,7 +284,7 @@ def _candidate_table(record: TuningRecord) -> Table:
     """Every candidate, fastest first, the dropped ones last with the reason."""
     fields = differing(record.candidates)
     best, best_ms = record.best, record.best.latency_ms
-    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
+    ordered = from_fastest(record)
     rows = [
         {
             " ": ">" * (each is best),
