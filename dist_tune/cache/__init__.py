@@ -24,7 +24,7 @@ from dist_tune.cache.account import (
     why_not,
 )
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.key_diff import nearest_key, nearest_shape
+from dist_tune.cache.key_diff import differences, explain, nearest_key, nearest_shape
 from dist_tune.cache.lookup import CacheLookup, LookupResult
 from dist_tune.cache.records import (
     HARDWARE,
@@ -50,7 +50,7 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
-    "anatomy", "differing", "digest", "environment", "fates", "from_fastest", "gain", "gain_told", "lead", "nearest_key",
-    "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "anatomy", "differences", "differing", "digest", "environment", "explain", "fates", "from_fastest", "gain", "gain_told", "lead",
+    "nearest_key", "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
     "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,8 @@ from dist_tune.output import amount
 from dist_tune.settings import Settings, unread_variables
 from dist_tune.tuning import newer_than_tested
 
-Found = tuple[Literal["ok", "warn", "off", "fail"], str, str]
-"""State, fact, advice. ``off``: absent, and not needed; ``warn``: works with a restriction."""
+Found = tuple[str, str, str]
+"""State of ``_STYLES``, fact, advice. ``off``: absent, and not needed; ``warn``: works with a restriction."""
 _STYLES = {"ok": "", "warn": "bold yellow", "off": "dim", "fail": "bold red"}
 _VARIABLES = ("DIST_TUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_", "NCCL_", "TORCH_NCCL_", "GLOO_")
 _STEP_TOTAL = 3
@@ -47,41 +47,40 @@ def examine() -> Answer:
     # Check, and the advice if it raises.
     checks: dict[str, tuple[Callable[[], Found], str]] = {
         "settings": (_settings, "correct or unset it: a tuning warns and takes the default"),
-        "versions": (_versions, ""),
-        "interception": (_interception, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
+        "interception": (_triton, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
         "GPUs": (_idle, "a reset or a new driver may help; nvidia-smi and dmesg may say more"),
         "Triton on the GPU": (_triton_on_gpu, "Triton needs a C compiler, Python.h and a driver as new as its CUDA"),
         "Triton's interpreter": (_interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
         "peer access": (_peers, ""),
-        "torch.distributed": (_distributed, ""),
-        "c10d store": (_store, "ranks meet over TCP: a firewall or a container may forbid the loopback device"),
+        "torch.distributed": (_distributed, "ranks meet over TCP: a firewall or a container may forbid the loopback device"),
         "cache folder": (lambda: _folder(Settings().cache_folders[0], "DIST_TUNE_CACHE_DIR", "every job tunes again"), ""),
         "log folder": (lambda: _folder(Settings().log_dir, "DIST_TUNE_LOG_DIR", "tunings are not explained"), ""),
         "Triton's disk cache": (lambda: _folder(triton.knobs.cache.dir, "TRITON_CACHE_DIR", "ranks cannot share what they compile"), ""),
     }
-    found: dict[str, Found] = {}
+    findings = []
     for name, (check, advice) in checks.items():
         try:
-            found[name] = check()
+            found = check()
         except Exception as error:  # noqa: BLE001  # a broken installation raises anything, and that is the finding
-            found[name] = ("fail", f"{type(error).__name__}: {error}".strip()[:500], advice)
-    works = {name for name, (state, _, _) in found.items() if state in ("ok", "warn")}
+            found = ("fail", f"{type(error).__name__}: {error}".strip()[:500], advice)
+        findings.append({"state": found[0], "name": name, "fact": found[1], "advice": found[2]})
+    states = {each["name"]: each["state"] for each in findings}
+    works = {name for name, state in states.items() if state in ("ok", "warn")}
     can_tune = {"settings", "interception"} <= works and bool(works & {"Triton on the GPU", "Triton's interpreter"})
     if not can_tune:
         verdict = "Nothing can be tuned here: see what fails above."
     elif "Triton on the GPU" in works:
         verdict = f"Ready to tune on {amount(torch.cuda.device_count(), 'GPU')}."
     else:
-        has_failed = "fail" in (found["GPUs"][0], found["Triton on the GPU"][0])
-        verdict = f"The GPUs cannot be used, see above. {_INTERPRETED_ONLY}" if has_failed else _INTERPRETED_ONLY
-    findings = [dict(zip(("state", "name", "fact", "advice"), (state, name, *rest), strict=True)) for name, (state, *rest) in found.items()]
+        has_failed = "fail" in (states["GPUs"], states["Triton on the GPU"])
+        verdict = ("The GPUs cannot be used, see above. " if has_failed else "") + _INTERPRETED_ONLY
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
-    seen = _gpus() if found["GPUs"][0] != "fail" else []
+    seen = _gpus() if states["GPUs"] != "fail" else []
     sections = {
         "Versions": facts(versions := _components()),
         "GPUs": table(seen),
         "Environment": facts(variables),
-        "Checks": table(findings, [_STYLES[state] for state, _, _ in found.values()], has_header=False),
+        "Checks": table(findings, [_STYLES[each["state"]] for each in findings], has_header=False),
     }
     page: Page = [part for title, rows in sections.items() if rows.row_count for part in (Text(title, style="bold"), rows)]
     page = [*page, Text(verdict, style="bold green" if can_tune else "bold red")]
@@ -123,14 +122,10 @@ def _settings() -> Found:
     return "ok", "all variables are understood", ""
 
 
-def _versions() -> Found:
+def _triton() -> Found:
+    runtime.interception.triton_patch()
     if newer := newer_than_tested({name: version(name) for name in ("torch", "triton")}):
         return "warn", newer, "if a tuning fails, try a tested version"
-    return "ok", "torch and triton are of versions that are tested", ""
-
-
-def _interception() -> Found:
-    runtime.interception.triton_patch()
     return "ok", f"Autotuner.run of Triton {triton.__version__} is understood", ""
 
 
@@ -174,40 +169,28 @@ def _interpreter() -> Found:
     from triton.runtime.interpreter import InterpretedFunction
 
     _run(InterpretedFunction(_sum_steps), "cpu")
-    is_chosen = triton.knobs.runtime.interpret
-    fact = f"works with numpy {numpy.__version__}; {'chosen by TRITON_INTERPRET=1' if is_chosen else 'TRITON_INTERPRET=1 chooses it'}"
-    if is_chosen and torch.cuda.is_available():
-        return "warn", f"{fact}, although there is a GPU", "unset it to tune for the GPU"
-    return "ok", fact, ""
+    return "ok", f"works with numpy {numpy.__version__}; TRITON_INTERPRET=1 chooses it", ""
 
 
 def _peers() -> Found:
     pairs = list(permutations(range(torch.cuda.device_count()), 2))
-    if not pairs:
-        return "off", "fewer than two GPUs", ""
     if without := [f"{one}->{other}" for one, other in pairs if not torch.cuda.can_device_access_peer(one, other)]:
         return "warn", f"none for {', '.join(without)}", "steps that push into peers' memory do not run; NCCL goes over the host"
-    return "ok", "every GPU reads every other one's memory", ""
+    return ("ok", "every GPU reads every other one's memory", "") if pairs else ("off", "fewer than two GPUs", "")
 
 
 def _distributed() -> Found:
-    known = {"nccl": dist.is_nccl_available(), "gloo": dist.is_gloo_available(), "mpi": dist.is_mpi_available()}
-    backends = f"backends: {', '.join(name for name, is_there in known.items() if is_there) or 'none'}"
-    if torch.cuda.is_available() and not known["nccl"]:
-        return "warn", backends, "without nccl the ranks' devices are not aligned before a replay"
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)  # as gloo does
-    except OSError:
-        advice = "gloo cannot connect its ranks: add it to /etc/hosts, or name an interface in GLOO_SOCKET_IFNAME"
-        return "warn", f"{backends}; the host name {socket.gethostname()!r} cannot be looked up", advice
-    return "ok", backends, ""
-
-
-def _store() -> Found:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store.set("doctor", "well")
     if store.get("doctor") != b"well":
         raise ArithmeticError("a value came back changed")
+    if torch.cuda.is_available() and not dist.is_nccl_available():
+        return "warn", "there is no nccl", "without nccl the ranks' devices are not aligned before a replay"
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)  # as gloo does
+    except OSError:
+        advice = "gloo cannot connect its ranks: add it to /etc/hosts, or name an interface in GLOO_SOCKET_IFNAME"
+        return "warn", f"the host name {socket.gethostname()!r} cannot be looked up", advice
     return "ok", "ranks of this host can meet", ""
 
 

@@ -21,7 +21,7 @@ import typer
 from typer.main import get_command
 
 from dist_tune import __version__
-from dist_tune.cli.render import Answer, LeftOutWarning, RefusedError, complain, discard, failure, rendered, write_out
+from dist_tune.cli.render import Answer, LeftOutWarning, RefusedError, complain, discard, failure, rendered, write_file, write_out
 
 _LEFT_OUT = 3
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
@@ -101,8 +101,6 @@ def _ask(words: list[str], failed: int) -> Answer | int:
             discard()
         return failure(failed, f"{error.filename or 'stdout'}: {error.strerror}" if error.strerror else str(error))
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton", "numpy"):
-            raise
         remedy = f"pip install {error.name} there, or run dist-tune with the Python that has it"
         return failure(1, f"{error.name} is not installed for {sys.executable}: {remedy}")
     except ValueError as error:
@@ -165,7 +163,7 @@ def report(
     It has the step before and after, the winners and all candidates. Exit code 3 if the events of a rank are damaged: the page is made
     of the rest.
     """
-    from dist_tune.cli.report import story_of, write
+    from dist_tune.cli.report import story_of
     from dist_tune.output import amount
     from dist_tune.report import render, summary, text
 
@@ -173,7 +171,7 @@ def report(
     page = [text(story).rstrip("\n")] if as_text else []
     output = output or (None if as_text else Path("report.html"))
     if output is not None:
-        write(output, render(story))
+        write_file(output, render(story).encode())
         page.append(f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB")
     values = {"page": str(output) if output else None, **summary(story)}
     return Answer(values, page, problems=[] if as_text or as_json else story.notes)  # the text has them
@@ -236,12 +234,12 @@ def trace(
 
     Exit code 3 if the events of a rank are damaged: the trace has the rest.
     """
-    from dist_tune.cli.report import story_of_logs, write
+    from dist_tune.cli.report import story_of_logs
     from dist_tune.report import trace_events
 
     story = story_of_logs(folder)
     events = list(trace_events(story))
-    write(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
+    write_file(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
     values = {"path": str(output), "n_events": len(events), "notes": story.damage + story.notes}
     return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], problems=story.notes)
 

@@ -1,6 +1,7 @@
 """Records of the cache for the command line: which ones a word stands for, and the commands ``show`` and ``cache``.
 
-With ``transfer`` the only user of the cache here. Reads and deletes records, and carries them between caches; tunes nothing.
+The only user of the cache here. Reads and deletes records, and carries them between caches; tunes nothing. An exported file is a JSON
+list with one record a line. The place of a record follows from the record alone, never from a name in a file.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import os
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from math import inf
@@ -23,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_tune.cache import (
-    HARDWARE,
     LINES_SUFFIX,
     QUARANTINE,
     SOFTWARE,
@@ -32,27 +32,30 @@ from dist_tune.cache import (
     Environment,
     QuarantinedConfig,
     TuningRecord,
+    differences,
     differing,
     environment,
     fates,
+    from_fastest,
     read_quarantine,
+    record_bytes,
+    record_in,
     short_config,
     weighing,
     why_not,
 )
-from dist_tune.cli import transfer
-from dist_tune.cli.render import Answer, Page, RefusedError, ago, facts, milliseconds, plain, size, table
+from dist_tune.cache import explain as explain_miss
+from dist_tune.cli.render import Answer, Page, RefusedError, ago, facts, milliseconds, plain, size, table, write_file
 from dist_tune.output import amount
-from dist_tune.safe_files import read_regular
+from dist_tune.safe_files import MAX_BYTES, read_regular
 from dist_tune.settings import Settings
 
 _MIN_ID = 8
 """Least characters of an id."""
-_MAX_CONFIG = 400
-_MAX_FIELDS = 12
-"""Fields with a column each; with more differing ones there is one column of whole configs."""
 _DOT = " \N{MIDDLE DOT} "
-_OF_PROGRAM = ("world_size", "ranks_per_host")
+_STYLES = {"kept": "dim", "added": "green", "replaced": "green", "refused": "bold red"}
+"""Of the outcomes of ``merge``; refusals last, next to the prompt."""
+_PHASES = {"meetings": "of it in meetings", "compile_cpu": "CPU-seconds of compilation"}
 _ASK_THE_PROGRAM = (
     "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_REQUIRE_CACHE=1, "
     "and instead of tuning it says which of them differs."
@@ -121,8 +124,7 @@ def choose(cache: Cache, key: str | None) -> list[Listed]:
             if stem and path.stem.startswith(stem):
                 raise RefusedError(f"{path} is damaged: {why}")
         kernels = sorted({each.record.kernel for each in found})
-        short = {name.rpartition(".")[2] for name in kernels}
-        near = [name for name in kernels if key and key in name][:3] or get_close_matches(key, [*kernels, *short])
+        near = get_close_matches(key, [*kernels, *(name.rpartition(".")[2] for name in kernels)])
         hint = f"did you mean {' or '.join(map(plain, near))}?" if near else "dist-tune cache ls lists what there is"
         if not kernels:
             hint = f"there are no records{' that can be read' if cache.unused else ''}"
@@ -163,15 +165,25 @@ def records_of(source: str) -> list[TuningRecord]:
 
 
 def _unpacked(path: Path) -> list[TuningRecord]:
-    found = []
+    found = list(records_in(path))
+    if broken := next((each for each in found if isinstance(each, BrokenRecordError)), None):
+        raise RefusedError(f"{path} holds no record that can be read: {broken}")
+    return [each for each in found if isinstance(each, TuningRecord)]
+
+
+def records_in(path: Path, *, follows_links: bool = True) -> Iterator[TuningRecord | BrokenRecordError]:
+    """The records in an export or in a record's file; an error for each that is broken, and for a file that cannot be read."""
     try:
-        for each in transfer.unpack(read_regular(path)):
-            if isinstance(each, BrokenRecordError):
-                raise each
-            found.append(each)
-    except BrokenRecordError as error:
-        raise RefusedError(f"{path} holds no record that can be read: {error}") from error
-    return found
+        content = read_regular(path, MAX_BYTES, follows_links=follows_links)
+    except OSError as error:
+        yield BrokenRecordError(error.strerror)
+        return
+    lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
+    for line in lines:
+        try:
+            yield record_in(line.removesuffix(b","))
+        except BrokenRecordError as error:
+            yield error
 
 
 # -- ls, show ----------------------------------------------------------------------------------------------------------
@@ -193,22 +205,21 @@ def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: 
         chosen.sort(key=lambda each: each.record.tuned_at if sort == "age" else each.record.seconds)
     of_all = f" of {len(found)}" if len(chosen) < len(found) else ""
     total = f"{amount(len(chosen), 'record')}{of_all}, {_size(each.path for each in chosen)}" if chosen else f"no records{of_all}"
-    values = {"path": str(cache.folder.absolute()), "records": [_summary(each) for each in chosen], "damaged": _damaged(cache)}
+    fields = {"kernel", "key", "closure", "environment", "tuned_at", "seconds"}
+    rows = [
+        {
+            **each.names,
+            **each.record.model_dump(mode="json", include=fields),
+            "winner": each.record.best.model_dump(mode="json", include={"index", "config", "fields"}),
+            **each.record.best.model_dump(include={"latency_ms", "closure_ms"}),
+            "n_candidates": len(each.record.candidates),
+            "n_dropped": fates(each.record).failures.total(),
+            "n_samples": each.record.n_samples,
+        }
+        for each in chosen
+    ]
+    values = {"path": str(cache.folder.absolute()), "records": rows, "damaged": _damaged(cache)}
     return Answer(values, [*_record_list(chosen), table(_damaged(cache)), f"{total} in {cache.folder}"], 1 if cache.unused else 0)
-
-
-def _summary(listed: Listed) -> dict[str, Any]:
-    record, best = listed.record, listed.record.best
-    return {
-        **listed.names,
-        **record.model_dump(mode="json", include={"kernel", "key", "closure", "environment", "tuned_at", "seconds"}),
-        "winner": best.model_dump(mode="json", include={"index", "config", "fields"}),
-        "latency_ms": best.latency_ms,
-        "closure_ms": best.closure_ms,
-        "n_candidates": len(record.candidates),
-        "n_dropped": fates(record).failures.total(),
-        "n_samples": record.n_samples,
-    }
 
 
 def show(key: str) -> Answer:
@@ -220,18 +231,13 @@ def show(key: str) -> Answer:
     return Answer(values, [*_record_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
 
 
-def _by_environment(chosen: Iterable[Listed]) -> list[tuple[Environment, list[Listed]]]:
-    """Records of one environment together; the environment with the newest record comes last, next to the prompt."""
+def _record_list(chosen: Sequence[Listed]) -> Page:
+    """One table of records for each environment; the one with the newest record comes last, next to the prompt."""
     groups: dict[Environment, list[Listed]] = defaultdict(list)
     for each in chosen:
         groups[each.record.environment].append(each)
-    return sorted(groups.items(), key=lambda group: max(each.record.recency for each in group[1]))
-
-
-def _record_list(chosen: Sequence[Listed]) -> Page:
-    """One table of records for each environment."""
     page: list[Any] = []
-    for where, group in _by_environment(chosen):
+    for where, group in sorted(groups.items(), key=lambda group: max(each.record.recency for each in group[1])):
         rows = [
             {
                 "id": each.id,
@@ -245,7 +251,8 @@ def _record_list(chosen: Sequence[Listed]) -> Page:
             }
             for each in group
         ]
-        page += [Text.assemble((_hardware(where), "bold"), (_DOT + _software(where), "dim")), table(rows)]
+        hardware, software = _made_on(where)
+        page += [Text.assemble((hardware, "bold"), (_DOT + software, "dim")), table(rows)]
     return page
 
 
@@ -257,29 +264,27 @@ def _record_page(listed: Listed) -> Page:
         measured.append(f"step {milliseconds(best.closure_ms)} ms")
     if len(ranks_ms) > 1:
         measured.append(f"slowest rank {max(ranks_ms, key=ranks_ms.__getitem__)}, fastest {milliseconds(min(ranks_ms.values()))} ms")
-    fields = differing(record.candidates)
-    shared = {name: value for name, value in best.fields.items() if name not in fields and not name.endswith("pre_hook")}
-    with_all = "; all with " + plain(" ".join(f"{name}={value!r}" for name, value in shared.items()), 1000) if fields and shared else ""
+    missed = plain(", ".join(record.not_followed), 300)
     pairs = {
-        "winner": f"{record.winner}: {plain(best.config, _MAX_CONFIG)}",
+        "winner": f"{record.winner}: {plain(best.config, 400)}",
         "chosen": "; ".join(filter(None, [plain(record.reason), weighing(record)])),
         "measured": _DOT.join(measured),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {ago(record.tuned_at)} ago",
         "took": f"{record.seconds:.1f} s ({_phases(record)}), {amount(record.n_replays, 'replay')} of {plain(record.closure)}",
-        "on": _hardware(record.environment),
-        "with": _software(record.environment),
-        "source": plain(record.source) + (f", without {_not_followed(record)}" if record.not_followed else ""),
+        "on": _DOT.join(_made_on(record.environment)),
+        "source": plain(record.source) + (f", without {missed}: if these change, the record still counts" if missed else ""),
         "file": plain(listed.path.absolute(), 1000),
-        "candidates": fates(record).text + with_all,
+        "candidates": fates(record).text,
     }
     title = Text.assemble((plain(record.kernel, 400), "bold"), f" {plain(record.key, 1000)}  ", (listed.id, "cyan"))
-    return [title, facts(pairs), _candidate_table(record, fields if len(fields) <= _MAX_FIELDS else [])]
+    return [title, facts(pairs), _candidate_table(record)]
 
 
-def _candidate_table(record: TuningRecord, fields: list[str]) -> Table:
+def _candidate_table(record: TuningRecord) -> Table:
     """Every candidate, fastest first, the dropped ones last with the reason."""
+    fields = differing(record.candidates)
     best, best_ms = record.best, record.best.latency_ms
-    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
+    ordered = from_fastest(record)
     rows = [
         {
             " ": ">" * (each is best),
@@ -305,33 +310,22 @@ def _candidate_table(record: TuningRecord, fields: list[str]) -> Table:
 
 
 def _phases(record: TuningRecord) -> str:
-    """Seconds of each phase, then what lies within and beside them: "discover 0.9, compile 1.2; 0.3 s of it in meetings"."""
-    spent = {name: f"{seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05}
-    beside = {"meetings": "s of it in meetings", "compile_cpu": "CPU-seconds of compilation"}
-    phases = ", ".join(f"{name} {seconds}" for name, seconds in spent.items() if name not in beside) or "no phase took 0.1 s"
-    return "; ".join([phases, *(f"{spent[name]} {words}" for name, words in beside.items() if name in spent)])
+    """Seconds of each phase, then what lies within and beside them: "discover 0.9, compile 1.2, of it in meetings 0.3"."""
+    spent = record.spent.model_dump(exclude={"total"})
+    told = sorted((name for name in spent if spent[name] >= 0.05), key=lambda name: name in _PHASES)
+    return ", ".join(f"{_PHASES.get(name, name)} {spent[name]:.1f}" for name in told) or "no phase took 0.1 s"
 
 
-def _hardware(where: Environment) -> str:
-    """Ranks and devices: "4 ranks on 4 x NVIDIA H200"."""
+def _made_on(where: Environment) -> tuple[str, str]:
+    """Ranks and devices, and versions: "4 ranks on 4 x NVIDIA H200", "Python 3.11 - torch 2.11.0 - triton 3.6.0 - CUDA 13.0"."""
     per_host = f", {where.ranks_per_host} per host," if where.ranks_per_host != where.world_size else ""
-    n_gpus, device = where.device_count, plain(where.device, 60)
-    return f"{amount(where.world_size, 'rank')}{per_host} on " + (f"{n_gpus} x {device}" if n_gpus else f"{device} without a GPU")
-
-
-def _software(where: Environment) -> str:
-    """Versions: "Python 3.11 - torch 2.11.0 - triton 3.6.0 - CUDA 13.0"."""
-    cuda = f"CUDA {plain(where.cuda, 30)}" if where.cuda else "no CUDA"
-    return _DOT.join((f"Python {plain(where.python, 30)}", f"torch {plain(where.torch, 40)}", f"triton {plain(where.triton, 40)}", cuda))
-
-
-def _not_followed(record: TuningRecord) -> str:
-    """Imports that its digest leaves out, on one line."""
-    return f"{plain(', '.join(record.not_followed), 400)}: if these change, the record still counts"
+    devices = f"{where.device_count} x {where.device}" if where.device_count else f"{where.device} without a GPU"
+    versions = f"Python {where.python}", f"torch {where.torch}", f"triton {where.triton}", f"CUDA {where.cuda}" if where.cuda else "no CUDA"
+    return plain(f"{amount(where.world_size, 'rank')}{per_host} on {devices}"), plain(_DOT.join(versions))
 
 
 def _damaged(cache: Cache) -> list[dict[str, str]]:
-    """Path and reason of the files that were to be records of the cache and are not used; call it after they were read."""
+    """Path and reason of the files that are no records; call it after they were read."""
     return [{"path": str(each), "reason": reason} for each, reason in sorted(cache.unused.items())]
 
 
@@ -339,52 +333,31 @@ def _damaged(cache: Cache) -> list[dict[str, str]]:
 
 
 def explain(key: str | None) -> Answer:
-    """The environments of the chosen records beside this machine's, and the fields that prevent a hit; without a KEY also damaged files.
+    """For each chosen record whether it would be used here, and the fields that prevent it; without a KEY also damaged files.
 
     Source, candidates, key and number of ranks are known to the running program alone.
     """
-    cache = opened()
-    chosen = choose(cache, key)
-    page: list[Any] = []
+    cache, settings = opened(), Settings()
     rows = []
-    for recorded, group in _by_environment(chosen):
+    for each in choose(cache, key):
+        record, recorded = each.record, each.record.environment
         # With the recorded numbers of ranks, because any job may be started with them.
         here = environment(world_size=recorded.world_size, ranks_per_host=recorded.ranks_per_host)
-        both = {name: {"record": getattr(recorded, name), "here": getattr(here, name)} for name in (*HARDWARE, *SOFTWARE)}
-        differing = {name: values for name, values in both.items() if values["record"] != values["here"]}
-        would_hit, why = _verdict(list(differing))
-        fields = [
-            {"field": name, **values, "": "differs" if name in differing else "as the job is started" if name in _OF_PROGRAM else ""}
-            for name, values in both.items()
-        ]
-        found = [
-            {**each.names, "kernel": each.record.kernel, "key": each.record.key, "source": each.record.source}
-            | {"candidates": each.record.cache_key.candidates, "not_followed": each.record.not_followed}
-            for each in group
-        ]
-        rows += [{**row, "would_hit": would_hit, "reason": why, "differing": differing} for row in found]
-        verdict = Text(f"{amount(len(group), 'record')} would {'hit' if would_hit else 'miss'} here: ", "bold")
-        page += [verdict.append(why), table(fields, ["bold" if name in differing else "" for name in both])]
-        page += [table([{**row, "stem": "", "path": "", "not_followed": ", ".join(row["not_followed"])} for row in found])]
-    page.append(_ASK_THE_PROGRAM if chosen else f"No records in {cache.folder}: no tuning has anything to start from.")
-    is_damaged = key is None and bool(cache.unused)
-    page += [table(_damaged(cache))] if is_damaged else []
-    return Answer({"records": rows, "damaged": _damaged(cache)}, page, 1 if is_damaged else 0)
-
-
-def _verdict(differing: list[str]) -> tuple[bool, str]:
-    """A hit or a miss as far as the environments decide, and the reason."""
-    settings = Settings()
-    if settings.always_tune:
-        return False, "DIST_TUNE_ALWAYS_TUNE is set: no record is used"
-    if not differing:
-        return True, "nothing differs that a machine knows"
-    named = f"{', '.join(differing[:-1])} and {differing[-1]} differ" if len(differing) > 1 else f"{differing[0]} differs"
-    if not set(differing) <= set(SOFTWARE):
-        return False, named
-    if settings.version_check:
-        return False, f"{named}; DIST_TUNE_VERSION_CHECK=0 would accept that"
-    return True, f"{named}, and DIST_TUNE_VERSION_CHECK=0 accepts that"
+        wanted = record.cache_key.model_copy(update=here.keyed)
+        found = differences(wanted, record.cache_key)
+        is_accepted = found.keys() <= set(SOFTWARE) and not settings.version_check
+        why = "DIST_TUNE_ALWAYS_TUNE is set: no record is used" if settings.always_tune else explain_miss(wanted, [record])
+        values = {"would_hit": not settings.always_tune and (not found or is_accepted), "reason": why}
+        values["differing"] = {name: {"record": theirs, "here": ours} for name, (ours, theirs) in found.items()}
+        rows.append({**each.names, "kernel": record.kernel, "key": record.key, "not_followed": record.not_followed, **values})
+    shown = [
+        {"": "hit" if row["would_hit"] else "miss", "id": row["id"], "kernel": plain(row["kernel"], 60), "key": plain(row["key"], 80)}
+        | {"not followed": ", ".join(row["not_followed"]), "reason": row["reason"]}
+        for row in rows
+    ]
+    page: Page = [table(shown), _ASK_THE_PROGRAM if rows else f"No records in {cache.folder}: no tuning has anything to start from."]
+    damaged = _damaged(cache) if key is None else []
+    return Answer({"records": rows, "damaged": _damaged(cache)}, [*page, table(damaged)], 1 if damaged else 0)
 
 
 # -- path, export, merge, clear, quarantine ----------------------------------------------------------------------------
@@ -397,32 +370,64 @@ def path() -> Answer:
 
 
 def export(file: Path, name: str | None = None) -> Answer:
-    """Write records into one file."""
+    """Write records into one file, whole or not at all, in place of an earlier export."""
     cache = opened()
     records = [each.record for each in choose(cache, name)]
     if not records:
         raise RefusedError(f"nothing to export: there are no records in {cache.folder}")
-    try:
-        is_inside = Path(os.path.realpath(cache.folder)) in Path(os.path.realpath(file)).parents
-        n_bytes = transfer.write_export(file, records, cache.rights if is_inside else None)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None)
-        raise RefusedError(f"{file} is not written: {reason}" if reason else str(error)) from error
-    values = {"path": str(file.absolute()), "n_records": len(records), "bytes": n_bytes}
-    return Answer(values, [f"{amount(len(records), 'record')}, {size(n_bytes)} in {file}"], 1 if cache.unused and name is None else 0)
+    content = packed(records)
+    if len(content) > MAX_BYTES:
+        raise RefusedError(f"{len(records)} records take {size(len(content))}, and an export holds {size(MAX_BYTES)}: export by --name")
+    if os.path.lexists(os.path.realpath(file)) and not isinstance(next(records_in(file)), TuningRecord):
+        raise RefusedError(f"{file} exists and is no export: it is left alone")
+    is_inside = Path(os.path.realpath(cache.folder)) in Path(os.path.realpath(file)).parents
+    write_file(file, content, cache.rights if is_inside else None)
+    values = {"path": str(file.absolute()), "n_records": len(records), "bytes": len(content)}
+    told = f"{amount(len(records), 'record')}, {size(len(content))} in {file}"
+    return Answer(values, [told], 1 if cache.unused and name is None else 0)
 
 
-def merge(files: Sequence[Path]) -> Answer:
-    """Take in the records of files and folders, with the outcome of each."""
+def packed(records: Sequence[TuningRecord]) -> bytes:
+    """Many records as the content of one JSON file."""
+    return b"[\n" + b",\n".join(map(record_bytes, records)) + b"\n]\n"
+
+
+def merge(paths: Sequence[Path]) -> Answer:
+    """Take in all records of files, and of all ``*.json`` in folders, with the outcome of each; of two with one key the better stays."""
     cache = opened()
-    styles: dict[transfer.Outcome, str] = {"kept": "dim", "added": "green", "replaced": "green", "refused": "bold red"}
-    # Refusals last, next to the prompt.
-    arrivals = sorted(transfer.merge(cache, files), key=lambda each: list(styles).index(each.outcome))
-    counts = Counter(each.outcome for each in arrivals)
-    total = ", ".join(f"{counts[name]} {name}" for name in styles if counts[name])
-    rows = [{"outcome": each.outcome, **asdict(each)} for each in arrivals]
-    page = (table(rows, [styles[each.outcome] for each in arrivals]), f"{total}; the cache is {cache.folder}")
-    return Answer({**{name: counts[name] for name in styles}, "records": rows}, page, 1 if counts["refused"] else 0)
+    rows = []
+    for path in paths:
+        files = [path]
+        if os.path.isdir(path):  # unlike Path.is_dir no error where access is denied
+            files = sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
+        if not files:
+            rows.append({"outcome": "refused", "source": str(path), "kernel": "", "key": "", "reason": "no .json file is in this folder"})
+        for file in files:
+            # Of a folder its own files: a link in it may lead anywhere.
+            for number, found in enumerate(records_in(file, follows_links=file is path), 1):
+                row = {"outcome": "refused", "source": f"{file}, record {number}", "kernel": "", "key": "", "reason": str(found)}
+                if isinstance(found, TuningRecord):
+                    outcome, reason = _take_in(cache, found)
+                    row = {"outcome": outcome, "source": str(file), "kernel": found.kernel, "key": found.key, "reason": reason}
+                rows.append(row)
+    rows.sort(key=lambda row: [*_STYLES].index(row["outcome"]))
+    counts = Counter(row["outcome"] for row in rows)
+    total = ", ".join(f"{counts[name]} {name}" for name in _STYLES if counts[name])
+    page = (table(rows, [_STYLES[row["outcome"]] for row in rows]), f"{total}; the cache is {cache.folder}")
+    return Answer({**{name: counts[name] for name in _STYLES}, "records": rows}, page, 1 if counts["refused"] else 0)
+
+
+def _take_in(cache: Cache, record: TuningRecord) -> tuple[str, str]:
+    """Outcome and reason."""
+    before = cache.find(record.cache_key)
+    if before == record:
+        return "kept", "the same record is there"
+    if cache.store(record, is_import=True) is None:
+        return "refused", f"{cache.folder} cannot be written"
+    if before is None:
+        return "added", ""
+    outcome = "replaced" if cache.find(record.cache_key) == record else "kept"
+    return outcome, f"{record.n_samples} timed replays against the {before.n_samples} of the one before; of equals the newer stays"
 
 
 def clear(key: str | None, *, is_sure: bool = False) -> Answer:
@@ -432,7 +437,8 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
     if key is None:
         chosen = [each for each in chosen if each.path.is_relative_to(cache.folder)]  # the other folders are only read
         doomed = cache.own_files()
-        what = f"all {amount(len(chosen), 'record')} and {amount(len(doomed) - len(chosen), 'other file')}"
+        others = f" and {amount(len(doomed) - len(chosen), 'other file')}" if len(doomed) > len(chosen) else ""
+        what = f"all {amount(len(chosen), 'record')}{others}"
     else:
         doomed = [each.path for each in chosen]
         what = f"{amount(len(chosen), 'record')} of {', '.join(sorted({plain(each.record.kernel) for each in chosen}))}"

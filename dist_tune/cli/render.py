@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -20,6 +21,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+    from dist_tune.safe_files import Rights
 
 _PIPE = 10_000
 """Width of a pipe or a file in characters: one record, one line."""
@@ -66,19 +69,34 @@ def rendered(page: Page) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)  # texts of records are no markup
+    # Texts of records are no markup. With a height, or a dumb terminal would have 80 columns whatever width is set.
+    console = Console(highlight=False, markup=False, emoji=False, height=100)
     n_columns = console.width if sys.stdout.isatty() else _PIPE
     with console.capture() as shown:
         for part in page:
             if not isinstance(part, Table):
                 console.print("\n".join(map(_printable, part.split("\n"))) if isinstance(part, str) else part, soft_wrap=True)
             elif part.columns:
-                console.width = _PIPE  # or cells would measure less than they have
-                *widths, last = (max(console.measure(cell).maximum for cell in (each.header, *each.cells)) + 2 for each in part.columns)
-                console.width = max(n_columns, sum(widths) + min(last, _LAST_COLUMN))
+                console.width = max(n_columns, sum((each.min_width or 0) + 2 for each in part.columns))
                 console.print(part)
                 console.print()
     return "".join(f"{line.rstrip()}\n" for line in shown.get().strip("\n").splitlines())  # tables fill their last column with blanks
+
+
+def write_file(path: Path, content: bytes, rights: Rights | None = None) -> None:
+    """Write a file whole or not at all, of a link the file that it leads to; without ``rights`` its permissions follow the umask.
+
+    Raises:
+        RefusedError: it cannot be written, or something else than a file is there: a folder, a fifo, a device.
+    """
+    from dist_tune.safe_files import write_whole
+
+    if path.exists() and not path.is_file():
+        raise RefusedError(f"{path} cannot be written: it is no regular file")
+    try:
+        write_whole(Path(os.path.realpath(path)), content, rights)
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror}") from error
 
 
 def write_out(text: str) -> bool:
@@ -107,6 +125,7 @@ def discard() -> None:
 
 def table(rows: Sequence[Mapping[str, object]], styles: Sequence[str] = (), *, has_header: bool = True) -> Table:
     """Rows, each heading -> cell, as a table. Numbers stand to the right; columns without a text are left out; only the last one wraps."""
+    from rich.cells import cell_len
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", show_header=has_header)
@@ -114,8 +133,11 @@ def table(rows: Sequence[Mapping[str, object]], styles: Sequence[str] = (), *, h
     columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     for heading, cells in columns.items():
         justify: Literal["right", "left"] = "right" if all(re.match(r"$|[+-]?\d", each) for each in cells) else "left"
+        is_last = heading == [*columns][-1]
+        width = max(cell_len(line) for text in (heading, *cells) for line in text.split("\n"))
+        least = min(width, _LAST_COLUMN) if is_last else width  # rich would cut what a narrow terminal has no room for
         colour = {"id": "cyan", "name": "dim"}.get(heading)
-        shown.add_column(heading, justify=justify, no_wrap=heading != [*columns][-1], overflow="fold", style=colour)
+        shown.add_column(heading, justify=justify, no_wrap=not is_last, overflow="fold", style=colour, min_width=least)
     for texts, style in zip_longest(zip(*columns.values(), strict=True), styles):
         shown.add_row(*texts, style=style)
     return shown
@@ -149,14 +171,11 @@ def ago(moment: datetime) -> str:
     return f"{max(0, int(seconds // length_s))} {unit}"
 
 
-def size(n_bytes: float) -> str:
-    """Bytes with a binary unit: "512 B", "1.5 KiB", "96 KiB", "140 GiB"."""
-    units = ["GiB", "MiB", "KiB", "B"]
-    while n_bytes >= 1023.5 and len(units) > 1:
-        n_bytes /= 1024
-        units.pop()
-    number = f"{n_bytes:.0f}" if n_bytes >= 10 else f"{n_bytes:.1f}".removesuffix(".0")
-    return f"{number} {units[-1]}"
+def size(n_bytes: int) -> str:
+    """Bytes with a binary unit: "512 B", "1.5 KiB", "140.0 GiB"."""
+    from pydantic import ByteSize
+
+    return ByteSize(n_bytes).human_readable(separator=" ")
 
 
 def milliseconds(value: float) -> str:

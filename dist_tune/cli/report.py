@@ -22,8 +22,7 @@ from dist_tune.cli.render import Answer, LeftOutWarning, RefusedError, ago, rend
 from dist_tune.report import Story, Watcher, progress_lines, story_of_folder, story_of_records
 from dist_tune.settings import Settings
 
-_PLAIN_EVERY_S = 5.0
-_POLL_S = 0.5
+_QUIET_S = 5.0
 
 
 def story_of(sources: list[str]) -> Story:
@@ -82,17 +81,6 @@ def _tell(damage: Iterable[str]) -> None:
         warnings.warn(each, LeftOutWarning, stacklevel=2)
 
 
-def write(path: Path, content: str) -> None:
-    """Write a page or a trace.
-
-    Raises:
-        RefusedError: something else than a file is there: a folder, a fifo, a device.
-    """
-    if path.exists() and not path.is_file():
-        raise RefusedError(f"{path} cannot be written: it is no regular file")
-    path.write_text(content, encoding="utf-8")
-
-
 def look(folder: Path | None, late_s: float) -> Answer:
     """The present state of the tunings in a log folder."""
     chosen = folder if folder is not None else Settings().log_dir
@@ -116,10 +104,11 @@ def follow(folder: Path | None, late_s: float) -> Answer:
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)
     is_redrawn = console.is_terminal and not console.is_dumb_terminal
+    every_s = 0.5 if is_redrawn else _QUIET_S
     view = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") if is_redrawn else None
-    every_s = _POLL_S if is_redrawn else _PLAIN_EVERY_S
-    quiet_s, told = _PLAIN_EVERY_S, ""
+    quiet_s, told = _QUIET_S, ""
     damage: list[str] = []
+    page: list[str] = []
     try:
         with view or nullcontext():
             while True:
@@ -129,13 +118,12 @@ def follow(folder: Path | None, late_s: float) -> Answer:
                 without_durations = re.sub(r"\b\d+ (s|min|h|d)\b", "", "\n".join(lines))
                 if view is not None:
                     view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
-                elif quiet_s == 0.0 or without_durations != told:  # a rank that hangs writes nothing: its silence is the news
-                    if not write_out(rendered(lines)):
-                        return Answer({}, [])
-                    told = without_durations
+                elif without_durations != told and not write_out(rendered(lines)):
+                    return Answer({}, [])
+                told = without_durations
                 before, damage = damage, list(watcher.damage.values())
                 _tell(each for each in damage if each in before)  # for two looks: what is being written is no damage
-                if watcher.is_over and quiet_s >= _PLAIN_EVERY_S:  # no news: a job's next tuning begins at once, as a rule
+                if watcher.is_over and quiet_s >= _QUIET_S:  # no news: a job's next tuning begins at once, as a rule
                     break
                 time.sleep(every_s)
                 quiet_s = 0.0 if watcher.poll() else quiet_s + every_s
@@ -143,6 +131,6 @@ def follow(folder: Path | None, late_s: float) -> Answer:
         have = "the tuning has finished, " if n_tunings == 1 else f"all {n_tunings} tunings have finished, the last one "
         page = [f"{have}{last} ago: dist-tune report {shlex.quote(str(chosen))} tells more"]
     except KeyboardInterrupt:
-        page = []
+        pass
     _tell(watcher.damage.values())
     return Answer({}, page)

@@ -38,7 +38,7 @@ def test_this_machine_can_interpret(tmp_path: Path):
     """Without a GPU kernels are interpreted: a verdict, exit code 0, a line for each check, and no file or folder left behind."""
     (tmp_path / "logs").mkdir()
     text = run("doctor").stdout
-    for word in ("Versions", torch.__version__, "interception", "Triton's interpreter", "c10d store", "cache folder"):
+    for word in ("Versions", torch.__version__, "interception", "Triton's interpreter", "torch.distributed", "cache folder"):
         assert word in text
     report = json.loads(run("doctor", "--json").stdout)
     assert report.keys() == {"can_tune", "verdict", "versions", "gpus", "variables", "findings"}
@@ -46,7 +46,7 @@ def test_this_machine_can_interpret(tmp_path: Path):
     assert report["versions"]["torch"] == torch.__version__
     assert report["variables"]["DIST_TUNE_LOG_DIR"] == os.environ["DIST_TUNE_LOG_DIR"]
     states = {each["name"]: each["state"] for each in report["findings"]}
-    assert {states[name] for name in ("settings", "versions", "cache folder", "log folder", "Triton's disk cache")} == {"ok"}
+    assert {states[name] for name in ("settings", "interception", "cache folder", "log folder", "Triton's disk cache")} == {"ok"}
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "logs"]
 
 
@@ -56,10 +56,10 @@ def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch):
     def broken() -> None:
         raise OSError("libnuma.so.1: no such file")
 
-    monkeypatch.setattr(doctor, "_store", broken)
+    monkeypatch.setattr("torch.distributed.TCPStore", lambda *_args, **_options: broken())
     report = doctor.examine()
     (failed,) = [each for each in report.values["findings"] if each["state"] == "fail"]
-    assert (failed["name"], failed["fact"]) == ("c10d store", "OSError: libnuma.so.1: no such file")
+    assert (failed["name"], failed["fact"]) == ("torch.distributed", "OSError: libnuma.so.1: no such file")
     assert failed["advice"]
     assert report.exit_code == 0
 
@@ -92,7 +92,7 @@ def test_settings_and_versions_are_judged(monkeypatch: pytest.MonkeyPatch):
     assert (finding["state"], finding["advice"]) == ("warn", "did you mean DIST_TUNE_DEADLINE_S?")
     assert "DIST_TUNE_DEADLINE" in finding["fact"]
     monkeypatch.setattr("dist_tune.cli.doctor.version", {"torch": "9.1", "triton": "3.6.0"}.get)
-    finding = findings()["versions"]
+    finding = findings()["interception"]
     assert (finding["state"], "torch 9.1 (2.11 to " in finding["fact"]) == ("warn", True)
 
 
@@ -181,7 +181,7 @@ def test_gpus_that_cannot_be_used_are_no_silence(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as interpreting:
         interpreting.setenv("TRITON_INTERPRET", "1")
         found = findings()
-    assert (found["Triton on the GPU"]["state"], found["Triton's interpreter"]["state"]) == ("off", "warn")
+    assert (found["Triton on the GPU"]["state"], found["Triton on the GPU"]["advice"]) == ("off", "unset it to tune for this GPU")
 
     def broken(*_args: object) -> None:
         raise RuntimeError("CUDA error: unknown error")

@@ -71,16 +71,6 @@ def test_reading_records_and_events_imports_no_torch(cache: Cache, logs: Path, t
     assert [each for each in json.loads(done.stdout) if each[1]] == []
 
 
-@pytest.mark.processes
-def test_it_is_a_module(cache: Cache):
-    """In a process of its own: one JSON document on stdout, nothing on stderr."""
-    keep(cache, record())
-    command = [sys.executable, "-m", "dist_tune", "cache", "ls", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["records"][0]["kernel"] == "model.gemm"
-
-
 def test_the_installed_command_is_this_one():
     """The script that pip puts on the PATH is this function."""
     scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]

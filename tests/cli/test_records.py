@@ -119,7 +119,7 @@ def test_a_narrow_terminal_loses_no_digit(cache: Cache, monkeypatch: pytest.Monk
     keep(cache, record())
     assert main(["show", "gemm"]) == 0
     out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
-    for word in ("0.1000", "1.1000", "2.1000", "96 KiB", "255"):
+    for word in ("0.1000", "1.1000", "2.1000", "96.0 KiB", "255"):
         assert word in out
     title, *lines = out.splitlines()
     assert title.startswith("model.gemm")
@@ -172,12 +172,12 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
     for word in ("+1.0%", "12"):
         assert word in table[1]
     assert table[3].endswith("rank 1: OutOfResources: shared memory")
-    for word in ("slowest rank 0, fastest 0.2000 ms", "227 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
+    for word in ("slowest rank 0, fastest 0.2000 ms", "227.0 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
     # CPU-seconds of all threads, and meetings inside phases, are no phases.
-    assert "10.0 s (discover 1.0, race 7.0; 3.0 s of it in meetings; 99.0 CPU-seconds of compilation)" in out
+    assert "10.0 s (discover 1.0, race 7.0, of it in meetings 3.0, CPU-seconds of compilation 99.0)" in out
     assert "3 tried: 1 in the finals, 1 raced out, 1 cannot run here (shared memory), 1 untried" in out
-    assert "; all with num_warps=4 FAST=True MODE='x' NONE=None" in out
+    assert "winner      1: BLOCK_M=32 num_warps=4 SCALE=1" in out, "with what is the same in all candidates"
 
 
 def test_show_for_programs_is_the_whole_record(cache: Cache, ask: Answers):
@@ -215,12 +215,6 @@ def test_imports_that_a_source_leaves_out_are_shown(cache: Cache, ask: Answers):
     assert "helper" not in ask("show", other) + ask("explain", other)
 
 
-def test_a_field_in_brackets_is_a_heading(cache: Cache, ask: Answers):
-    """The name of a field is no markup of the table."""
-    keep(cache, record(candidates=[candidate(index, fields={"[bold]M": index, "N": -index}) for index in range(2)]))
-    assert "[bold]M" in ask("show", "gemm")
-
-
 def test_a_record_has_many_names(cache: Cache, ask: Answers):
     """The file's name or any beginning of it that is its own, and the kernel's with or without its module."""
     stem, _ = keep(cache, record(), record(kernel="other"))
@@ -246,7 +240,7 @@ def test_show_of_several_is_a_list(cache: Cache, ask: Answers):
     assert len(cache.entries()) == 18
 
 
-@pytest.mark.parametrize(("key", "hint"), [("gem", "model.gemm"), ("attentoin", "attention"), ("", "ls"), ("zzz", "ls")])
+@pytest.mark.parametrize(("key", "hint"), [("gem", "gemm"), ("attentoin", "attention"), ("", "ls"), ("zzz", "ls")])
 @pytest.mark.parametrize("command", ["show", "explain", "clear"])
 def test_what_is_not_there_is_not_found(cache: Cache, ask: Answers, command: str, key: str, hint: str):
     """Exit code 1, and what may have been meant; for programs the same as JSON."""
@@ -268,23 +262,22 @@ def test_explain_compares_field_by_field(cache: Cache, ask: Answers):
     """The record's value, this machine's, and which differ; what only the program knows is said to be so."""
     keep(cache, record(environment=environment(triton="2.0.0", cuda="1.0")))
     out = ask("explain", "gemm")
-    assert "1 record would miss here: device, torch, triton and cuda differ" in out
-    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
-    assert lines["triton"] == ["2.0.0", here()["environment"].triton, "differs"]
-    assert "python" not in lines
-    assert lines["world_size"][-1] == "started"
-    assert f"{record().source}  {record().cache_key.candidates}" in out
+    (row,) = ask.json("explain", "gemm")["records"]
+    assert row["differing"]["triton"] == {"record": "2.0.0", "here": here()["environment"].triton}
+    assert row["differing"].keys() == {"device", "torch", "triton", "cuda"}
+    assert f"triton: {here()['environment'].triton} here, 2.0.0 in the record" in out
+    assert out.splitlines()[1].startswith("miss")
     assert "DIST_TUNE_REQUIRE_CACHE=1" in out
 
 
 @pytest.mark.parametrize(
     ("changes", "setting", "would_hit", "reason"),
     [
-        ({}, "", True, "nothing differs"),
+        ({}, "", True, "that fits"),
         ({}, "DIST_TUNE_ALWAYS_TUNE=1", False, "DIST_TUNE_ALWAYS_TUNE"),
-        ({"torch": "1.0"}, "", False, "torch differs; DIST_TUNE_VERSION_CHECK=0 would accept that"),
-        ({"torch": "1.0"}, "DIST_TUNE_VERSION_CHECK=0", True, "torch differs, and DIST_TUNE_VERSION_CHECK=0 accepts that"),
-        ({"torch": "1.0", "device": "A100"}, "DIST_TUNE_VERSION_CHECK=0", False, "device and torch differ"),
+        ({"torch": "1.0"}, "", False, "DIST_TUNE_VERSION_CHECK=0 accepts it"),
+        ({"torch": "1.0"}, "DIST_TUNE_VERSION_CHECK=0", True, "DIST_TUNE_VERSION_CHECK=0 accepts it"),
+        ({"torch": "1.0", "device": "A100"}, "DIST_TUNE_VERSION_CHECK=0", False, "A100 in the record; torch: "),
     ],
 )
 def test_explain_says_whether_it_would_hit(
@@ -297,7 +290,7 @@ def test_explain_says_whether_it_would_hit(
     (row,) = ask.json("explain")["records"]
     assert (row["would_hit"], row["differing"].keys()) == (would_hit, changes.keys())
     assert reason in row["reason"]
-    assert ("would hit here" in ask("explain")) is would_hit
+    assert ask("explain").splitlines()[1].startswith("hit" if would_hit else "miss")
     wanted = record(**here()).cache_key
     if "ALWAYS" not in setting:
         assert (cache.find(wanted, any_software=bool(setting)) is not None) is would_hit
@@ -347,7 +340,7 @@ def test_of_several_folders_the_first_alone_is_cleared(cache: Cache, ask: Answer
     assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.gemm", "model.theirs"]
     ask("clear", "theirs", "--yes", code=1)
     assert f"is not in the cache folder {cache.folder}" in ask.err
-    assert ask("clear", "--yes") == "deleted all 1 record and 0 other files\n"
+    assert ask("clear", "--yes") == "deleted all 1 record\n"
     assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.theirs"]
 
 

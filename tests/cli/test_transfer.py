@@ -1,42 +1,38 @@
-"""Exported files: the same records come out as went in, and no others."""
+"""``dist-tune cache export`` and ``merge``: the same records come out as went in, and no others; files written, and files never touched."""
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, record_bytes
-from dist_tune.cli import transfer
-from dist_tune.cli.transfer import merge, pack, unpack, write_export
-from tests.cached_records import measured, record
+from dist_tune.cli import records
+from dist_tune.cli.records import packed, records_in
+from tests.cached_records import NOON, measured, record
+from tests.cli_answers import FILE, Answers, everything, keep, refusal, run
 
 pytestmark = pytest.mark.once
 
 THREE = [record(), record(key="[1]"), record(kernel='a "name"\n},\n{\n"sha256": "')]
 
 
-def outcomes(folder: Path, *paths: Path) -> list[str]:
-    return [each.outcome for each in merge(Cache(folder), paths)]
-
-
-def test_what_is_packed_is_unpacked():
-    """Any number of records, also with texts that look like the end of one; any JSON parser reads the file."""
-    assert list(unpack(pack(THREE))) == THREE
-    assert list(unpack(pack(THREE[:1]))) == THREE[:1]
-    assert len(json.loads(pack(THREE))) == 3
-    assert list(unpack(record_bytes(record()) + b"\n")) == [record()], "a single record's file is as good"
+def merged(ask: Answers, *paths: Path, code: int = 0) -> list[tuple[str, str]]:
+    return [(row["outcome"], row["reason"]) for row in ask.json("merge", *paths, code=code)["records"]]
 
 
 @given(st.data())
-def test_a_damaged_export_loses_at_most_what_is_damaged(data: st.DataObject):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_export_loses_at_most_what_is_damaged(tmp_path: Path, data: st.DataObject):
     """Its records are good ones or errors of this package."""
-    content = pack(THREE)
+    content = packed(THREE)
     begin, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
-    damaged = content[:begin] + data.draw(st.binary(max_size=30)) + content[end:]
-    for each in unpack(damaged):
+    (tmp_path / "e.json").write_bytes(content[:begin] + data.draw(st.binary(max_size=30)) + content[end:])
+    for each in records_in(tmp_path / "e.json"):
         assert isinstance(each, TuningRecord | BrokenRecordError)
         assert isinstance(each, TuningRecord) or str(each).isprintable()
 
@@ -53,120 +49,156 @@ def test_a_damaged_export_loses_at_most_what_is_damaged(data: st.DataObject):
         (record_bytes(record()).replace(b'"winner":1', b'"winner":9'), "no candidate that runs"),
     ],
 )
-def test_a_forged_record_is_refused_alone(tmp_path: Path, piece: bytes, reason: str):
+def test_a_forged_record_is_refused_alone(ask: Answers, tmp_path: Path, piece: bytes, reason: str):
     """With its number; the others are taken in."""
     (tmp_path / "e.json").write_bytes(b"[\n" + b",\n".join([record_bytes(THREE[0]), piece, record_bytes(THREE[1])]) + b"\n]\n")
-    first, second, third = merge(Cache(tmp_path / "cache"), [tmp_path / "e.json"])
-    assert (first.outcome, second.outcome, third.outcome) == ("added", "refused", "added")
-    assert second.source == f"{tmp_path / 'e.json'}, record 2"
-    assert reason in second.reason
-    assert "\n" not in second.reason
+    *taken, refused = ask.json("merge", tmp_path / "e.json", code=1)["records"]
+    assert [row["outcome"] for row in taken] == ["added", "added"]
+    assert (refused["outcome"], refused["source"]) == ("refused", f"{tmp_path / 'e.json'}, record 2")
+    assert reason in refused["reason"]
+    assert "\n" not in refused["reason"]
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "/etc/escaped", "a/b", "..", ".", "", "\0", "x" * 10_000, "<lambda>"])
-def test_where_a_record_goes_follows_from_the_record(tmp_path: Path, name: str):
+def test_where_a_record_goes_follows_from_the_record(cache: Cache, ask: Answers, tmp_path: Path, name: str):
     """No name in a file leads out of the cache folder."""
-    (tmp_path / "deep" / "theirs").mkdir(parents=True)
-    file = tmp_path / "deep" / "theirs" / "e.json"
-    file.write_bytes(pack([record(kernel=name)]))
-    assert outcomes(tmp_path / "deep" / "cache", file) == ["added"]
-    written = [path for path in tmp_path.rglob("*.json") if path != file]
-    assert [path.parents[1] for path in written] == [tmp_path / "deep" / "cache"]
+    (tmp_path / "e.json").write_bytes(packed([record(kernel=name)]))
+    assert merged(ask, tmp_path / "e.json") == [("added", "")]
+    written = [path for path in tmp_path.rglob("*.json") if path != tmp_path / "e.json"]
+    assert [path.parents[1] for path in written] == [cache.folder]
 
 
-def test_what_is_no_file_is_refused_unread(tmp_path: Path):
-    """A fifo would wait for a writer, a device never ends, and a link that leads to itself leads nowhere."""
-    os.mkfifo(tmp_path / "fifo.json")
-    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
-    (tmp_path / "loop").symlink_to(tmp_path)
-    paths = [Path("/dev/zero"), tmp_path / "none", Path("a\0b"), tmp_path]
-    arrivals = list(merge(Cache(tmp_path / "cache"), paths))
-    assert {each.outcome for each in arrivals} == {"refused"}
-    reasons = {Path(each.source.removesuffix(", record 1")).name: each.reason for each in arrivals}
+def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_path: Path):
+    """Good files among bad ones are merged; the bad ones are named with the reason, last; what is no regular file is not read."""
+    theirs = tmp_path / "theirs"
+    assert Cache(theirs / "deep").store(record()) is not None
+    (theirs / "junk.json").write_text("{}")
+    (theirs / "notes.txt").write_text(FILE)
+    os.mkfifo(theirs / "fifo.json")
+    (theirs / "loop.json").symlink_to(theirs / "loop.json")
+    (theirs / "loop").symlink_to(theirs)
+    (tmp_path / "empty").mkdir()
+    paths = [theirs, tmp_path / "none.json", tmp_path / "empty", Path("/dev/zero")]
+    rows = ask.json("merge", *paths, code=1)["records"]
+    assert [row["outcome"] for row in rows] == ["added", *["refused"] * 6]
+    reasons = {Path(row["source"].removesuffix(", record 1")).name: row["reason"] for row in rows}
     assert reasons["zero"] == reasons["fifo.json"] == "not a regular file"
-    assert "such file" in reasons["none"]
-    assert "links" in reasons["loop.json"]
-    assert not (tmp_path / "cache").exists()
+    for name, word in {"junk.json": "Field required", "none.json": "such file", "loop.json": "links", "empty": "no .json file"}.items():
+        assert word in reasons[name]
+    assert "notes.txt" not in reasons
+    assert cache.find(record().cache_key) == record()
+    assert ask("merge", *paths, code=1).splitlines()[-1] == f"1 kept, 6 refused; the cache is {cache.folder}"
 
 
-def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_too_large_is_refused(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """On the way in and on the way out."""
-    write_export(tmp_path / "e.json", THREE)
-    monkeypatch.setattr(transfer, "MAX_BYTES", len(pack(THREE)) - 1)
-    (refused,) = merge(Cache(tmp_path / "cache"), [tmp_path / "e.json"])
-    assert "larger than" in refused.reason
-    with pytest.raises(ValueError, match="--name"):
-        pack(THREE)
-    assert outcomes(tmp_path / "cache", tmp_path / "e.json") == ["refused"]
+    keep(cache, *THREE)
+    ask("export", tmp_path / "e.json")
+    monkeypatch.setattr(records, "MAX_BYTES", len(packed(THREE)) - 1)
+    assert "larger than" in merged(ask, tmp_path / "e.json", code=1)[0][1]
+    assert "export by --name" in ask.json("export", tmp_path / "e.json", code=1)["error"]
 
 
-def test_a_cache_that_cannot_be_written_refuses(tmp_path: Path):
-    """No record counts as added that is not there."""
-    (tmp_path / "file").touch()
-    write_export(tmp_path / "e.json", THREE[:1])
-    with pytest.warns(UserWarning, match="cannot be written"):
-        (refused,) = merge(Cache(tmp_path / "file"), [tmp_path / "e.json"])
-    assert (refused.outcome, refused.reason) == ("refused", f"{tmp_path / 'file'} cannot be written")
-
-
-def test_a_broken_file_in_the_cache_gives_way(tmp_path: Path):
-    """The merged record takes its place."""
-    cache = Cache(tmp_path / "cache")
-    path = cache.store(record())
-    assert path is not None
-    path.write_text("{")
-    write_export(tmp_path / "e.json", [record()])
-    with pytest.warns(UserWarning, match="is not used"):
-        assert outcomes(cache.folder, tmp_path / "e.json") == ["added"]
+def test_a_cache_that_cannot_be_written_refuses(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No record counts as added that is not there; and a broken file in the cache gives way."""
+    (tmp_path / "e.json").write_bytes(packed(THREE[:1]))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", no_space)
+        assert merged(ask, tmp_path / "e.json", code=1) == [("refused", f"{cache.folder} cannot be written")]
+    assert cache.entries() == []
+    keep(cache, record())
+    cache.path_of(record().cache_key).write_text("{")
+    assert merged(ask, tmp_path / "e.json") == [("added", "")]
     assert cache.find(record().cache_key) == record()
 
 
-def test_of_equally_measured_ones_the_newer_stays(tmp_path: Path):
-    cache = Cache(tmp_path / "cache")
-    older, newer = measured(5), measured(5, tuned_at=record().tuned_at.replace(month=4))
-    cache.store(older)
-    (tmp_path / "e.json").write_bytes(pack([newer, older]))
-    assert [(each.outcome, each.reason) for each in merge(cache, [tmp_path / "e.json"])] == [
-        ("replaced", "newer: 2026-04-01 12:00 after 2026-03-01 12:00"),
-        ("kept", "newer: 2026-04-01 12:00 after 2026-03-01 12:00"),
+def no_space(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_merge_keeps_the_better_measured(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More timed replays win over a later date, of as many the later date; also where the better one lies in another folder."""
+    april = NOON + timedelta(days=30)
+    many = [
+        measured(10, key="[a]", tuned_at=april),
+        measured(30, key="[b]"),
+        measured(10, key="[c]"),
+        measured(20, key="[d]", tuned_at=april),
     ]
+    (tmp_path / "e.json").write_bytes(packed(many))
+    keep(cache, measured(20, key="[a]"), measured(20, key="[b]"), measured(20, key="[d]"))
+    answer = ask.json("merge", tmp_path / "e.json")
+    assert {row["key"]: row["outcome"] for row in answer["records"]} == {
+        "[a]": "kept",
+        "[b]": "replaced",
+        "[c]": "added",
+        "[d]": "replaced",
+    }
+    reasons = {row["key"]: row["reason"] for row in answer["records"]}
+    assert reasons["[b]"] == "30 timed replays against the 20 of the one before; of equals the newer stays"
+    assert [entry.record.n_samples for entry in cache.entries()] == [20, 30, 10, 20]
+    assert ask.json("merge", tmp_path / "e.json")["kept"] == 4
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", f"{tmp_path / 'mine'}:{cache.folder}")
+    (tmp_path / "few.json").write_bytes(packed([measured(5, key="[b]")]))
+    assert ask.json("merge", tmp_path / "few.json")["kept"] == 1
 
 
-def test_a_better_record_of_another_folder_stays(tmp_path: Path):
-    """What is written to the first folder would be found in its place."""
-    Cache(tmp_path / "team").store(measured(30))
-    cache = Cache([tmp_path / "mine", tmp_path / "team"])
-    write_export(tmp_path / "e.json", [measured(5)])
-    (arrival,) = merge(cache, [tmp_path / "e.json"])
-    assert (arrival.outcome, arrival.reason) == ("kept", "30 timed replays are better than 5")
-    assert cache.find(measured(5).cache_key) == measured(30)
+# -- export ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_export_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Into an empty cache on another machine, from an export or a folder: the same files in the same places; again, and nothing changes."""
+    keep(cache, *THREE, record(kernel="<lambda>"))
+    told = ask.json("export", tmp_path / "e.json")
+    assert told == {"path": str(tmp_path / "e.json"), "n_records": 4, "bytes": (tmp_path / "e.json").stat().st_size}
+    assert len(json.loads((tmp_path / "e.json").read_text())) == 4
+    held = {path.relative_to(cache.folder): content for path, content in everything(cache.folder).items()}
+    for number, source in enumerate((tmp_path / "e.json", cache.folder)):
+        other = tmp_path / f"other-{number}"
+        monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(other))
+        answer = ask.json("merge", source)
+        assert (answer["added"], answer["kept"], answer["refused"]) == (4, 0, 0)
+        assert {path.relative_to(other): content for path, content in everything(other).items()} == held
+        assert ask("merge", source).splitlines()[-1] == f"4 kept; the cache is {other}"
+        assert {path.relative_to(other): content for path, content in everything(other).items()} == held
+
+
+def test_export_of_one_name(cache: Cache, ask: Answers, tmp_path: Path):
+    """An empty file would be taken for a success."""
+    assert "nothing to export" in ask.json("export", tmp_path / "e.json", code=1)["error"]
+    keep(cache, record(), record(key="[1]"), record(kernel="other"))
+    ask("export", tmp_path / "e.json", "--name", "zzz", code=1)
+    assert not (tmp_path / "e.json").exists()
+    assert ask("export", tmp_path / "e.json", "--name", "gemm").startswith("2 records, ")
+
+
+@pytest.mark.parametrize("target", ["a user's file", "folder", "no/such/folder/e.json", "fifo", "loop"])
+def test_export_overwrites_nothing_but_an_export(cache: Cache, ask: Answers, tmp_path: Path, target: str):
+    """A reason and exit code 1, and no trace of a file half written."""
+    keep(cache, record())
+    ask("export", tmp_path / "e.json")
+    ask("export", tmp_path / "e.json")
+    (tmp_path / "a user's file").write_text(FILE)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.rglob("*"))
+    ask("export", tmp_path / target, code=1)
+    assert str(tmp_path / target) in ask.err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "a user's file").read_text() == FILE
+
+
+@pytest.mark.parametrize("command", ["cache export", "report", "trace"])
+def test_a_file_that_fails_leaves_the_one_before(cache: Cache, ask: Answers, logs: Path, tmp_path: Path, command: str, monkeypatch: Any):
     """A full disk costs the new file, not the old one; through a link the file that it leads to is replaced."""
     path, link = tmp_path / "e.json", tmp_path / "link.json"
     link.symlink_to(path)
-    write_export(link, THREE[:1])
-    assert link.is_symlink()
+    words = [*command.split(), *([link] if "export" in command else [logs, "-o", link])]
+    keep(cache, record())
+    run(*words)
     before = path.read_bytes()
-
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_export(path, THREE)
-    assert path.read_bytes() == before
-    assert sorted(tmp_path.iterdir()) == [path, link]
-
-
-def test_a_record_is_taken_in_whole(tmp_path: Path):
-    """Nothing is lost on the way: the cache holds what the other one held."""
-    cache, other = Cache(tmp_path / "cache"), Cache(tmp_path / "other")
-    for each in THREE:
-        cache.store(each)
-    write_export(tmp_path / "e.json", [entry.record for entry in cache.entries()])
-    assert outcomes(other.folder, tmp_path / "e.json") == ["added"] * 3
-    held: list[list[TuningRecord]] = [[entry.record for entry in each.entries()] for each in (cache, other)]
-    assert held[0] == held[1]
-    assert outcomes(other.folder, cache.folder) == ["kept"] * 3, "a cache folder is a folder of records"
+    monkeypatch.setattr(os, "fsync", no_space)
+    assert refusal(*words) == f"dist-tune: {link}: No space left on device"
+    assert (link.is_symlink(), path.read_bytes()) == (True, before)
+    assert not list(tmp_path.glob("*.tmp"))
