@@ -49,17 +49,15 @@ class RunLaunch(FunctionLaunch):
 
         ``refuses_talk``: a run that communicates with other ranks raises.
         """
-        own = [dict(config) for config in configs]  # the callback changes them
-        function = TunableFunction(self.made, own, describe_all(own), key_fn=None, prune_fn=None, check=None, bucket=None)
+        function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
         super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
         self.name = name
         self.dry_run = self._dry_run if is_alone and not is_interpreted() else None  # collectives would be made in a dry run
         self.timed: set[int] = set()
         """Candidates that this process has timed."""
-        self._index = {id(config): i for i, config in enumerate(own)}
+        self._index = {id(config): i for i, config in enumerate(configs)}
         self._make, self._callback, self._tolerances, self._source = make, callback, tolerances, source
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
-        self._changed: set[int] = set()
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
         self._scheduled = 0
 
@@ -126,11 +124,10 @@ class RunLaunch(FunctionLaunch):
         return self._held[index]
 
     def _made_now(self, index: int) -> Made | Exception:
-        config = self.owner.configs[index]
+        config = dict(self.owner.configs[index])
         try:
-            if self._callback is not None and index not in self._changed:
+            if self._callback is not None:
                 self._callback(config)
-                self._changed.add(index)
             made = self.with_room(lambda: self._make(dict(config)))  # a copy: launchers may take keys out of it
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)

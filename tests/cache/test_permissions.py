@@ -40,18 +40,11 @@ def modes(folder: Path) -> dict[str, set[str]]:
             ("folders", "files")}  # fmt: skip
 
 
-def used(cache: Cache, outside: Path) -> None:
-    """Store and lock."""
-    cache.store(record())
-    with cache.locked(outside):
-        pass
-
-
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_the_cache_makes_is_its_owners_alone(tmp_path: Path, mask: int):
-    """Records, locks, and folders above it that were missing."""
+    """Records, and folders above it that were missing."""
     with umask(mask):
-        used(Cache(tmp_path / "made" / "cache"), tmp_path / "file")
+        Cache(tmp_path / "made" / "cache").store(record())
     assert modes(tmp_path / "made") == {"folders": {"0700"}, "files": {"0600"}}
 
 
@@ -59,7 +52,7 @@ def test_what_the_cache_makes_is_its_owners_alone(tmp_path: Path, mask: int):
 def test_a_shared_cache_is_the_groups_as_well(tmp_path: Path, mask: int):
     """And no other user's."""
     with umask(mask):
-        used(Cache(tmp_path / "made" / "cache", is_shared=True), tmp_path / "file")
+        Cache(tmp_path / "made" / "cache", is_shared=True).store(record())
     assert modes(tmp_path / "made") == {"folders": {"0770"}, "files": {"0660"}}
 
 

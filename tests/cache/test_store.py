@@ -7,8 +7,6 @@ import resource
 import shutil
 import socket
 import tempfile
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -504,34 +502,3 @@ def test_leftovers_are_swept_by_the_next_store(cache: Cache):
         os.utime(path.parent / name, (seconds, seconds))
     cache.store(record(2))
     assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]
-
-
-# -- several writers ---------------------------------------------------------------------------------------------------
-
-
-def test_a_lock_excludes_threads(cache: Cache, tmp_path: Path):
-    """Four threads count in a file outside the cache, each number read and written under its lock; none is lost."""
-    count = tmp_path / "count"
-    count.write_text("0")
-
-    def add() -> None:
-        for _ in range(10):
-            with cache.locked(count):
-                number = int(count.read_text())
-                time.sleep(0.0005)
-                count.write_text(str(number + 1))
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert count.read_text() == "40"
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks here"), TimeoutError()])
-def test_a_refused_lock_is_done_without(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
-    """A file system that has no locks keeps nobody from writing, and no error within is taken for a refusal."""
-    monkeypatch.setattr("dist_tune.cache.store.FileLock.acquire", raising(error))
-    with pytest.raises(OSError, match="of the body"), cache.locked(tmp_path / "file"):
-        raise OSError("of the body")
