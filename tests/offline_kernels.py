@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -23,18 +21,3 @@ def scale_space() -> list[dict[str, Any]]:
     """100 is no power of two; a tile of 128 by 1024 halves is a quarter of a megabyte."""
     good = [{"BLOCK": block, "DEPTH": 64, "num_warps": warps} for block in (64, 128, 256) for warps in (4, 8)]
     return [*good, {"BLOCK": 100, "DEPTH": 64, "num_warps": 4}, {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4}]
-
-
-def scaled(launched: list[int], n_launches: Callable[[], int]) -> Any:
-    """A factory whose runs note how many launches there have been; results are not computed, so none is expected."""
-    x = torch.ones(128 * 1024, dtype=torch.float16)
-
-    def make(config: dict[str, Any]) -> Any:
-        def run() -> None:
-            y = torch.empty(4096)
-            scale_kernel[(triton.cdiv(4096, config["BLOCK"]),)](x, y, 4096, **config)
-            launched.append(n_launches())
-
-        return run, None
-
-    return make

@@ -161,7 +161,7 @@ class Job:
                 i: each.latency_ms * 1e3 for i, each in enumerate(record.candidates) if each.latency_ms is not None and each.failure is None
             }
             if record.winner not in times and ranks.is_alone:  # there is no race where one candidate runs
-                times[record.winner] = measure(launch.made(record.winner).run, num_iters=options.num_iters).median_us
+                times[record.winner] = measure(launch.made(record.winner)[0], num_iters=options.num_iters).median_us
         finally:
             launch.drop()
             problem.release()

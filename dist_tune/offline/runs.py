@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,15 +24,10 @@ from dist_tune.validation import spelled
 Run = Callable[[], Any]
 MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
 """From a config to a run and its expected result (None: not checked)."""
+Made = tuple[Run, Any]
+"""The factory's answer for one config."""
 _MAX_HELD = 256
 """Runs kept at most; on a GPU only while at least half of its memory is free."""
-
-
-class Made(NamedTuple):
-    """The factory's answer for one config."""
-
-    run: Run
-    ground_truth: Any
 
 
 class RunLaunch(FunctionLaunch):
@@ -77,7 +72,7 @@ class RunLaunch(FunctionLaunch):
     def run(self, config: dict[str, Any], undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
         i = self._index[id(config)]
-        run = self.made(i).run
+        run, _ = self.made(i)
         if span is not None:
             self.timed.add(i)
             span.begin()
@@ -134,7 +129,7 @@ class RunLaunch(FunctionLaunch):
         if made is None:
             return TypeError("make_run_and_gt_fn returned None for this config")
         if isinstance(made, tuple | list) and len(made) == 2 and callable(made[0]):
-            return Made(*made)
+            return made[0], made[1]
         raise TypeError(
             f"make_run_and_gt_fn must return (run, ground_truth): a function without arguments and its expected result (None: not "
             f"checked), got {spelled(made)}"
@@ -156,7 +151,7 @@ class RunLaunch(FunctionLaunch):
         """The launches inside a run, which are not made."""
         index = self._index[id(config)]
         try:
-            return dry_run(partial(self._watched, self.made(index).run), label, index)
+            return dry_run(partial(self._watched, self.made(index)[0]), label, index)
         except CommunicatesError:
             raise
         except Exception:  # noqa: BLE001  # without results a run may fail; where it fails with them, that is a vote
@@ -178,7 +173,7 @@ class _RunChecker(Checker):
             return run()
 
         def ground_truth(run: Run) -> Any:
-            return launch.made().ground_truth
+            return launch.made()[1]
 
         atol, rtol = tolerances
         super().__init__(Matches(ground_truth, rtol, atol), run, is_repeatable=is_alone)
@@ -187,20 +182,20 @@ class _RunChecker(Checker):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Poison the memory that results may lie in, if the scheduled run is checked."""
         try:
-            made = self._launch.made()
+            run, ground_truth = self._launch.made()
         except Exception:  # noqa: BLE001  # of the factory: the run will raise it, too
             return
-        if made.ground_truth is not None:
-            super().begin((made.run,), {}, is_repeated=is_repeated)
+        if ground_truth is not None:
+            super().begin((run,), {}, is_repeated=is_repeated)
 
     def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Reason why the scheduled run is wrong; empty if it is right."""
-        made = self._launch.made()
-        if made.ground_truth is None:
+        run, ground_truth = self._launch.made()
+        if ground_truth is None:
             return ""
         self._is_repeating = False
         try:
-            judge = partial(super().judge, result, (made.run,), {})
+            judge = partial(super().judge, result, (run,), {})
             return str(self._launch.with_room(judge) if self._is_alone else judge())
         except Exception as error:  # of a run that works once: a vote against this config
             if not self._is_alone or is_fatal(error):  # the device is lost, also to the other configs
