@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from dist_tune.offline import tune_kernel
 from dist_tune.testing import on_ranks, values
-from tests.offline_kernels import scale_kernel, scale_space
 from tests.ranks.kernels import add_kernel
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -42,6 +42,21 @@ def test_a_dry_run_that_never_returns_ends_the_process():
     assert "exit code 86" in outcome.message
     for word in ("the dry run of candidate", "BLOCK=32", "of p", "in run"):
         assert word in outcome.log, outcome.log
+
+
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows, columns = tl.arange(0, 128), tl.arange(0, DEPTH)
+    a = tl.load(x_ptr + rows[:, None] * DEPTH + columns[None, :])
+    acc = tl.dot(a, tl.trans(a))
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.float32) * 2 + tl.sum(tl.sum(acc, 0), 0) * 0, mask=at < n)
+
+
+def scale_space() -> list[dict[str, Any]]:
+    """100 is no power of two; a tile of 128 by 1024 halves is a quarter of a megabyte."""
+    good = [{"BLOCK": block, "DEPTH": 64, "num_warps": warps} for block in (64, 128, 256) for warps in (4, 8)]
+    return [*good, {"BLOCK": 100, "DEPTH": 64, "num_warps": 4}, {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4}]
 
 
 def _compiled_ahead(rank: int) -> Any:
