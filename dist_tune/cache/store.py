@@ -12,30 +12,25 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-
-from filelock import FileLock
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, record_bytes, record_in
 from dist_tune.safe_files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, write_whole
 from dist_tune.warn_once import warn_once
 
-LOCKS = "locks"
-"""Subfolder for the locks of files outside the cache."""
 MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
-_LOCK_TIMEOUT_S = 5.0
 _MAX_NAME = 100
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _OLDER_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
 _OWN_FILE = re.compile(
-    rf"{LOCKS}/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
-    rf"|[^/]+/({_FILE.pattern}|{_OLDER_FILE.pattern}|\.lock|.*\.(tmp|broken))"  # .lock and .broken: of older versions
+    rf"locks/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
+    rf"|[^/]+/({_FILE.pattern}|{_OLDER_FILE.pattern}|\.lock|.*\.(tmp|broken))"  # locks and .broken: of older versions
 )
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MAX_NAME - 1}}}")
 
@@ -137,20 +132,6 @@ class Cache:
             warn_once(f"{told}: {reason}. DIST_TUNE_CACHE_DIR names another folder.", topic=f"not kept in {path.parent}")
             return None
         return path
-
-    @contextmanager
-    def locked(self, target: Path) -> Iterator[None]:
-        """Hold the lock of a file outside the cache. It lies in the cache folder, because the folder of ``target`` may be shipped.
-
-        Without a lock that is refused (read-only, a file system without locks) or held for more than 5 s by a stopped process:
-        it keeps two writers from overlooking each other's changes, and ``write_whole`` alone keeps files whole.
-        """
-        with ExitStack() as stack:
-            with suppress(OSError, NotImplementedError):
-                self._make(self.folder / LOCKS)
-                lock = FileLock(self.folder / LOCKS / f"{_digest(str(target))}.lock", mode=self.rights.file)
-                stack.enter_context(lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005))
-            yield
 
     def remove(self, path: Path) -> None:
         """Delete a file of the folder that is written, if it is there.

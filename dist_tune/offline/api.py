@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_tune.configs import describe
 from dist_tune.offline.class_configs import ConfigFile, Settled, classes_of
 from dist_tune.offline.config_files import configs_there, save_configs_to_json, small_medium_large
 from dist_tune.offline.job import Job, Mode, raise_failures
@@ -142,11 +143,14 @@ def tune_files(
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
     first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
-    found = {} if min_gain is None else {file.json_file_name: configs_there(Path(save_path) / file.json_file_name) for file in files}
-    found = json.loads(job.agree(json.dumps(found)))  # folders of several machines may hold different files
+
+    def found() -> str:
+        return json.dumps([{} if min_gain is None else configs_there(Path(save_path) / file.json_file_name) for file in files])
+
+    there = json.loads(job.agree("files", found))  # folders of several machines may hold different files
     ended = iter(first)
     classes = [
-        each for file in files for each in classes_of(file, {size: next(ended) for size in file.sizes}, found.get(file.json_file_name, {}))
+        each for file, old in zip(files, there, strict=True) for each in classes_of(file, {size: next(ended) for size in file.sizes}, old)
     ]
     # All finalists are measured again, because a race times its losers only once.
     finals = [(one, size, problem) for one in classes for size, problem in one.finals()]
@@ -154,6 +158,9 @@ def tune_files(
     measured = [(one, size, each) for (one, size, _), each in zip(finals, second, strict=True)]
     choices = [one.settle({size: each for other, size, each in measured if other is one}, min_gain) for one in classes]
     settled = [each for each in choices if isinstance(each, Settled)]
+    for chosen in settled:
+        what = f'{chosen.json_file_name} {chosen.size_class}: "{describe(chosen.config)}"'
+        job.say(f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes {sorted(chosen.latencies_us)}")
 
     def save() -> str:
         full: dict[str, str] = {}

@@ -7,9 +7,8 @@ one size and twice as fast at another cancel. Knows configs, outcomes and files 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,8 @@ class Settled:
     """The new config."""
     latencies_us: dict[int, float]
     """Size -> time of the new config."""
+    regret: float
+    """Share by which it is slower than the best config of each size, over all sizes of the class: 0.03 is 3 %."""
     old_config: dict[str, Any] | None = None
     """Config of the file before, if it was compared."""
     old_latencies_us: dict[int, float] = field(default_factory=dict)
@@ -95,68 +96,54 @@ class Settled:
     """Why the new config is not in the file, where the disk is full. The records stay: started again, the script measures nothing anew."""
 
 
-@dataclass(frozen=True)
 class SizeClass:
     """One class of a file, with the outcomes at its sizes. Candidates are indices into the space; the old config may be one more."""
 
-    file: ConfigFile
-    name: str
-    found: Mapping[int, Outcome]
-    """Size -> outcome, of sizes that could be tuned."""
-    old: dict[str, Any] | None
-    """Config to compare with."""
-
-    @cached_property
-    def _candidates(self) -> tuple[list[dict[str, Any]], int | None]:
-        """The space, extended by the old config if it is none of them; and the old one's index."""
-        own, originals = launchable(self.file.search_space)
-        if self.old is None:
-            return originals, None
-        old = without_amd_keys(self.old)
-        return (originals, own.index(old)) if old in own else ([*originals, self.old], len(originals))
-
-    @cached_property
-    def shortlisted(self) -> list[int]:
-        """Candidates to measure once more at all sizes; one, if there is nothing to compare."""
-        _, old = self._candidates
-        winners = {outcome.winner for outcome in self.found.values()}
-        failed = {i for outcome in self.found.values() for i in outcome.failures}
-        by_size = [outcome.latencies_us for outcome in self.found.values()]
-        chosen = shortlist(by_size, winners, failed) if len(self.found) > 1 else sorted(winners)
-        return chosen if old is None else sorted({*chosen, old})
+    def __init__(self, file: ConfigFile, name: str, found: Mapping[int, Outcome], old: dict[str, Any] | None) -> None:
+        """``found``: size -> outcome, of sizes that could be tuned; ``old``: config to compare with."""
+        self.file, self.name, self.found, self.old = file, name, found, old
+        own, self._space = launchable(file.search_space)
+        self._old: int | None = None
+        if old is not None:
+            same = without_amd_keys(old)
+            self._old = own.index(same) if same in own else len(own)
+            self._space = [*self._space, old]
+        winners = {each.winner for each in found.values()}
+        failed = {i for each in found.values() for i in each.failures}
+        known = slowdowns([{i: us for i, us in each.latencies_us.items() if i not in failed} for each in found.values()])
+        near = sorted(known, key=lambda i: (known[i], i))[:N_SHORTLISTED] if len(found) > 1 else []
+        self.shortlisted = sorted({*(winners - failed), *near, *([] if self._old is None else [self._old])})
+        """Candidates to measure once more at all sizes: the best of each size, the best over all so far, and the old one."""
 
     def finals(self) -> list[tuple[int, Problem]]:
-        """(size, problem) of the measurements to make once more."""
+        """(size, problem) of the measurements to make once more; none if there is nothing to compare."""
         if len(self.shortlisted) < 2 and all({*self.shortlisted} <= {each.winner, *each.latencies_us} for each in self.found.values()):
             return []
-        space, _ = self._candidates
-        finalists = [space[i] for i in self.shortlisted]
+        finalists = [self._space[i] for i in self.shortlisted]
         return [(size, self.file.problem(size, f", {self.name} compared", finalists)) for size in self.found]
 
     def settle(self, measured: Mapping[int, Ended], min_gain: float | None) -> Settled | Failed:
         """The choice. ``measured``: size -> result of its final; empty where there was nothing to compare."""
-        by_size: dict[int, dict[int, float]]
+        times = {size: {i: each.latencies_us.get(i, each.latency_us) for i in self.shortlisted} for size, each in self.found.items()}
         if measured:
-            results = {size: each.latencies_us if isinstance(each, Outcome) else {} for size, each in measured.items()}
-            by_size = {size: {self.shortlisted[k]: us for k, us in each.items()} for size, each in results.items()}
-        else:
-            by_size = {size: {i: each.latencies_us.get(i, each.latency_us) for i in self.shortlisted} for size, each in self.found.items()}
-        times = list(by_size.values())
-        winner = choose(times)
-        if winner is None:
+            us = {size: each.latencies_us if isinstance(each, Outcome) else {} for size, each in measured.items()}
+            times = {size: {self.shortlisted[k]: t for k, t in each.items()} for size, each in us.items()}
+        known, old = slowdowns(list(times.values())), self._old
+        if not known:
             reason = f"no config runs at all of the sizes {sorted(self.found)}: split the class, or add configs that do"
             return Failed(f"{self.file.json_file_name} {self.name}", reason)
-        space, old = self._candidates
-        share = gain(times, winner, old) if old is not None and all(old in each for each in times) else None
+        winner = min(known, key=lambda i: (known[i], i))
+        gain = known[old] / known[winner] - 1 if old is not None and old in known else None
         return Settled(
             self.file.json_file_name,
             self.name,
-            Problem("", space, lambda config: (lambda: None, None), self.file.config_callback).config_of(winner),
-            {size: each[winner] for size, each in by_size.items()},
+            Problem("", self._space, lambda config: (lambda: None, None), self.file.config_callback).config_of(winner),
+            {size: each[winner] for size, each in times.items()},
+            regret=known[winner] - 1,
             old_config=self.old,
-            old_latencies_us={size: each[old] for size, each in by_size.items() if old is not None and old in each},
-            gain=share,
-            is_saved=winner != old and (share is None or min_gain is None or share >= min_gain),
+            old_latencies_us={size: each[old] for size, each in times.items() if old is not None and old in each},
+            gain=gain,
+            is_saved=winner != old and (gain is None or min_gain is None or gain >= min_gain),
         )
 
 
@@ -164,34 +151,13 @@ def classes_of(file: ConfigFile, ended: Mapping[int, Ended], there: Mapping[str,
     """The classes with a size that could be tuned. ``ended``: size -> result; ``there``: class -> config to compare with."""
     classes: dict[str, dict[int, Outcome]] = {}
     for size in file.sizes:
-        found = classes.setdefault(file.classes(size), {})
         if isinstance(each := ended[size], Outcome):
-            found[size] = each
-    return [SizeClass(file, name, found, there.get(name)) for name, found in classes.items() if found]
+            classes.setdefault(file.classes(size), {})[size] = each
+    return [SizeClass(file, name, found, there.get(name)) for name, found in classes.items()]
 
 
 def slowdowns(by_size: Sequence[Latencies]) -> dict[int, float]:
     """Config -> geometric mean over sizes of its slowdown, for configs that were measured at every size."""
-    common = set.intersection(*(set(each) for each in by_size)) if by_size else set()
-    best = [min(each.values()) for each in by_size if each]
-    return {
-        i: math.exp(math.fsum(math.log(each[i] / least) for each, least in zip(by_size, best, strict=True)) / len(best)) for i in common
-    }
-
-
-def shortlist(by_size: Sequence[Latencies], winners: Collection[int], failed: Collection[int]) -> list[int]:
-    """Configs to measure again at all sizes: the best of each size and the best over all, so far. In order of index."""
-    known = slowdowns([{i: t for i, t in each.items() if i not in failed} for each in by_size])
-    best = sorted(known, key=lambda i: (known[i], i))[:N_SHORTLISTED]
-    return sorted({*(i for i in winners if i not in failed), *best})
-
-
-def choose(by_size: Sequence[Latencies]) -> int | None:
-    """The config with the least slowdown over all sizes; of equals the first. None if none was measured at every size."""
-    known = slowdowns(by_size)
-    return min(known, key=lambda i: (known[i], i), default=None)
-
-
-def gain(by_size: Sequence[Latencies], new: int, old: int) -> float:
-    """Share by which ``new`` is faster than ``old`` over all sizes: 0.03 is 3 %."""
-    return math.exp(math.fsum(math.log(each[old] / each[new]) for each in by_size) / len(by_size)) - 1
+    common = set.intersection(*map(set, by_size)) if by_size else set()
+    pairs = [(each, min(each.values(), default=1.0)) for each in by_size]
+    return {i: math.exp(math.fsum(math.log(each[i] / best) for each, best in pairs) / len(pairs)) for i in common}

@@ -1,7 +1,6 @@
 """Files of tuned configs that are shipped with a kernel: JSON, one config for each class of sizes.
 
-Knows the layouts of such files (small/medium/large, M_LEQ_n, any) and how to write them safely; nothing of tuning. The formats are those of
-aiter's tuned GEMMs, so files may be exchanged.
+Knows the classes of such files (small/medium/large, M_LEQ_n, any), which are those of aiter's tuned GEMMs; nothing of tuning.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from dist_tune.cache import Cache
 from dist_tune.safe_files import RefusedFileError, read_regular, sweep, write_whole
-from dist_tune.settings import Settings
 from dist_tune.warn_once import callers_level
 
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
@@ -30,6 +28,8 @@ SMALL, MEDIUM = 256, 2048
 """Largest sizes of the classes small and medium."""
 _MAX_SPELLED = 200
 """Characters of a file's content in a message."""
+_CONFIGS = TypeAdapter(dict[str, dict[str, Any]])
+"""The content of a file: class -> config."""
 _NAMED = ("small", "medium", "large")
 _BOUND = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,18})")
 
@@ -58,8 +58,8 @@ def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]) -> None:
     """Write configs, by class, into ``save_path / json_file_name``; classes that are only in the file stay.
 
-    The file is replaced at once, so that no reader sees a part of it, and writers with one ``DIST_TUNE_CACHE_DIR`` take turns: the lock is
-    kept there. A file that is no JSON object is set aside as ``.broken`` with a warning. The folder is made if it is missing.
+    The file is replaced at once, so that no reader sees a part of it; of two writers at the same moment the last one's classes stay. A file
+    that holds no configs is replaced with a warning. The folder is made if it is missing.
 
     Raises:
         ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
@@ -68,11 +68,9 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     file_content(json_file_name, configs)
     folder = Path(save_path)
     folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder, time.time())
     path = folder / json_file_name
-    settings = Settings()
-    with Cache(settings.cache_folders, is_shared=settings.cache_shared).locked(folder.resolve() / json_file_name):
-        sweep(folder, time.time())
-        write_whole(path, file_content(json_file_name, {**configs_there(path), **configs}))
+    write_whole(path, file_content(json_file_name, {**configs_there(path), **configs}))
 
 
 def file_content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
@@ -103,71 +101,57 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
     """
     status = os.stat(path)
     configs = _read(os.fspath(path), status.st_mtime_ns, status.st_size, status.st_ino)
-    for name in _preferred(configs, M):
-        return without_amd_keys(configs[name])
-    classes = str(list(configs))[:_MAX_SPELLED]
-    raise ValueError(f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any")
+    fits = [(fit, name) for name in configs if (fit := _fit(name, M)) is not None]
+    if not fits:
+        classes = str(list(configs))[:_MAX_SPELLED]
+        raise ValueError(f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any")
+    return without_amd_keys(configs[min(fits)[1]])
 
 
-def configs_there(path: Path) -> dict[str, Any]:
-    """The configs of a file by class; none if it is missing. One that is no JSON object is set aside, with a warning."""
+def configs_there(path: Path) -> dict[str, dict[str, Any]]:
+    """The configs of a file by class; none if it is missing, or with a warning if it holds none."""
     try:
-        configs = _parsed(path)
-        if isinstance(configs, dict):
-            return configs
-        reason = f"holds a {type(configs).__name__}"
+        return _parsed(path)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        reason = str(error)
-    aside = path.with_name(f"{path.name}.broken")
-    os.replace(path, aside)
-    warnings.warn(f"{path} {reason}; it is now {aside.name}, and a new file takes its place", stacklevel=callers_level())
-    return {}
+        warnings.warn(f"{error}: a new file takes its place", stacklevel=callers_level())
+        return {}
 
 
-def _preferred(configs: Mapping[str, Any], size: int) -> list[str]:
-    bounds = {name: (match[1], int(match[2])) for name in configs if (match := _BOUND.fullmatch(name))}
-    leq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "LEQ")
-    geq = sorted((limit, name) for name, (kind, limit) in bounds.items() if kind == "GEQ")
-    wanted = _NAMED.index(small_medium_large()(size))
-    steps = {name: _NAMED.index(stem) - wanted for name in configs if (stem := name.partition("_")[0]) in _NAMED}
-    larger = sorted((step, name) for name, step in steps.items() if step >= 0)
-    smaller = sorted((-step, name) for name, step in steps.items() if step < 0)
-    return [
-        *[name for limit, name in leq if limit >= size],
-        *[name for limit, name in reversed(geq) if limit <= size],
-        *[name for step, name in larger if step == 0],
-        *[name for name in ("any",) if name in configs],
-        *[name for _, name in [*larger, *smaller, *reversed(leq)]],
-    ]
+def _fit(name: str, size: int) -> tuple[int, int] | None:
+    """How well the class of this name serves a size, the least is the best: the kind of fit, and the distance; None: not at all."""
+    if match := _BOUND.fullmatch(name):
+        distance = int(match[2]) - size
+        if match[1] == "GEQ":
+            return (1, -distance) if distance <= 0 else None
+        return (0, distance) if distance >= 0 else (6, -distance)
+    if name == "any":
+        return 3, 0
+    if (stem := name.partition("_")[0]) not in _NAMED:
+        return None
+    step = _NAMED.index(stem) - _NAMED.index(small_medium_large()(size))
+    return (4, step) if step > 0 else (5, -step) if step < 0 else (2, 0)
 
 
 @functools.lru_cache(maxsize=256)
 def _read(path: str, mtime_ns: int, n_bytes: int, inode: int) -> dict[str, dict[str, Any]]:
-    try:
-        configs = _parsed(path)
-    except ValueError as error:
-        raise ValueError(f"{path} {error}") from error
-    if not isinstance(configs, dict) or not all(isinstance(each, dict) for each in configs.values()):
-        raise ValueError(f"{path} is no JSON object of configs by class")
-    return configs
+    return _parsed(path)
 
 
-def _parsed(path: str | Path) -> Any:
-    """The JSON in a file.
+def _parsed(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The configs in a file.
 
     Raises:
-        ValueError: it is none, or no regular file, or larger than 64 MiB. The message is a predicate.
+        ValueError: it holds none, or is no regular file, or larger than 64 MiB. The message begins with its path.
         OSError: the system refuses to read it.
     """
     try:
-        return json.loads(read_regular(path), parse_constant=_refuse)
+        configs = _CONFIGS.validate_json(read_regular(path))
+        json.dumps(configs, allow_nan=False)  # pydantic takes NaN, which other readers of the file would not
     except RefusedFileError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON ({str(error)[:_MAX_SPELLED]})") from error
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} stands for a value")
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"{path} is no JSON object of configs by class ({reason[:_MAX_SPELLED]})") from error
+    return configs

@@ -7,14 +7,11 @@ so that a job which is started again goes on where it was.
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -99,9 +96,9 @@ class Job:
         self._forget()
         return outcome
 
-    def agree(self, text: str) -> str:
-        """The first rank's text, the same on all ranks."""
-        return self._meet("files", lambda: text, _first)
+    def agree(self, topic: str, work: Callable[[], str]) -> str:
+        """The text of the first rank's ``work``, the same on all ranks."""
+        return self._meet(topic, lambda: work() if self._ranks.is_first else "", _first)
 
     def finish(self, save: Callable[[], str]) -> str:
         """Save the results on the first rank, and delete the records. Every rank returns after the save, what ``save`` returned.
@@ -110,7 +107,7 @@ class Job:
         """
         why = ""
         with suppress(StoreGoneError):  # its host has saved before us, and its program is at its end
-            why = self._meet("saving", lambda: save() if self._ranks.is_first else "", _first)
+            why = self.agree("saving", save)
         if not why:
             self._forget()
         return why
@@ -127,7 +124,7 @@ class Job:
                 ended = self._ended(problems[task], options, Ranks(), start)
                 n_done, seconds = queue.put(task, _ENDED.dump_json(ended).decode()), time.monotonic() - began
                 left_s = seconds / n_done * (len(problems) - n_done)
-                self._say(
+                self.say(
                     f"{n_done} of {len(problems)} problems done on {len(members)} ranks in {seconds:.0f} s, about {left_s:.0f} s to go"
                 )
         except BaseException:
@@ -143,7 +140,7 @@ class Job:
             if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_own:
                 raise
             failed = Failed(problem.name, f"{type(error).__name__}: {error}")
-            self._say(f"{problem.name}: {failed.error}")
+            self.say(f"{problem.name}: {failed.error}")
             return failed
 
     def _outcome(self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0, start: float = 0.0) -> Outcome:
@@ -158,14 +155,13 @@ class Job:
         tuning = Tuning(problem.name, ranks, plan, self._settings)
         try:
             tuning.meet(launch)
-            with raising_on_termination():
-                tuning.tune(partial(tuning.missed, launch), None)
+            tuning.tune(partial(tuning.missed, launch), None)
             record = next(each for each in tuning.records if each.kernel == problem.name)
             times = {
                 i: each.latency_ms * 1e3 for i, each in enumerate(record.candidates) if each.latency_ms is not None and each.failure is None
             }
             if record.winner not in times and ranks.is_alone:  # there is no race where one candidate runs
-                times[record.winner] = measure(launch.made(record.winner).run, num_iters=options.num_iters).median_us
+                times[record.winner] = measure(launch.made(record.winner)[0], num_iters=options.num_iters).median_us
         finally:
             launch.drop()
             problem.release()
@@ -177,7 +173,7 @@ class Job:
             n_resumed=len(times.keys() - launch.timed) if len(times) > 1 else 0,
         )  # fmt: skip
         best = f'{outcome.latency_us:.1f} us, {len(times)} measured, {len(failures)} dropped: "{record.best.config}"'
-        self._say(f"{problem.name}: {best}")
+        self.say(f"{problem.name}: {best}")
         return outcome
 
     def _forget(self) -> None:
@@ -187,7 +183,8 @@ class Job:
             with suppress(OSError):
                 cache.remove(cache.path_of(key))
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """One line in this rank's log."""
         with tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress) as log:
             log.bind(progress=True).info(text)
 
@@ -197,22 +194,6 @@ def raise_failures(ended: Sequence[Any]) -> None:
     if failed := [each for each in ended if isinstance(each, Failed)]:
         listed = "\n".join(f"{each.name}: {each.error}" for each in failed)
         raise DistTuneError(f"{len(failed)} of {len(ended)} problems could not be tuned:\n{listed}")
-
-
-@contextmanager
-def raising_on_termination() -> Iterator[None]:
-    """Let SIGTERM, by which launchers and schedulers stop a process, raise ``SystemExit``, so that the journal can note the interruption.
-
-    A handler of the user's stays, and threads other than the main one are left as they are.
-    """
-    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_ours:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @Reduction

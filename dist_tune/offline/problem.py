@@ -24,15 +24,14 @@ SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
 _SHARE, _LEAST = 0.05, 48
 """Share of a space that random and guided search try by default, but at least so many configs."""
 _FULL: dict[str, tuple[int, ...]] = {
-    "num_stages": (1, 2, 3, 4, 5), "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
-    "BLOCK_SIZE_N": (32, 64, 128, 256), "num_warps": (2, 4, 8), "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_N": (32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
+    "GROUP_SIZE_M": (1, 8, 16, 32, 64), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5),
     "waves_per_eu": (1, 2, 4, 6, 8), "matrix_instr_nonkdim": (16,),
 }  # fmt: skip
 _SMALL: dict[str, tuple[int, ...]] = {
-    "num_stages": (2, 3), "BLOCK_SIZE_M": (16, 32), "BLOCK_SIZE_K": (64,), "BLOCK_SIZE_N": (32, 64), "num_warps": (4,),
-    "GROUP_SIZE_M": (1,), "waves_per_eu": (2,), "matrix_instr_nonkdim": (16,),
+    "BLOCK_SIZE_M": (16, 32), "BLOCK_SIZE_N": (32, 64), "BLOCK_SIZE_K": (64,), "GROUP_SIZE_M": (1,), "num_warps": (4,),
+    "num_stages": (2, 3), "waves_per_eu": (2,), "matrix_instr_nonkdim": (16,),
 }  # fmt: skip
-_ORDER = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
 
 
 def get_search_space(small: bool = False) -> list[dict[str, Any]]:
@@ -42,8 +41,7 @@ def get_search_space(small: bool = False) -> list[dict[str, Any]]:
     those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and so runs 4,500 of the 22,500.
     """
     values = _SMALL if small else _FULL
-    rows = (dict(zip(values, row, strict=True)) for row in product(*values.values()))
-    return [{name: each[name] for name in _ORDER} for each in rows]
+    return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
 
 
 def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

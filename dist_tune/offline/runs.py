@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,15 +24,10 @@ from dist_tune.validation import spelled
 Run = Callable[[], Any]
 MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
 """From a config to a run and its expected result (None: not checked)."""
+Made = tuple[Run, Any]
+"""The factory's answer for one config."""
 _MAX_HELD = 256
 """Runs kept at most; on a GPU only while at least half of its memory is free."""
-
-
-class Made(NamedTuple):
-    """The factory's answer for one config."""
-
-    run: Run
-    ground_truth: Any
 
 
 class RunLaunch(FunctionLaunch):
@@ -49,17 +44,15 @@ class RunLaunch(FunctionLaunch):
 
         ``refuses_talk``: a run that communicates with other ranks raises.
         """
-        own = [dict(config) for config in configs]  # the callback changes them
-        function = TunableFunction(self.made, own, describe_all(own), key_fn=None, prune_fn=None, check=None, bucket=None)
+        function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
         super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
         self.name = name
         self.dry_run = self._dry_run if is_alone and not is_interpreted() else None  # collectives would be made in a dry run
         self.timed: set[int] = set()
         """Candidates that this process has timed."""
-        self._index = {id(config): i for i, config in enumerate(own)}
+        self._index = {id(config): i for i, config in enumerate(configs)}
         self._make, self._callback, self._tolerances, self._source = make, callback, tolerances, source
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
-        self._changed: set[int] = set()
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
         self._scheduled = 0
 
@@ -79,7 +72,7 @@ class RunLaunch(FunctionLaunch):
     def run(self, config: dict[str, Any], undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
         i = self._index[id(config)]
-        run = self.made(i).run
+        run, _ = self.made(i)
         if span is not None:
             self.timed.add(i)
             span.begin()
@@ -126,18 +119,17 @@ class RunLaunch(FunctionLaunch):
         return self._held[index]
 
     def _made_now(self, index: int) -> Made | Exception:
-        config = self.owner.configs[index]
+        config = dict(self.owner.configs[index])
         try:
-            if self._callback is not None and index not in self._changed:
+            if self._callback is not None:
                 self._callback(config)
-                self._changed.add(index)
             made = self.with_room(lambda: self._make(dict(config)))  # a copy: launchers may take keys out of it
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)
         if made is None:
             return TypeError("make_run_and_gt_fn returned None for this config")
         if isinstance(made, tuple | list) and len(made) == 2 and callable(made[0]):
-            return Made(*made)
+            return made[0], made[1]
         raise TypeError(
             f"make_run_and_gt_fn must return (run, ground_truth): a function without arguments and its expected result (None: not "
             f"checked), got {spelled(made)}"
@@ -159,7 +151,7 @@ class RunLaunch(FunctionLaunch):
         """The launches inside a run, which are not made."""
         index = self._index[id(config)]
         try:
-            return dry_run(partial(self._watched, self.made(index).run), label, index)
+            return dry_run(partial(self._watched, self.made(index)[0]), label, index)
         except CommunicatesError:
             raise
         except Exception:  # noqa: BLE001  # without results a run may fail; where it fails with them, that is a vote
@@ -181,7 +173,7 @@ class _RunChecker(Checker):
             return run()
 
         def ground_truth(run: Run) -> Any:
-            return launch.made().ground_truth
+            return launch.made()[1]
 
         atol, rtol = tolerances
         super().__init__(Matches(ground_truth, rtol, atol), run, is_repeatable=is_alone)
@@ -190,20 +182,20 @@ class _RunChecker(Checker):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Poison the memory that results may lie in, if the scheduled run is checked."""
         try:
-            made = self._launch.made()
+            run, ground_truth = self._launch.made()
         except Exception:  # noqa: BLE001  # of the factory: the run will raise it, too
             return
-        if made.ground_truth is not None:
-            super().begin((made.run,), {}, is_repeated=is_repeated)
+        if ground_truth is not None:
+            super().begin((run,), {}, is_repeated=is_repeated)
 
     def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Reason why the scheduled run is wrong; empty if it is right."""
-        made = self._launch.made()
-        if made.ground_truth is None:
+        run, ground_truth = self._launch.made()
+        if ground_truth is None:
             return ""
         self._is_repeating = False
         try:
-            judge = partial(super().judge, result, (made.run,), {})
+            judge = partial(super().judge, result, (run,), {})
             return str(self._launch.with_room(judge) if self._is_alone else judge())
         except Exception as error:  # of a run that works once: a vote against this config
             if not self._is_alone or is_fatal(error):  # the device is lost, also to the other configs

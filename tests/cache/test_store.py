@@ -408,11 +408,12 @@ def test_remove(cache: Cache, tmp_path: Path):
         cache.remove(path.parent)
 
 
-# -- several writers ---------------------------------------------------------------------------------------------------
-
-
-def test_a_refused_lock_is_done_without(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file system that has no locks keeps nobody from writing, and no error within is taken for a refusal."""
-    monkeypatch.setattr("dist_tune.cache.store.FileLock.acquire", raising(OSError(errno.ENOLCK, "No locks available")))
-    with pytest.raises(OSError, match="of the body"), cache.locked(tmp_path / "file"):
-        raise OSError("of the body")
+def test_leftovers_are_swept_by_the_next_store(cache: Cache):
+    """Temporary files of processes that were killed an hour ago and more."""
+    path = kept(cache, record())
+    for name, age_s in (("old.tmp", 4000), ("new.tmp", 3000)):
+        (path.parent / name).write_bytes(b"part")
+        seconds = path.stat().st_mtime - age_s
+        os.utime(path.parent / name, (seconds, seconds))
+    cache.store(record(2))
+    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]

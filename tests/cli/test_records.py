@@ -13,7 +13,6 @@ import pytest
 
 from dist_tune.cache import Cache, QuarantinedConfig, Seconds, TuningRecord, quarantine
 from dist_tune.cache import environment as environment_here
-from dist_tune.offline.config_files import save_configs_to_json
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import FILE, Answers, keep, run
@@ -310,7 +309,7 @@ def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
 
 def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
     """Records, broken and temporary files and locks go, also what lies in their place as a link; everything else stays."""
-    save_configs_to_json("configs.json", tmp_path, {"any": {}})  # leaves a lock
+    (cache.folder / "locks").mkdir(parents=True)
     (cache.folder / "locks" / "0.lock").touch()
     (stem,) = keep(cache, record())
     folder, outside = cache.folder / "model.gemm", tmp_path / "outside"

@@ -1,15 +1,20 @@
-"""Dry runs, by which a tuning script learns what to compile: one that never returns ends the process, and says which it was."""
+"""Dry runs, by which a tuning script learns what to compile, so that its kernels are compiled before they are launched."""
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from dist_tune.offline import tune_kernel
-from dist_tune.testing import on_ranks
+from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -37,3 +42,38 @@ def test_a_dry_run_that_never_returns_ends_the_process():
     assert "exit code 86" in outcome.message
     for word in ("the dry run of candidate", "BLOCK=32", "of p", "in run"):
         assert word in outcome.log, outcome.log
+
+
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows, columns = tl.arange(0, 128), tl.arange(0, DEPTH)
+    a = tl.load(x_ptr + rows[:, None] * DEPTH + columns[None, :])
+    acc = tl.dot(a, tl.trans(a))
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.float32) * 2 + tl.sum(tl.sum(acc, 0), 0) * 0, mask=at < n)
+
+
+def scale_space() -> list[dict[str, Any]]:
+    """100 is no power of two; a tile of 128 by 1024 halves is a quarter of a megabyte."""
+    good = [{"BLOCK": block, "DEPTH": 64, "num_warps": warps} for block in (64, 128, 256) for warps in (4, 8)]
+    return [*good, {"BLOCK": 100, "DEPTH": 64, "num_warps": 4}, {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4}]
+
+
+def _compiled_ahead(rank: int) -> Any:
+    x = torch.ones(128 * 1024, dtype=torch.float16)
+
+    def make(config: dict[str, Any]) -> Any:
+        return (lambda: scale_kernel[(triton.cdiv(4096, config["BLOCK"]),)](x, torch.empty(4096), 4096, **config)), None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best = tune_kernel(scale_space(), make, num_iters=2)
+    log = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log").read_text()
+    return best, "out of resource" in log, "arange's range must be a power of 2" in log
+
+
+def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_never_is():
+    """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
+    best, has_too_large, has_uncompiled = values(on_ranks(1, _compiled_ahead, mode="fake", is_dist=False))[0]
+    assert best["BLOCK"] in (64, 128, 256)
+    assert (has_too_large, has_uncompiled) == (True, True)

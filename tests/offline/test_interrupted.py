@@ -65,7 +65,7 @@ def test_a_config_that_ends_the_process_twice_is_left_out(tmp_path: Path):
 @pytest.mark.processes
 def test_an_interrupted_script_casts_no_suspicion(tmp_path: Path):
     """SIGTERM, by which launchers end healthy processes, twice; then it runs to its end with all configs."""
-    assert [run_program(tmp_path, 3, 1, 2, signal.SIGTERM).returncode for _ in range(2)] == [143, 143]
+    assert [run_program(tmp_path, 3, 1, 2, signal.SIGTERM).returncode for _ in range(2)] == [-15, -15]
     done = run_program(tmp_path, 3, 1, 2, signal.SIGTERM)
     assert (done.returncode, done.stdout.split()[0], done.stdout.split()[2:]) == (0, "7", []), done.stderr
 

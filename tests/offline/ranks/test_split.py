@@ -106,14 +106,6 @@ def test_sharing_out_what_communicates_is_refused():
         assert each.seconds < 9
 
 
-def test_refused_under_the_interpreter_too():
-    """Nothing is compiled there, and a run is watched all the same."""
-    outcomes = on_ranks(2, _all_reduce, "", "split")
-    assert any(each.error == "CommunicatesError" for each in outcomes)
-    assert all('mode="merge"' in each.message and each.seconds < 9 for each in outcomes)
-    assert all("one rank cannot tune it alone: the others would not take part." in each.message for each in outcomes)
-
-
 def test_what_communicates_is_tuned_by_all_together():
     """The slowest rank decides, and all have one winner."""
     got = values(on_ranks(2, _all_reduce, "", "merge"))
@@ -167,16 +159,19 @@ def _one_fails(rank: int, folder: str) -> Any:
     def fails(config: dict[str, Any]) -> Any:
         return (lambda: torch.zeros(2)), torch.ones(2)
 
-    ended = tune_problems([Problem("bad", SPACE, fails), problem("good", 1, folder)], **QUICK)
-    assert isinstance(ended[0], Failed)
-    return ended[0].error, ended[1].name, isinstance(ended[1], Outcome)
+    problems = [Problem("bad", SPACE, fails), Problem("empty", [], fails), problem("good", 1, folder)]
+    bad, empty, good = tune_problems(problems, **QUICK)
+    assert isinstance(bad, Failed)
+    assert isinstance(empty, Failed)
+    assert isinstance(good, Outcome)
+    return bad.error, empty.error, good.winner
 
 
 def test_a_problem_that_fails_leaves_the_others_alone(tmp_path: Path):
-    """Nothing answers rightly in the first: that is its result, with the reasons, on all ranks."""
+    """Nothing answers rightly in the first, the second cannot begin: these are their results, with the reasons, on all ranks."""
     got = values(on_ranks(2, _one_fails, str(tmp_path)))
     assert got[0] == got[1]
-    assert got[0][1:] == ("good", True)
+    assert got[0][1:] == ("ValueError: the search space is empty: there is nothing to choose from", 1)
     assert "NoValidConfigError" in got[0][0]
     assert "wrong by 1" in got[0][0]
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.offline import Failed, Outcome, Problem, tune_and_save_configs, tune_kernel, tune_problems
-from dist_tune.testing import values
+from dist_tune.offline import Problem, tune_and_save_configs, tune_kernel, tune_problems
 from tests.offline.ranks.test_split import problem
-from tests.ranks.world import DEADLINE_S, ROOT, same_error
+from tests.ranks.world import DEADLINE_S, same_error
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -74,69 +69,3 @@ def test_a_file_that_cannot_be_written_is_told_to_all(tmp_path: Path):
         assert "FileExistsError" in {each.error for each in outcomes}
         assert {each.error for each in outcomes} <= {"FileExistsError", "PeerFailedError"}
         assert all(each.seconds < 4 * DEADLINE_S for each in outcomes)
-
-
-def _no_space(rank: int, folder: str) -> Any:
-    first, second = tune_problems([Problem("empty", [], lambda config: (lambda: None, None)), problem("good", 1, folder)], **QUICK)
-    assert isinstance(first, Failed)
-    assert isinstance(second, Outcome)
-    return first.error, second.winner
-
-
-def test_a_problem_that_cannot_even_begin_leaves_the_others_alone(tmp_path: Path):
-    got = values(on_ranks(2, _no_space, str(tmp_path)))
-    assert got[0] == got[1] == ("ValueError: the search space is empty: there is nothing to choose from", 1)
-
-
-PROGRAM = """
-import glob, os, pathlib, signal, sys, time
-import torch, torch.distributed as dist
-from dist_tune.offline import ConfigFile, Problem, tune_files, load_config
-dist.init_process_group("gloo")
-folder, rank = sys.argv[1], os.environ["RANK"]
-
-def has_record(size):
-    # One round of this problem is over: the next run is of a second round, or of the comparison at the end.
-    journals = glob.glob(f"{os.environ['DIST_TUNE_LOG_DIR']}/journal/*M={size}-*.jsonl")
-    return any('"t": "end"' in pathlib.Path(path).read_text() for path in journals)
-
-def make_for_size(size):
-    def make(config):
-        def run():
-            with open(f"{folder}/runs-{size}-{config['i']}", "a") as file:
-                file.write("x")
-            if size == 300 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and has_record(size):
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.005 * (1 + abs(config["i"] - size % 4)))
-            return torch.ones(2)
-        return run, torch.ones(2)
-    return make
-
-sizes, space = (16, 300, 4097), [{"i": i} for i in range(4)]
-tune_files([ConfigFile("k.json", sizes, make_for_size, space)], folder, num_iters=2)
-print("rank", rank, [load_config(f"{folder}/k.json", size)["i"] for size in sizes], flush=True)
-dist.barrier()
-os._exit(0)
-"""
-
-
-@pytest.mark.slow  # tests/ranks/test_supervised.py has an agent that starts a job again
-def test_a_job_that_torchrun_starts_again_goes_on_where_it_was(tmp_path: Path):
-    """The agent ends all ranks when one is killed; after the restart problems that were done are not tuned again."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    env = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "DIST_TUNE_LOG_DIR": str(tmp_path / "logs"),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [str(ROOT / "launch/launch.sh"), "--nproc_per_node=2", "--max-restarts=2", "program.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env={**env, "PATH": path}, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("[0, 0, 1]") == 2, done.stdout
-    assert json.loads((tmp_path / "k.json").read_text()) == {"small": {"i": 0}, "medium": {"i": 0}, "large": {"i": 1}}
-    # In the logs: stderr has the progress of rank 0 alone, and either rank may go on with the problem.
-    assert any("tried before" in path.read_text() for path in (tmp_path / "logs").glob("rank-*.log"))
-    assert not list((tmp_path / "logs" / "journal").glob("*.jsonl"))
