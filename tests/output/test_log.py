@@ -19,15 +19,12 @@ from typing import Any
 import pytest
 import torch
 import triton
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dist_tune import autotune
 from dist_tune.output.events import EVENT
 from dist_tune.output.log import tuning_log
 from dist_tune.output.story import Story
 from dist_tune.output.terminal import Terminal
-from dist_tune.output.words import printable
 from dist_tune.settings import Settings
 from tests.function_options import BLOCKS, QUICK, quiet
 from tests.log_lines import lines_of
@@ -178,14 +175,6 @@ def test_a_name_begins_no_line_and_moves_no_cursor(tmp_path: Path, capsys: pytes
     escaped = r"f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\x00\udcff"
     assert lines_of(tmp_path / "rank-0.log")[-1][13:] == f"INFO    {escaped}"
     assert capsys.readouterr().err == f"dist_tune: {escaped}\n"
-
-
-@given(st.text())
-def test_any_text_is_one_printable_line(text: str):
-    """Text that was printable stays as it is."""
-    assert printable(text).isprintable()
-    assert printable(printable(text)) == printable(text)
-    assert not text.isprintable() or printable(text) == text
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
