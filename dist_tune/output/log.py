@@ -21,10 +21,11 @@ from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
 
 from dist_tune import __version__
+from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import printable
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
-from dist_tune.warn_once import to_terminal, warn_once
+from dist_tune.warn_once import warn_once
 
 if TYPE_CHECKING:
     from dist_tune.output.story import Story
@@ -160,26 +161,22 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
     file_level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     file = RankFile(settings.log_dir / f"rank-{rank}.log", lambda: _header(rank))
     is_all_shown, is_any_shown = is_first and (is_verbose or settings.shown == "verbose"), is_first and settings.shown != "quiet"
+    spelled: Callable[..., str] = (lambda line, **_: line) if story is None else story.spelled
+    terminal = Terminal("", is_shown=False) if story is None else story.terminal
     is_over = False
-
-    def numbered(line: str) -> str:
-        return line if story is None else story.numbered(line)
 
     def write(level: int, message: str, progress: bool | str) -> None:
         if level >= file_level:
             # Without lines of level INFO there is none that explains a number.
-            text = printable(numbered(message) if file_level <= logging.INFO else message)
+            text = printable(spelled(message) if file_level <= logging.INFO else message)
             file.write(f"{_stamp(level)} {text}\n".encode())
         if story is not None and level >= logging.WARNING:
             story.told(logging.getLevelName(level), message)
         is_all = is_all_shown and level >= logging.INFO
-        if is_over or not (is_all or (is_any_shown and progress)):
-            return
-        text = numbered(message) if is_all else progress if isinstance(progress, str) else message
-        if story is not None:  # numbers are explained in lines that verbose shows
-            story.terminal.line(text if is_all else story.for_people(text))
-        else:
-            to_terminal(f"dist_tune: {printable(text)}\n")
+        if not is_over and (is_all or (is_any_shown and progress)):
+            # Numbers are explained in lines that verbose shows.
+            text = spelled(message) if is_all else spelled(progress if isinstance(progress, str) else message, for_people=True)
+            terminal.line(text)
 
     try:
         yield Logger(write, min(file_level, logging.DEBUG))

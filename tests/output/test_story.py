@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from dist_tune.output.terminal import Terminal
 from dist_tune.safe_files import opener
 
 pytestmark = pytest.mark.once
-
-ADVICE = "DIST_TUNE_LOG_DIR names another folder"
 
 
 def events_of(folder: Path, rank: int = 0) -> list[Any]:
@@ -63,21 +60,6 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     assert (first.pid, first.world_size, bool(first.command), first.versions["torch"]) == (os.getpid(), 2, True, torch.__version__)
     assert [each.text for each in others if each.kind == "message"] == ["one", "two"]
     assert {each.tuning for each in others} == {"f, call 1"}
-
-
-def test_events_are_their_owners_alone(tmp_path: Path):
-    """Mode 0600 in a folder of mode 0700."""
-    written(tmp_path / "logs")
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "logs", tmp_path / "logs" / "rank-0.jsonl")] == [0o700, 0o600]
-
-
-def test_a_symbolic_link_is_not_followed(tmp_path: Path):
-    """One warning that names the file, and its target is untouched."""
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / "rank-0.jsonl").symlink_to(tmp_path / "victim")
-    (text,) = written(tmp_path)
-    assert text == f"dist_tune keeps no log: {tmp_path / 'rank-0.jsonl'} cannot be written: {os.strerror(errno.ELOOP)}. {ADVICE}"
-    assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
