@@ -11,6 +11,7 @@ import stat
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,28 +43,20 @@ class RefusedFileError(OSError):
 def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[[str, int], int]:
     """An opener for ``open``: of regular files alone, without waiting; a new file gets ``rights``.
 
-    Raises (the opener):
+    Raises (the opener, or ``open``):
         RefusedFileError: it is a FIFO or a device.
         OSError: it cannot be opened, as a folder; with errno ELOOP if it is a link and ``follows_links`` is false.
     """
 
     def open_regular(path: str, flags: int) -> int:
         # Without waiting, because opening a FIFO would wait for its other end.
-        flags |= os.O_NONBLOCK | os.O_NOCTTY | (0 if follows_links else os.O_NOFOLLOW)
-        descriptor = -1
-        if flags & os.O_CREAT:
-            with suppress(FileExistsError):
-                descriptor = os.open(path, flags | os.O_EXCL, rights.file)
-                set_rights(descriptor, rights.file)
-        if descriptor < 0:
-            # A dangling link that may be followed is the one thing that is there for O_EXCL and absent for an ordinary open.
-            descriptor = os.open(path, flags, rights.file)
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | (0 if follows_links else os.O_NOFOLLOW), rights.file)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # folders ``open`` refuses by itself
             os.close(descriptor)
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             raise RefusedFileError(errno.EINVAL, "not a regular file", path)
+        if flags & os.O_CREAT and status.st_size == 0:
+            set_rights(descriptor, rights.file)
         return descriptor
 
     return open_regular
@@ -77,13 +70,11 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, fo
         OSError: the system refuses to open or to read it.
     """
     with open(path, "rb", opener=opener(follows_links=follows_links)) as file:
-        n_bytes = os.fstat(file.fileno()).st_size
-        content = file.read(n_bytes + 1) if n_bytes <= max_bytes else b""
-        if len(content) > n_bytes:  # it has grown, or has no size, as in /proc
-            content += file.read(max_bytes + 1 - len(content))
-    if n_bytes > max_bytes or len(content) > max_bytes:
-        raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
-    return content
+        if os.fstat(file.fileno()).st_size <= max_bytes:
+            content = file.read(max_bytes + 1)  # it may grow meanwhile, or have no size, as in /proc
+            if len(content) <= max_bytes:
+                return content
+    raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
 
 
 def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> None:
@@ -123,22 +114,14 @@ def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:
     Raises:
         OSError: it cannot be made, or a file is in its place.
     """
-    try:
-        _make_one(folder, rights)
-    except FileNotFoundError:
-        if folder.parent == folder:
-            raise
-        make_folder(folder.parent, rights)
-        with suppress(FileExistsError):  # another process was faster
-            _make_one(folder, rights)
-    except OSError:  # not FileExistsError alone: a read-only file system may say otherwise of a folder that is there
-        if not folder.is_dir():
-            raise
-
-
-def _make_one(folder: Path, rights: Rights) -> None:
-    os.mkdir(folder, rights.folder)
-    set_rights(folder, rights.folder | os.stat(folder).st_mode & stat.S_ISGID)
+    missing = [*takewhile(lambda each: not os.path.isdir(each), (folder, *folder.parents))]
+    for each in reversed(missing):
+        try:
+            os.mkdir(each, rights.folder)
+            set_rights(each, rights.folder | os.stat(each).st_mode & stat.S_ISGID)
+        except FileExistsError:
+            if not os.path.isdir(each):  # else another process was faster
+                raise
 
 
 def set_rights(file: int | Path, mode: int) -> None:
@@ -156,12 +139,12 @@ def warn_of_folder(folder: Path, variable: str, *, is_shared: bool = False) -> N
         status = os.stat(folder)
     except (OSError, ValueError):  # absent or unreachable: the code that opens a file there says so
         return
-    owner, others = status.st_uid, status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)
-    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-    if others:
-        risk, remedy = f"can be written by other users ({mode})", f"Run chmod {'o' if is_shared else 'go'}-w on it"
-    elif owner != os.geteuid() and not is_shared:
-        risk, remedy = f"belongs to another user (uid {owner}, this process is uid {os.geteuid()})", "Use a folder of your own"
+    if status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP):
+        risk = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+        remedy = f"Run chmod {'o' if is_shared else 'go'}-w on it"
+    elif status.st_uid != os.geteuid() and not is_shared:
+        risk = f"belongs to another user (uid {status.st_uid}, this process is uid {os.geteuid()})"
+        remedy = "Use a folder of your own"
     else:
         return
     warn_once(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dist_tune.cache.fingerprints import fingerprint
+from dist_tune.cache import read_code
 
 HELPERS = """
 import triton
@@ -136,6 +136,11 @@ def load(folder: Path, program: str = PROGRAM, helpers: str = HELPERS) -> dict[s
         sys.modules[name] = modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(modules[name])
     return vars(modules["program"])
+
+
+def fingerprint(function: object) -> str:
+    """The digest of all code of a function."""
+    return read_code(function).digest
 
 
 def fingerprints(folder: Path, program: str = PROGRAM, helpers: str = HELPERS) -> dict[str, str]:

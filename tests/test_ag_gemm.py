@@ -158,7 +158,8 @@ def test_a_change_of_the_kernel_or_of_what_calls_it_makes_another_function(tmp_p
     script = tmp_path / "changes.py"
     script.write_text(
         "import kernels.ag_gemm as ag, kernels.shard_gemm as shard\n"
-        "from dist_tune.cache.fingerprints import fingerprint\n"
+        "from dist_tune.cache import read_code\n"
+        "def fingerprint(each): return read_code(each).digest\n"
         "def another(*args): return args\n"
         "def changed(owner, name, value=another):\n"
         "    before = getattr(owner, name)\n"

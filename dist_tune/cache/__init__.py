@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
 from dist_tune.cache.account import (
-    cause,
     differing,
     fates,
+    from_fastest,
     gain,
+    gain_told,
     lead,
+    parts_of,
+    shared_fields,
     short_config,
     skew,
+    slowest_rank,
     step_times,
     weighing,
     why_not,
@@ -36,17 +40,17 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.store import Cache, Entry
+from dist_tune.cache.store import Cache
 
 if TYPE_CHECKING:
-    from dist_tune.cache.fingerprints import Code, anatomy, fingerprint, plain_values, read_code
+    from dist_tune.cache.fingerprints import Code, anatomy, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "fingerprint", "plain_values", "read_code")})
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "read_code")})
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds",
-    "TuningRecord", "anatomy", "cause", "differing", "digest", "environment", "fates", "fingerprint", "gain", "lead",
-    "nearest_key", "nearest_shape", "plain_values", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "short_config", "skew", "step_times", "weighing", "why_not",
+    "CandidateRecord", "Code", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
+    "anatomy", "differing", "digest", "environment", "fates", "from_fastest", "gain", "gain_told", "lead", "nearest_key",
+    "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
+    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",
 ]  # fmt: skip

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
+from dist_tune.output import PHASES, gain_words, milliseconds
 from dist_tune.search import NOT_TRIED
 
 ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
-_KINDS = ("end", "left", "unmeasured", "not raced", "untried", "equal")
+_TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")
+_UNTRIED = ("not raced", "untried")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
 _NUMBERED = re.compile(r" \(#\d+\)$")
 _RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
@@ -31,62 +33,40 @@ _CAUSES = (
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Fates:
-    """Numbers of a site's candidates by their fate; they sum up to all of them."""
+class Fates(NamedTuple):
+    """What became of a site's candidates."""
 
-    n_to_the_end: int
-    """Timed, and neither dropped nor raced out: the winner and those that it beat last."""
-    n_raced_out: int
-    n_unmeasured: int
-    n_not_raced: int
-    """Compiled, and then left out by the budget or by earlier times."""
-    n_untried: int
-    n_equal: int
+    text: str
+    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"; the numbers sum up to all of them."""
     failures: Counter[str]
     """Cause -> candidates that cannot run."""
-    has_finals: bool
-
-    @property
-    def text(self) -> str:
-        """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
-        n_failed = self.failures.total()
-        n_tried = self.n_to_the_end + self.n_raced_out + self.n_unmeasured + self.n_equal + n_failed
-        causes = ", ".join(f"{n} {cause}" if len(self.failures) > 1 else cause for cause, n in self.failures.most_common())
-        told = {
-            "in the finals" if self.has_finals else "timed": self.n_to_the_end,
-            "raced out": self.n_raced_out,
-            "not timed": self.n_unmeasured,
-            "the same kernel as another": self.n_equal,
-            f"cannot run here ({causes})": n_failed,
-            "not raced": self.n_not_raced,
-            "untried": self.n_untried,
-        }
-        return f"{n_tried} tried: " + ", ".join(f"{n} {what}" for what, n in told.items() if n)
 
 
 def fates(record: TuningRecord) -> Fates:
     """The candidates by fate."""
-    counts: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    for each in record.candidates:
-        if each.failure is not None:
-            failures[cause(each.failure)] += 1
-        elif each.equal_to is not None:
-            counts["equal"] += 1
-        elif each.left == NOT_TRIED:
-            counts["untried"] += 1
-        elif each.left is not None and each.left.startswith("not raced"):
-            counts["not raced"] += 1
-        elif each.latency_ms is None:
-            counts["unmeasured"] += 1
-        else:
-            counts["end" if each.left is None else "left"] += 1
-    end, left, unmeasured, not_raced, untried, equal = (counts[kind] for kind in _KINDS)
-    return Fates(end, left, unmeasured, not_raced, untried, equal, failures, left > 0)
+    counts = Counter(_fate(each) for each in record.candidates)
+    failures = Counter(_cause(each.failure) for each in record.candidates if each.failure is not None)
+    causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
+    words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
+    told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
+    return Fates(f"{sum(counts[fate] for fate in _TRIED)} tried: {told}", failures)
 
 
-def cause(failure: str) -> str:
+def _fate(each: CandidateRecord) -> str:
+    if each.failure is not None:
+        return "failed"
+    if each.equal_to is not None:
+        return "the same kernel as another"
+    if each.left == NOT_TRIED:
+        return "untried"
+    if each.left is not None and each.left.startswith("not raced"):  # compiled, and then left out by the budget or by earlier times
+        return "not raced"
+    if each.latency_ms is None:
+        return "not timed"
+    return "timed" if each.left is None else "raced out"
+
+
+def _cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
     reason = _RANK.sub("", failure)
     if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):
@@ -101,11 +81,29 @@ def gain(record: TuningRecord) -> float | None:
     return first_ms / best_ms if first_ms is not None and best_ms else None
 
 
-def lead(record: TuningRecord) -> float | None:
-    """Share of its time by which the winner's kernel is ahead of the fastest other; negative if behind, None without another."""
-    best_ms = record.best.latency_ms
-    others_ms = [each.latency_ms for each in _rivals(record) if each.latency_ms is not None]
-    return min(others_ms) / best_ms - 1.0 if others_ms and best_ms else None
+def gain_told(record: TuningRecord) -> str:
+    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one."""
+    first, ratio = record.candidates[0], gain(record)
+    if record.winner == 0:
+        return "the first config" * (len(record.candidates) > 1)
+    if ratio is not None:
+        return gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms")
+    if first.failure is not None:
+        return "the first config cannot run here"
+    return "the first config was not timed" * (first.latency_ms is None)
+
+
+def lead(record: TuningRecord) -> tuple[float, float] | None:
+    """By how much the winner's kernel is ahead of the fastest other, negative if behind, and the noise; None without another.
+
+    Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
+    """
+    best = record.best
+    others = [(each.latency_ms, each.spread_ms) for each in _rivals(record) if each.latency_ms is not None]
+    if not (others and best.latency_ms):
+        return None
+    next_ms, spread_ms = min(others, key=lambda each: each[0])
+    return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + (spread_ms or 0.0)) / best.latency_ms
 
 
 def weighing(record: TuningRecord) -> str:
@@ -150,6 +148,19 @@ def skew(record: TuningRecord) -> tuple[int, float] | None:
     return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
 
 
+def slowest_rank(record: TuningRecord) -> str:
+    """The slowest rank with the winner: "rank 3 (+1.8 %)"; empty with one rank."""
+    found = skew(record)
+    return "" if found is None else f"rank {found[0]} (+{100 * found[1]:.1f} %)"
+
+
+def parts_of(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a tuning's seconds: its phases in order, those that took no time left out, and what is beside them."""
+    parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in PHASES}
+    parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(parts.values()))
+    return {name: each for name, each in parts.items() if each > 0}
+
+
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
     """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
 
@@ -168,7 +179,7 @@ def short_config(each: CandidateRecord) -> str:
     numbered = _NUMBERED.search(each.config)
     if not each.fields:
         return _HOOK.sub("", each.config)
-    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if name.rpartition(".")[2] != "pre_hook")
+    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if not _is_hook(name))
     return told + (numbered[0] if numbered else "")
 
 
@@ -176,8 +187,24 @@ def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
     """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
     if not all(each.fields for each in candidates):
         return []
-    names = dict.fromkeys(name for each in candidates for name in each.fields if name.rpartition(".")[2] != "pre_hook")
+    names = dict.fromkeys(name for each in candidates for name in each.fields if not _is_hook(name))
     return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def shared_fields(record: TuningRecord) -> str:
+    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
+    names = differing(record.candidates)
+    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
+    return " ".join(f"{name}={value}" for name, value in shared.items() if not _is_hook(name))
+
+
+def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
+    """All candidates from fastest to slowest, then those without a time, then those that failed."""
+    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+
+
+def _is_hook(name: str) -> bool:
+    return name.rpartition(".")[2] == "pre_hook"
 
 
 def _rivals(record: TuningRecord) -> list[CandidateRecord]:

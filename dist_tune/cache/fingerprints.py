@@ -17,7 +17,7 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import resolve_name
 from itertools import islice
@@ -28,13 +28,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-_MAX_NODES, _MAX_VALUES = 2_000, 20_000  # functions and classes; constants and captured values of all of them
+_MAX_STEPS, _STEPS_OF_CODE = 20_000, 10  # values read in one fingerprint; a function or class counts as ten
 _MAX_ELEMENTS = 4_096  # of one container
 _MAX_DEPTH = 32  # containers in containers
 _SURELY_LOADED_S = 600.0  # files that were older than this when the process began are what it has loaded, whatever clocks differ
 _STARTED = time.time()
 _EMPTY = CellType()  # equal to the cell of a variable without a value
 _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis))
+_VALUES = ("dtype", "constexpr", "Config")
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _NO_CODE = (*_SCALARS, *_CONTAINERS, enum.Enum, torch.dtype, torch.device)
 # Where functools, Triton, numba and torch.library keep what they wrap.
@@ -56,8 +57,8 @@ class Code(NamedTuple):
     """Imports whose code is not in the digest, as "module.name", sorted."""
 
 
-def fingerprint(function: object) -> str:
-    """16 hex digits of the code of a function, method, class, callable object or Triton kernel, and of all that it calls.
+def read_code(function: object) -> Code:
+    """The code of a function, method, class, callable object or Triton kernel, and of all that it calls.
 
     The same in all processes, wherever the files are, and for a kernel under Triton's interpreter. Counted are statements, arguments and
     defaults; captured values, tensors by shape and dtype; of globals, constants in UPPER_CASE and Triton's ``constexpr``. Followed are
@@ -67,11 +68,6 @@ def fingerprint(function: object) -> str:
     since it was loaded) counts as its bytecode, which differs between versions of Python. Never raises. The work is bounded: code near
     the function counts first.
     """
-    return read_code(function).digest
-
-
-def read_code(function: object) -> Code:
-    """The fingerprint of a function, and what it leaves out."""
     walker = _Walker(function)
     texts = walker.digest(), *(f"{name}={meaning}" for name, _, meaning in walker.values)
     return Code(hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16], sorted(walker.not_followed))
@@ -80,61 +76,48 @@ def read_code(function: object) -> Code:
 def anatomy(parts: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text, of each part and of each value that its code has; digests are 12 hex digits.
 
-    A fingerprint is one digest of all that. Here values have names of their own, so that two kernels of one factory can be told apart by
-    the value in which they differ. Equal in all processes where code and values are. A part is code, a tuple of code, or text.
-    Lists and dicts count with what they hold at this moment, objects with their plain attributes.
+    ``Code.digest`` is one digest of that. Here values have names of their own, so that two kernels of one factory can be told apart by the
+    value in which they differ, and plain attributes of objects and lower-case globals of a part's own module count as well. Equal in all
+    processes where code and values are. A part is code, a tuple of code, or text.
     """
     found: dict[str, str] = {}
     for part, thing in parts.items():
-        values = [(part, _short(thing, ascii(thing)))]
+        values = [(part, _short(thing, thing))]
         if _is_code(thing) or isinstance(thing, tuple):
             walker = _Walker(thing, is_deep=True)
-            values = [(part, walker.digest()[:12]), *((name, _short(value, ascii(meaning))) for name, value, meaning in walker.values)]
+            values = [(part, walker.digest()[:12]), *((name, _short(value, meaning)) for name, value, meaning in walker.values)]
         for name, text in values:
             free = name if name not in found else next(f"{name}@{k}" for k in range(2, len(found) + 2) if f"{name}@{k}" not in found)
             found[free] = text
     return found
 
 
-def plain_values(function: Any) -> list[str]:
-    """Values that a function sees, each as "name=value", sorted: captured, bound or held by an object, and globals of its own module.
-
-    A fingerprint leaves some of them out, because they may change without a change of the computation. Times measured with other values
-    must not be continued all the same.
-    """
-    walker = _Walker(function, is_deep=True)
-    walker.digest()
-    return sorted({f"{name}={meaning}" for name, _, meaning in [*walker.values, *walker.state]})
-
-
-def _short(value: object, spelled: str) -> str:
-    """A short plain value itself; of others a digest of what spells them out."""
+def _short(value: object, meaning: object) -> str:
+    """A short plain value itself; of others a digest of the meaning."""
     text = ascii(value) if type(value) in (bool, int, float, str, type(None)) else ""
-    return text if 0 < len(text) <= 24 else hashlib.sha256(spelled.encode()).hexdigest()[:12]
+    return text if 0 < len(text) <= 24 else hashlib.sha256(ascii(meaning).encode()).hexdigest()[:12]
 
 
 class _Walker:
     """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first. Used once.
 
-    ``values`` are kept apart from the code that has them. ``is_deep``: objects count with their plain attributes, and not by class alone.
+    ``values`` are kept apart from the code that has them. ``is_deep``: as ``anatomy`` needs it.
     """
 
     def __init__(self, root: object, *, is_deep: bool = False) -> None:
         self._is_deep = is_deep
         self.values: list[tuple[str, Any, Any]] = []
         """Name, value and meaning, in the order in which they are found, which follows from the code; names repeat."""
-        self.state: list[tuple[str, Any, Any]] = []
-        """Plain globals of the function's own module that are not counted, because they may change while the program runs."""
         self.not_followed: set[str] = set()
         self._nodes: list[Any] = []  # to be read; kept, so that no id is used twice
         self._places: dict[int, int] = {}
         self._sources: dict[int, str] = {}  # of functions that Triton has read, by id
-        self._values_left = _MAX_VALUES
+        self._left = _MAX_STEPS
         self._layers = [root]  # the function or kernel, and what it wraps
         while (wrapped := _wrapped_by(self._layers[-1])) is not None and len(self._layers) < _MAX_DEPTH:
             self._layers.append(wrapped)
         self._opened = _package_of(self._layers[-1])  # read even if it is a library
-        self._home = getattr(self._layers[-1], "__globals__", None) if type(self._layers[-1]) is FunctionType else None
+        self._home = self._layers[-1].__globals__ if type(self._layers[-1]) is FunctionType else None
 
     def digest(self) -> str:
         """Hex digits of all code that is read; ``values`` has the rest."""
@@ -147,7 +130,8 @@ class _Walker:
         return hasher.hexdigest()
 
     def _reference(self, node: object) -> tuple[str, int]:
-        if id(node) not in self._places and len(self._nodes) < _MAX_NODES:
+        if id(node) not in self._places and self._left > 0:
+            self._left -= _STEPS_OF_CODE
             self._places[id(node)] = len(self._nodes)
             self._nodes.append(node)
         return "node", self._places.get(id(node), -1)
@@ -168,30 +152,28 @@ class _Walker:
     def _read(self, node: Any) -> tuple[Any, ...]:
         kind = type(node)
         if kind is FunctionType:
-            return self._foreign_function(node) if self._is_foreign(node) else self._function(node)
+            return self._function(node)
         if parts := _parts_of(node):
             return _name_of(kind), [self._held(_name_of(kind), part) for part in parts]
         return self._class(node) if issubclass(kind, type) else self._object(node)
 
     def _function(self, function: FunctionType) -> tuple[Any, ...]:
-        body = _body_of(function.__code__, function.__code__.co_filename, self._sources.get(id(function)))
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        code, wrapped = function.__code__, function.__dict__.get("__wrapped__")
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         captured = {name: cell.cell_contents for name, cell in cells if cell != _EMPTY}
+        if self._is_foreign(function):  # by its name, and what it wraps
+            held = captured.values() if wrapped is None else [wrapped]
+            return _package_of(function), code.co_qualname, [self._reference(each) for each in held if _is_code(each)]
+        body = _body_of(code, code.co_filename, self._sources.get(id(function)))
         scopes = [function.__globals__, *[_attributes_of(each) for each in captured.values() if issubclass(type(each), ModuleType)]]
         scopes += self._imported(function, body)
         return (
             body.text,
             [self._held("default", each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())],
-            [self._reference(each) for each in [function.__dict__.get("__wrapped__")] if each is not None],
+            [self._reference(wrapped)] if wrapped is not None else [],
             [(name, self._held(name, each)) for name, each in captured.items() if name not in body.written or _is_code(each)],
-            self._globals(body.names - body.written, body.attributes, scopes),
+            self._globals(body, scopes),
         )
-
-    def _foreign_function(self, function: FunctionType) -> tuple[Any, ...]:
-        """A library's function by its name and what it wraps."""
-        wrapped = function.__dict__.get("__wrapped__")
-        held = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY] if wrapped is None else [wrapped]
-        return _package_of(function), function.__code__.co_qualname, [self._reference(each) for each in held if _is_code(each)]
 
     def _imported(self, function: FunctionType, body: _Body) -> list[dict[str, Any]]:
         """What modules hold that a function imports when it runs, as far as they are loaded."""
@@ -206,12 +188,12 @@ class _Walker:
                 self.not_followed |= {f"{module}.{name}" for name in names} or {module}
         return found
 
-    def _globals(self, names: Collection[str], attributes: Collection[str], scopes: list[dict[str, Any]]) -> list[Any]:
-        """Meanings of ``names`` in the first scope and of ``attributes`` in the modules found there: more than is used, never less."""
+    def _globals(self, body: _Body, scopes: list[dict[str, Any]]) -> list[Any]:
+        """Meanings of names in the first scope, and of attributes in the modules found there: more than is used, never less."""
         found = []
         for scope in scopes:  # grows
             annotations = dict.get(scope, "__annotations__", {})
-            for name in sorted(names if scope is scopes[0] else attributes):
+            for name in sorted(body.names - body.written if scope is scopes[0] else body.attributes):
                 value = dict.get(scope, name, scope)
                 if value is scope:
                     continue
@@ -219,8 +201,8 @@ class _Walker:
                     meaning = self._named(name, value, is_constant="constexpr" in str(annotations.get(name)))
                     if meaning is not None:
                         found.append((name, meaning))
-                    elif scope is self._home and issubclass(type(value), _NO_CODE[: len(_SCALARS)]):
-                        self.state.append((name, value, self._value(value)))
+                    elif self._is_deep and scope is self._home and issubclass(type(value), _SCALARS):
+                        self.values.append((name, value, self._value(value)))
                 elif not self._is_foreign(value) and all(_attributes_of(value) is not other for other in scopes):
                     scopes.append(_attributes_of(value))
         return found
@@ -264,7 +246,7 @@ class _Walker:
         """A constant, default or captured value in plain terms; an object by its class."""
         kind = type(value)
         try:
-            if self._values_left < 0 or depth >= _MAX_DEPTH:
+            if self._left <= 0 or depth >= _MAX_DEPTH:
                 return "beyond", _name_of(kind)
             return self._plain_value(value, kind, depth + 1)
         except Exception:  # noqa: BLE001  # as in ``digest``: the value counts as unreadable
@@ -275,14 +257,10 @@ class _Walker:
             held = _attributes_of(value)
             return "enum", _name_of(kind), held.get("_name_"), self._value(held.get("_value_"), depth)
         base: Any = next((each for each in (*_SCALARS, *_CONTAINERS) if issubclass(kind, each)), None)
-        if base is int:
-            return "int", int.__format__(value, "x")
-        if base in (str, bytes):
-            return base.__name__, hashlib.sha256(base.__repr__(value).encode("utf-8", "surrogatepass")).hexdigest()
         if base in _CONTAINERS:
             return base.__name__, base.__len__(value), self._elements(base, value, depth)
         if base is not None:
-            return base.__name__, base.__repr__(value)
+            return base.__name__, int.__format__(value, "x") if base is int else base.__repr__(value)
         if _is_value(kind):
             return _name_of(kind), self._value(_attributes_of(value) or str(value), depth)
         is_of_numpy = _package_of(kind) == "numpy" and hasattr(kind, "dtype")
@@ -296,15 +274,15 @@ class _Walker:
 
     def _parts(self, held: dict[str, Any], depth: int = 0) -> list[tuple[str, Any, Any]]:
         """Plain attributes of an object, and of objects in it; lists and dicts of objects are state."""
-        if not self._is_deep or self._values_left < 0:
+        if not self._is_deep or self._left <= 0:
             return []
-        self._values_left -= 64
+        self._left -= 64
         plain = {name: each for name, each in islice(held.items(), 64) if not _is_code(each) and type(each) not in (list, dict, set)}
         return [(str(name), each if type(each) in _SCALARS else None, self._value(each, depth)) for name, each in plain.items()]
 
     def _elements(self, base: Any, value: Any, depth: int) -> list[Any]:
         some = _first_elements(base, value)
-        self._values_left -= len(some)
+        self._left -= len(some)
         if base not in (tuple, list):  # one order for all processes, before functions get their places
             names = [name for name, _ in some] if base is dict else some
             texts = [_qualname_of(name) if _is_code(name) else ascii(self._value(name, depth)) for name in names]
@@ -318,18 +296,18 @@ class _Body(NamedTuple):
     text: str
     names: frozenset[str]
     """Variables that are read, less the function's own."""
-    written: frozenset[str]
+    written: frozenset[str] = frozenset()
     """Variables that are assigned to though they are global or captured."""
-    attributes: frozenset[str]
+    attributes: frozenset[str] = frozenset()
     """Names after a dot, and of imports from modules."""
-    imports: tuple[tuple[str, tuple[str, ...]], ...]
+    imports: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Module, maybe with dots before it, and names of each import."""
 
 
 @functools.lru_cache(maxsize=8_192)  # code cannot change, and the kernels of a library share most of what they call
 def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
     """The code of a function, from ``source`` or the file that it was loaded from, or from its bytecode."""
-    try:
+    with suppress(OSError, ValueError, SyntaxError, RecursionError, IndexError, TokenError):
         if source is None and code.co_name[0] != "<" and _is_as_loaded(code, path):
             # Not inspect.getsource, which asks all modules for their files, lazy ones too.
             linecache.checkcache(path)
@@ -341,9 +319,9 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
         if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef) and tree.name == code.co_name:
             tree.decorator_list = []  # what they have made of the function is read instead
             return _body_of_tree(tree, {*code.co_varnames, *code.co_cellvars})
-    except (OSError, ValueError, SyntaxError, RecursionError, IndexError, TokenError):
-        pass
-    return _body_of_bytecode(code)
+    steps = [step for each in _nested(code) for step in dis.get_instructions(each)]
+    names = frozenset(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return _Body(ascii(_spelled(code)), names, attributes=frozenset(name for each in _nested(code) for name in each.co_names))
 
 
 def _is_as_loaded(code: CodeType, path: str) -> bool:
@@ -364,50 +342,44 @@ def _codes_in(path: str, changed_ns: int) -> frozenset[CodeType]:
 def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
     texts: list[str] = []
     names, written, attributes = set[str](), set[str](), set[str]()
-    imports: list[tuple[str, tuple[str, ...]]] = []
+    imports: dict[tuple[str, tuple[str, ...]], None] = {}
 
     def spell(node: Any) -> None:
         kind = type(node)
+        if kind is ast.Name:  # half of all nodes: without its context, and at once
+            names.add(node.id)
+            texts.append(node.id)
+            return
         if kind is ast.Expr and type(node.value) is ast.Constant:  # a docstring, or "..."
             return
-        if kind is ast.Name:
-            names.add(node.id)
-        elif kind is ast.Attribute:
+        if kind is ast.Attribute:
             attributes.add(node.attr)
-            imports.extend([("import_module(...)", ())] if node.attr == "import_module" else [])
+            imports.update({("import_module(...)", ()): None} if node.attr == "import_module" else {})
         elif kind in (ast.Global, ast.Nonlocal):
             written.update(node.names)
         elif kind is ast.Import:
-            imports.extend((each.name, ()) for each in node.names)
+            imports.update({(each.name, ()): None for each in node.names})
         elif kind is ast.ImportFrom:
-            imports.append(("." * node.level + (node.module or ""), tuple(each.name for each in node.names)))
-            attributes.update(imports[-1][1])
-        texts.append(kind.__name__)
+            members = tuple(each.name for each in node.names)
+            imports["." * node.level + (node.module or ""), members] = None
+            attributes.update(members)
+        texts.append(f"({kind.__name__}")
         for field in kind._fields:  # without those that are empty: a later Python has more of them
             value = getattr(node, field, None)
             if value is None or value == [] or field in ("ctx", "kind", "type_comment"):
                 continue
             if kind is ast.JoinedStr:  # Python 3.12 has empty texts there
                 value = [each for each in value if type(each) is not ast.Constant or each.value]
-            texts.append(field)
+            texts.append(f"{field}:")
             for each in value if type(value) is list else [value]:
                 if isinstance(each, ast.AST):
                     spell(each)
                 else:
                     texts.append(ascii(each))
-            texts.append(";")
+        texts.append(")")
 
     spell(tree)
-    return _Body(" ".join(texts), frozenset(names - own), frozenset(written), frozenset(attributes), tuple(dict.fromkeys(imports)))
-
-
-def _body_of_bytecode(code: CodeType) -> _Body:
-    steps = [step for each in _nested(code) for step in dis.get_instructions(each)]
-    names = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    written = {step.argval for step in steps if step.opname.startswith(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"))}
-    imports = [(step.argval, ()) for step in steps if step.opname == "IMPORT_NAME"]
-    attributes = {name for each in _nested(code) for name in each.co_names}
-    return _Body(ascii(_spelled(code)), frozenset(names), frozenset(written), frozenset(attributes), tuple(dict.fromkeys(imports)))
+    return _Body(" ".join(texts), frozenset(names - own), frozenset(written), frozenset(attributes), tuple(imports))
 
 
 def _spelled(constant: Any) -> Any:
@@ -474,8 +446,7 @@ def _wrapped_by(value: object) -> Any:
 
 def _is_value(kind: type) -> bool:
     """A dtype of a library, or Triton's ``constexpr`` or ``Config``."""
-    names: Iterable[str] = map(_name_of, _mro_of(kind))
-    return _package_of(kind) in ("torch", "triton", "numpy") and not {"dtype", "constexpr", "Config"}.isdisjoint(names)
+    return _package_of(kind) in ("torch", "triton", "numpy") and any(_name_of(each) in _VALUES for each in _mro_of(kind))
 
 
 def _is_code(value: object) -> bool:

@@ -37,10 +37,11 @@ class LookupResult(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """The reason why a site has no record, by the nearest one."""
+    """The reason why a site has no record."""
 
-    reason: str = ""
-    """Fields in which the nearest record differs; empty if there is none, or no cache is asked."""
+    reason: str
+    is_near: bool = False
+    """There is a record of the kernel, and the reason names the fields in which the nearest one differs."""
     is_new_shape: bool = False
     """It differs in the tuning key, and at most in the candidates that prune rules leave for it: no record is out of use."""
 
@@ -138,18 +139,12 @@ class CacheLookup:
         """The reason why a site without a record has none."""
         key = self._keys.get(label)
         if key is None or self._settings.always_tune:
-            return Miss()
+            return Miss("no cache is used" if key is None else "DIST_TUNE_ALWAYS_TUNE is set")
         records = self._cache.of_name(key.name)
         record = nearest(key, records)
         if record is None or not (differing := differences(key, record.cache_key).keys()):
-            return Miss()
-        return Miss(explain(key, records), {"key"} <= differing <= {"key", "candidates"})
-
-    def why_no_record(self, label: str) -> str:
-        """Reason why a site is tuned whose kernel has no record that comes near."""
-        if label not in self._keys:
-            return "no cache is used"
-        return "DIST_TUNE_ALWAYS_TUNE is set" if self._settings.always_tune else "the cache has no record of this kernel"
+            return Miss("the cache has no record of this kernel")
+        return Miss(explain(key, records), is_near=True, is_new_shape={"key"} <= differing <= {"key", "candidates"})
 
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
@@ -164,11 +159,11 @@ class CacheLookup:
     def record_ids(self, records: Mapping[str, TuningRecord]) -> dict[str, str]:
         """Site -> the beginning of its record's file name that no other record of the kernel has; without those that are not kept."""
         paths = {label: self._cache.path_of(each.cache_key) for label, each in records.items() if self._is_used and self._is_kept(each)}
-        ids = {}
+        stems, ids = {each.stem for each in paths.values()}, {}
         for label, path in paths.items():
-            others = {each.stem for each in paths.values()} | self._cache.names_beside(path)
-            is_unique = not any(each.startswith(path.stem[:ID_CHARS]) for each in others - {path.stem})
-            ids[label] = path.stem[:ID_CHARS] if is_unique else path.stem
+            begin = path.stem[:ID_CHARS]
+            others = (stems | self._cache.names_beside(path)) - {path.stem}
+            ids[label] = path.stem if any(each.startswith(begin) for each in others) else begin
         return ids
 
     @staticmethod
@@ -188,12 +183,10 @@ class CacheLookup:
 
 def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
     """The record's times of these candidates, and its winner if it is one of them."""
-    by_text = {each.config: each for each in record.candidates}
-    times = {
-        i: ReducedTimes(
-            each.latency_ms, each.closure_ms, each.spread_ms or 0.0, n_replays=each.n_replays, rank_latencies_ms=each.rank_latencies_ms
-        )
-        for i, each in enumerate(map(by_text.get, texts))
-        if each is not None and each.latency_ms and each.closure_ms is not None
-    }
+    by_text, times = {each.config: each for each in record.candidates}, {}
+    for i, text in enumerate(texts):
+        each = by_text.get(text)
+        if each is not None and each.latency_ms and each.closure_ms is not None:
+            spread_ms, ranks_ms = each.spread_ms or 0.0, each.rank_latencies_ms
+            times[i] = ReducedTimes(each.latency_ms, each.closure_ms, spread_ms, n_replays=each.n_replays, rank_latencies_ms=ranks_ms)
     return PriorTimes(times, texts.index(record.best.config) if record.best.config in texts else None)

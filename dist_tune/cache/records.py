@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator, model_validator
 
 from dist_tune.output import first_mistake
 
@@ -25,7 +24,6 @@ _MAX_SKEW = timedelta(minutes=1)
 """Between the clocks of two hosts."""
 # Records come back from files that may be damaged or forged: no NaN, no unknown field. A NaN is written as one, so that reading refuses it.
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-_SCHEMA = re.compile(rb'"schema_version":\s*(\d{1,9})')
 
 
 class BrokenRecordError(ValueError):
@@ -196,10 +194,15 @@ class TuningRecord(BaseModel):
     is_recalled: bool = Field(default=False, exclude=True)
     """Found in the cache by this call. Not stored."""
 
+    @field_validator("schema_version")
+    @classmethod
+    def _is_of_this_version(cls, version: int) -> int:
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"written with schema {version}, and this dist_tune reads schema {SCHEMA_VERSION}")
+        return version
+
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
-        if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"written with schema {self.schema_version}, and this dist_tune reads schema {SCHEMA_VERSION}")
         if [each.index for each in self.candidates] != list(range(len(self.candidates))):
             raise ValueError("candidates are not in order")
         if not 0 <= self.winner < len(self.candidates) or self.best.failure is not None:
@@ -253,9 +256,6 @@ def record_in(content: bytes) -> TuningRecord:
     try:
         return TuningRecord.model_validate_json(content, strict=True)
     except ValidationError as error:
-        schema = _SCHEMA.search(content[:4096])
-        if schema is not None and int(schema[1]) != SCHEMA_VERSION:
-            raise BrokenRecordError(f"written with schema {int(schema[1])}, and this dist_tune reads schema {SCHEMA_VERSION}") from None
         raise BrokenRecordError(first_mistake(error)) from None  # the error holds the whole file
 
 

@@ -14,9 +14,9 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -40,8 +40,7 @@ _OWN_FILE = re.compile(
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MAX_NAME - 1}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record and its file."""
 
     path: Path
@@ -92,13 +91,11 @@ class Cache:
             record = self._read(folder / _place_of(key))
             if record is not None and record.cache_key == key:
                 return record
-        near = self._alike(key) if any_software else []
-        return next((each for each in near if _less(each.cache_key, SOFTWARE) == _less(key, SOFTWARE)), None)
+        return next(iter(self._alike(key, SOFTWARE)), None) if any_software else None
 
     def siblings(self, key: CacheKey) -> list[TuningRecord]:
         """Records of keys that differ from this one in the candidates alone, newest first."""
-        near = [(each, each.cache_key) for each in self._alike(key)]
-        return [each for each, other in near if other != key and _less(other, ("candidates",)) == _less(key, ("candidates",))]
+        return self._alike(key, ("candidates",))
 
     def of_name(self, name: str) -> list[TuningRecord]:
         """All records of this kernel or function, newest first."""
@@ -106,7 +103,7 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """All records, sorted by name and key."""
-        names = sorted({name for folder in self.folders for name in self._listed(folder)})
+        names = {name for folder in self.folders for name in self._listed(folder)}
         found = [entry for name in names for entry in self._entries(name)]
         return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
 
@@ -197,14 +194,17 @@ class Cache:
         told = "What it was for is tuned again and takes its place, or delete it" if path.suffix == ".json" else "Its records are not found"
         warn_once(f"cache file {path} is not used: {reason}. {told}", topic=f"unused {path}")
 
-    def _alike(self, key: CacheKey) -> list[TuningRecord]:
-        """Records that differ from the key in software and candidates at most, by their names; newest first."""
-        name, what = Path(_place_of(key)).parts[0], Path(_place_of(key)).stem.partition("-")[0]
-        found = (self._read(path) for path in self._files(name) if path.name.startswith(what))
-        return _newest_first(record for record in found if record is not None)
+    def _alike(self, key: CacheKey, fields: Sequence[str]) -> list[TuningRecord]:
+        """Records whose keys differ from this one, and in no other fields than these, of software and candidates; newest first."""
+        folder, what = Path(_place_of(key)).parts[0], Path(_place_of(key)).name.partition("-")[0]
+        records = [entry.record for entry in self._entries(folder, what)]
+        others = dict.fromkeys(fields, "")
+        alike = key.model_copy(update=others)
+        return _newest_first(each for each in records if each.cache_key != key and each.cache_key.model_copy(update=others) == alike)
 
-    def _entries(self, name: str) -> list[Entry]:
-        return [Entry(path, record) for path in self._files(name) if (record := self._read(path)) is not None]
+    def _entries(self, name: str, begin: str = "") -> list[Entry]:
+        files = [path for path in self._files(name) if path.name.startswith(begin)]
+        return [Entry(path, record) for path in files if (record := self._read(path)) is not None]
 
     def _files(self, name: str) -> list[Path]:
         """Files of the records in subfolders of this name; of several with one name that of the first folder."""
@@ -250,13 +250,8 @@ def _folder_name(name: str) -> str:
     """The name itself if it can be a folder's; otherwise its allowed characters and a digest, so that two names stay apart."""
     if _PLAIN_NAME.fullmatch(name):
         return name
-    digest = _digest(name)
-    kept = re.sub(r"[^A-Za-z0-9._-]", "_", name[:_MAX_NAME])
-    return f"{re.sub('^[.-]', '_', kept)[: _MAX_NAME - len(digest) - 1]}-{digest}".removeprefix("-")
-
-
-def _less(key: CacheKey, fields: Iterable[str]) -> CacheKey:
-    return key.model_copy(update=dict.fromkeys(fields, ""))
+    kept = re.sub(r"[^A-Za-z0-9._-]|^[.-]", "_", name[: _MAX_NAME - 13])
+    return f"{kept}-{_digest(name)}".removeprefix("-")
 
 
 def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:

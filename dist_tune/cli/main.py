@@ -162,8 +162,8 @@ def report(
 ) -> Answer:
     """A page about tunings.
 
-    It has winners, all candidates, parameters, the time line of the ranks. Exit code 3 if the events of a rank are damaged: the page is
-    made of the rest.
+    It has the step before and after, the winners and all candidates. Exit code 3 if the events of a rank are damaged: the page is made
+    of the rest.
     """
     from dist_tune.cli.report import story_of, write
     from dist_tune.output import amount

@@ -164,7 +164,8 @@ class Limits:
             has_died = peer.state == GONE and not card.is_over
             # One of this host that is stopped, or too busy to answer, comes to the call that it is in.
             is_held = is_here and not self.is_broken and peer.state in ((RUNS, STOPPED) if self.is_gathering else (STOPPED,))
-            is_silent = peer.silent_s >= self.deadline_s and not is_held
+            patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
+            is_silent = peer.silent_s >= patience_s and not is_held
             is_stuck = not self.is_gathering and is_here and not card.may_last and card.for_s >= 2 * self.deadline_s and not is_held
             if has_died or card.is_over or is_silent or is_stuck:
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.

@@ -435,11 +435,11 @@ class Meetings:
         return error_of(verdict, self.rank, self._call.place)
 
     def _forget(self, key: str) -> None:
-        """Delete what no rank reads any more, because all have come to this meeting: each rank its parts, the first one what is of all."""
+        """Delete the agreed meeting before this one, which all have left: each rank its part, the first one what is of all."""
         for each in self._garbage:
             self._store.delete_key(each)
-        self._store.delete_key(f"{key}/part/{self.rank}")
-        self._garbage = [f"{key}/{name}" for name in ("count", "verdict")] if self.rank == self.members[0] else []
+        # The parts of this one stay: another rank may have fixed the verdict for the last to come, which has yet to read them.
+        self._garbage = [f"{key}/{name}" for name in (f"part/{self.rank}", *(("count", "verdict") if self.rank == self.members[0] else ()))]
 
     def _beside(self) -> Any:
         """A client for a few words from another thread: this one's own, which costs no connection, unless that has no answer."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, get_args
 
-from dist_tune.cache import digest, fingerprint, plain_values
+from dist_tune.cache import anatomy, digest
 from dist_tune.configs import describe, describe_all
 from dist_tune.offline.config_files import without_amd_keys
 from dist_tune.offline.runs import MakeRun
@@ -164,7 +164,7 @@ class Problem:
         one after the other.
         """
         functions = (self.make_run_and_gt_fn, self.config_callback, self.source)
-        seen = [text for each in functions for text in [fingerprint(each), *plain_values(each)]]
+        seen = [str(anatomy({"code": each})) for each in functions]
         return digest([self.digest, str(options), str(number), *seen])
 
     def config_of(self, winner: int) -> dict[str, Any]:

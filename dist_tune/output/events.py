@@ -7,7 +7,7 @@ A field that a later version adds is passed over by an earlier reader; a field t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -15,6 +15,7 @@ EVENTS_VERSION = 1
 
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
 """As the fields of ``Seconds`` in a record."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Moment = Annotated[float, Field(ge=0.0, le=253_402_214_400.0)]
 """Seconds since 1970, until the end of the year 9999. A time outside comes from a damaged line, and arithmetic on it fails."""

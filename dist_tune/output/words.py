@@ -39,7 +39,8 @@ def first_mistake(error: ValueError) -> str:
         if (n_errors := error.error_count()) > _MAX_MISTAKES:
             return f"{n_errors} values do not fit"
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        text = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        own = first["msg"].removeprefix("Value error, ")  # of a validator of ours, which says all
+        text = own if own != first["msg"] else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
     text = printable(text)
     return text if len(text) <= _MAX_MISTAKE else f"{text[:_MAX_MISTAKE]}..."
 

@@ -4,11 +4,10 @@ Reads the event files of a log folder and the records of the cache, and writes w
 """
 
 from dist_tune.report.compare import compare, comparison_lines
-from dist_tune.report.facts import summary
+from dist_tune.report.facts import progress_lines, summary, text
 from dist_tune.report.page import render
 from dist_tune.report.reader import UnreadableEventsError, Watcher, story_of_folder
 from dist_tune.report.story import Story, story_of_records
-from dist_tune.report.text import progress_lines, text
 from dist_tune.report.trace import trace_events
 
 __all__ = [

@@ -19,20 +19,21 @@ def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> di
     A JSON document: ``pairs``, kernels and keys that are ``only_before`` or ``only_after``, and ``n_slower``, the number of winners that
     got slower by more than the noise. The verdict of a pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
     """
-    if len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel):
-        return _comparison([_pair(before[0], after[0])])
+    is_named = len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel)
     waiting: dict[str, list[TuningRecord]] = defaultdict(list)
     for record in after:
-        waiting[f"{record.kernel} {record.key}"].append(record)
+        waiting["" if is_named else f"{record.kernel} {record.key}"].append(record)
     pairs, only_before = [], []
     for record in before:
-        if not (rivals := waiting[name := f"{record.kernel} {record.key}"]):
+        if rivals := waiting[name := "" if is_named else f"{record.kernel} {record.key}"]:
+            nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.recency))
+            rivals.remove(nearest)
+            pairs.append(_pair(record, nearest))
+        else:
             only_before.append(name)
-            continue
-        nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.recency))
-        rivals.remove(nearest)
-        pairs.append(_pair(record, nearest))
-    return _comparison(pairs, only_before, [name for name, left in waiting.items() for _ in left])
+    only_after = [name for name, left in waiting.items() for _ in left]
+    n_slower = sum(pair["verdict"] == "slower" for pair in pairs)
+    return {"pairs": pairs, "only_before": only_before, "only_after": only_after, "n_slower": n_slower}
 
 
 def comparison_lines(found: dict[str, Any]) -> list[str]:
@@ -50,11 +51,6 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
     n_of = Counter(pair["verdict"] for pair in found["pairs"])
     counts = ", ".join(f"{n_of[each]} {each}" for each in ("slower", "faster", "as fast", "unknown") if n_of[each])
     return [*lines, *[f"{len(found['pairs'])} compared: {counts}"] * bool(counts)]
-
-
-def _comparison(pairs: list[dict[str, Any]], only_before: Sequence[str] = (), only_after: Sequence[str] = ()) -> dict[str, Any]:
-    n_slower = sum(pair["verdict"] == "slower" for pair in pairs)
-    return {"pairs": pairs, "only_before": list(only_before), "only_after": list(only_after), "n_slower": n_slower}
 
 
 def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from dist_tune.cache import CandidateRecord, TuningRecord, differing, weighing, why_not
+from dist_tune.cache import CandidateRecord, TuningRecord, differing, from_fastest, shared_fields, weighing, why_not
 from dist_tune.report import facts
-from dist_tune.report.story import SiteStory, Story, TuningStory, shortened
+from dist_tune.report.story import SiteStory, Story, shortened
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 _SHOWN = {"index", "latency_ms", "closure_ms", "n_replays", "n_regs", "n_spills", "shared_bytes"}
@@ -26,17 +26,12 @@ def render(story: Story) -> str:
     content = {
         "title": shortened(told["title"]),
         "machine": list(facts.machine(story).items()),
-        "tunings": [_tuning(name, each) for name, each in facts.named_tunings(story)],
+        "tunings": told["tunings"],
         "notes": told["notes"] + facts.messages(story.messages, story, 50),
         "sites": [_site(row, site) for row, (_, site) in zip(told["sites"], story.sites, strict=True)],
     }
     embedded = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
-
-
-def _tuning(name: str, tuning: TuningStory) -> dict[str, Any]:
-    steps = {"first_ms": tuning.first_ms, "best_ms": tuning.best_ms}
-    return {"name": name, **facts.told(tuning), **steps, "came_last": facts.stragglers(tuning)}
 
 
 def _site(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
@@ -45,10 +40,15 @@ def _site(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
     if (record := site.record) is None:
         return told
     names = differing(record.candidates)
-    shared = [f"{name}={value}" for name, value in record.best.fields.items() if names and name not in names]
-    ordered = sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms is None, each.latency_ms or 0.0))
-    shown = [_candidate(record, each, names) for each in ordered]
-    return {**told, "weight": weighing(record), "shared": " ".join(shared), "best": record.winner, "fields": names, "candidates": shown}
+    shown = [_candidate(record, each, names) for each in from_fastest(record)]
+    return {
+        **told,
+        "weight": weighing(record),
+        "shared": shared_fields(record),
+        "best": record.winner,
+        "fields": names,
+        "candidates": shown,
+    }
 
 
 def _candidate(record: TuningRecord, each: CandidateRecord, names: list[str]) -> dict[str, Any]:
@@ -64,23 +64,20 @@ def _candidate(record: TuningRecord, each: CandidateRecord, names: list[str]) ->
 
 def python_config(fields: Mapping[str, Any]) -> str:
     """A config as Python: ``triton.Config({'BLOCK_M': 128}, num_warps=4)``; of a function's keyword arguments a dict."""
-    plain, inner = dict[str, Any](), defaultdict[str, dict[str, Any]](dict)
-    for name, value in fields.items():
-        outer, dot, field = name.partition(".")
-        if dot:
-            inner[outer][field] = value
-        else:
-            plain[name] = value
-    if {"num_warps", "num_stages"} <= plain.keys():
-        text = _triton_config(plain)
-    else:
-        items = {name: repr(value) for name, value in plain.items()} | {name: _triton_config(each) for name, each in inner.items()}
-        text = f"{{{', '.join(f'{name!r}: {item}' for name, item in items.items())}}}"
     hooks = [value for name, value in fields.items() if name.rpartition(".")[2] == "pre_hook"]
-    return text + f"  # with pre_hook {', '.join(hooks)}" * bool(hooks)
+    return _python(fields) + f"  # with pre_hook {', '.join(hooks)}" * bool(hooks)
 
 
-def _triton_config(fields: Mapping[str, Any]) -> str:
-    kwargs = {name: value for name, value in fields.items() if name not in (*_OPTIONS, "pre_hook")}
-    options = "".join(f", {name}={fields[name]!r}" for name in _OPTIONS if name in fields)
-    return f"triton.Config({kwargs!r}{options})"
+def _python(fields: Mapping[str, Any]) -> str:
+    values, inner = dict[str, str](), defaultdict[str, dict[str, Any]](dict)
+    for name, value in fields.items():
+        outer, _, field = name.partition(".")
+        if field:  # of a config that is a function's argument
+            inner[outer][field] = value
+            values[outer] = _python(inner[outer])
+        elif name != "pre_hook":
+            values[name] = repr(value)
+    is_config = {"num_warps", "num_stages"} <= values.keys()
+    options = [f", {name}={values.pop(name)}" for name in _OPTIONS if is_config and name in values]
+    plain = f"{{{', '.join(f'{name!r}: {text}' for name, text in values.items())}}}"
+    return f"triton.Config({plain}{''.join(options)})" if is_config else plain

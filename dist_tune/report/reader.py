@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from dist_tune.output import EVENT, EVENTS_VERSION, AnyEvent
+from dist_tune.output import EVENT, EVENTS_VERSION, AnyEvent, RunBegun
 from dist_tune.report.story import Story, numbers
 from dist_tune.safe_files import opener
 
@@ -30,76 +29,71 @@ class UnreadableEventsError(OSError):
 
 
 class EventFile:
-    """One rank's file. Each ``read`` goes on where the one before has ended; the first begins with the file's last run.
-
-    A damaged line costs the rest of the file: ``damage`` tells of it.
-    """
+    """One rank's file. Each ``read`` goes on where the one before has ended. A line that cannot be read costs the rest of the file."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path, self.rank = path, rank
-        self.n_earlier_runs = 0
-        """Runs of the job that stand before the last one and are not read."""
-        self.refusal = ""
-        """The reason why the last ``read`` ended before the file's end, unless that is a line that may be written on."""
-        self.n_events = 0
+        self.events: list[AnyEvent] = []
+        """Of the last run of the job."""
+        self.n_runs = 0
+        self.damage = ""
+        """The file, the line, what is wrong there and what is left out for it, in one line; empty for a file that is whole."""
+        self.is_refused = False
+        """True if what stands there will never be an event; a line that is cut off may be written on."""
         self._offset = self._n_lines = 0
-        self._is_cut_off = False
 
     @property
-    def damage(self) -> str:
-        """The file, the line, what is wrong there and what is left out for it, in one line; empty for a file that is whole."""
-        told = self.refusal or f", line {self._n_lines + 1}: cut off" * self._is_cut_off or ": the file is empty" * (not self.n_events)
-        return f"{self.path}{told}: {'the rest of ' * bool(self.n_events)}rank {self.rank} is left out" if told else ""
+    def header(self) -> AnyEvent | None:
+        """The first event of the last run."""
+        return self.events[0] if self.events else None
 
-    def read(self) -> Iterator[AnyEvent]:
-        """The events that have been added; none after a place where the file cannot be read."""
-        self.refusal, self._is_cut_off = "", False
+    def read(self) -> bool:
+        """Take in the events that have been added; true if they belong to another run than those before."""
+        run, self.is_refused = self.header, False
         try:
-            for line in self._added():
-                if not line.strip():
-                    event = None
-                elif not (event := self._event(line)):
-                    return
-                self._offset += len(line)
-                self._n_lines += 1
-                if event is not None:
-                    self.n_events += 1
-                    yield event
+            wrong = self._take(self._added())
         except OSError as error:
-            self.refusal = f": {error.strerror or error}"
+            wrong, self.is_refused = f": {error.strerror or error}", True
+        left_out = f"{'the rest of ' * bool(self.events)}rank {self.rank} is left out"
+        self.damage = f"{self.path}{wrong}: {left_out}" if wrong else ""
+        return self.header is not run
 
-    def _added(self) -> BytesIO:
-        """What stands behind the place where the reading has ended, from the header of the last run on."""
+    def _added(self) -> bytes:
         with open(self.path, "rb", opener=opener()) as file:
             n_bytes = os.fstat(file.fileno()).st_size
             if n_bytes > MAX_FILE_BYTES:  # a sparse file or years of runs: reading it would take minutes
                 limit = f"{n_bytes / 2**20:.0f} MiB, and at most {MAX_FILE_BYTES >> 20} MiB are read"
                 raise OSError(f"{limit}: move it away, and the next tuning begins a new one")
             if n_bytes < self._offset:  # begun anew by another job
-                self._offset = self._n_lines = self.n_events = 0
+                self._offset = self._n_lines = self.n_runs = 0
+                self.events = []
             file.seek(self._offset)
-            content = file.read()
-        headers = [match.start() for match in _HEADER.finditer(content)]
-        if len(headers) > 1 or (headers and self.n_events):
-            self.n_earlier_runs += len(headers) - (not self.n_events)
-            self._offset += headers[-1]
-            self._n_lines += content.count(b"\n", 0, headers[-1])
-            self.n_events = 0
-            content = content[headers[-1] :]
-        return BytesIO(content)
+            return file.read()
 
-    def _event(self, line: bytes) -> AnyEvent | None:
-        """None with a ``refusal``, or where the line is cut off and may be written on."""
-        where, event = f", line {self._n_lines + 1}", None
-        if (version := _VERSION.match(line)) and int(version[1]) != EVENTS_VERSION:
-            self.refusal = f"{where}: written with events version {int(version[1])}, and this dist_tune reads version {EVENTS_VERSION}"
-            return None
-        with suppress(ValidationError):
-            event = EVENT.validate_json(line)
-        if event is None and line.endswith(b"\n"):
-            self.refusal = f"{where}: no event"
-        self._is_cut_off = event is None and not self.refusal
-        return event
+    def _take(self, content: bytes) -> str:
+        """Take in the lines of the last run; returns what is wrong with the first that is no event."""
+        whole = content[: content.rfind(b"\n") + 1]
+        if headers := [match.start() for match in _HEADER.finditer(whole)]:
+            self._skip(whole[: headers[-1]])
+            self.events, self.n_runs = [], self.n_runs + len(headers)
+        for line in BytesIO(whole[headers[-1] :] if headers else whole):
+            where, version = f", line {self._n_lines + 1}", _VERSION.match(line)
+            self.is_refused = True
+            if version and int(version[1]) != EVENTS_VERSION:
+                return f"{where}: written with events version {int(version[1])}, and this dist_tune reads version {EVENTS_VERSION}"
+            try:
+                self.events.append(EVENT.validate_json(line))
+            except ValidationError:
+                return f"{where}: no event"
+            self.is_refused = False
+            self._skip(line)
+        if len(whole) < len(content):
+            return f", line {self._n_lines + 1}: cut off"
+        return "" if self.events else ": the file is empty"
+
+    def _skip(self, content: bytes) -> None:
+        self._offset += len(content)
+        self._n_lines += content.count(b"\n")
 
 
 class Watcher:
@@ -108,9 +102,12 @@ class Watcher:
     def __init__(self, folder: Path, *, may_come: bool = False) -> None:
         """``may_come``: the folder may not be there yet, because the first tuning makes it."""
         self.story = Story()
+        self.damage: dict[int, str] = {}
+        """Rank -> a sentence about its damaged file and what is left out for it."""
         self._folder, self._may_come = folder, may_come
         self._files: dict[int, EventFile] = {}
-        """By rank."""
+        self._stale: list[int] = []
+        """Ranks of an earlier job that had more of them than the header says that was written last."""
 
     def poll(self) -> bool:
         """Take in what has been added; true if there was something. A damaged file costs its own rank alone: see ``damage``.
@@ -122,16 +119,23 @@ class Watcher:
         if self._may_come and not self._folder.exists():
             return False
         found = [(int(match[1]), self._folder / name) for name in os.listdir(self._folder) if (match := _NAME.fullmatch(name))]
-        is_new = False
-        for rank, path in sorted(found):
-            for event in self._files.setdefault(rank, EventFile(path, rank)).read():
-                self.story.take(event)
-                is_new = True
-        self.story.leave_out_stale_ranks()
-        files = list(self._files.values())
-        if files and not self.story.tunings and all(each.refusal and not each.n_events for each in files):
-            raise UnreadableEventsError(files[0].damage + ", and so are all others" * (len(files) > 1))
-        return is_new
+        self._files |= {rank: EventFile(path, rank) for rank, path in sorted(found) if rank not in self._files}
+        n_taken, before = {rank: len(file.events) for rank, file in self._files.items()}, self._stale
+        n_anew = sum(file.read() for file in self._files.values())
+        runs = [file.header for file in self._files.values() if isinstance(file.header, RunBegun)]
+        newest = max(runs, key=lambda run: run.at, default=None)
+        self._stale = [rank for rank in self._files if newest and rank >= newest.world_size]
+        files = {rank: file for rank, file in self._files.items() if rank not in self._stale}
+        self.damage = {rank: file.damage for rank, file in files.items() if file.damage}
+        if n_anew or self._stale != before:
+            self.story, n_taken = Story(), {}
+        added = [event for rank, file in files.items() for event in file.events[n_taken.get(rank, 0) :]]
+        for event in added:
+            self.story.take(event)
+        refused = [file.damage for file in self._files.values() if file.is_refused and not file.events]
+        if refused and not self.story.tunings and len(refused) == len(self._files):
+            raise UnreadableEventsError(refused[0] + ", and so are all others" * (len(refused) > 1))
+        return bool(added)
 
     @property
     def is_over(self) -> bool:
@@ -142,14 +146,10 @@ class Watcher:
     @property
     def notes(self) -> list[str]:
         """Sentences about what was passed over, apart from damage."""
-        runs = [(each.path.name, each.n_earlier_runs) for each in self._files.values() if each.n_earlier_runs]
-        return [f"{name}: {n} earlier run{'s' * (n > 1)} of the job left out" for name, n in runs] + self.story.notes
-
-    @property
-    def damage(self) -> dict[int, str]:
-        """Rank -> a sentence about its damaged file and what is left out for it. Files of an earlier job with more ranks are none of it."""
-        n_ranks = self.story.world_size
-        return {rank: each.damage for rank, each in self._files.items() if (n_ranks is None or rank < n_ranks) and each.damage}
+        runs = [(each.path.name, each.n_runs - 1) for each in self._files.values() if each.n_runs > 1]
+        told = [f"{name}: {n} earlier run{'s' * (n > 1)} of the job left out" for name, n in runs]
+        stale = f"files of an earlier job with another number of ranks are left out: ranks {numbers(self._stale)}"
+        return [*told, *[stale] * bool(self._stale), *self.story.notes]
 
 
 def story_of_folder(folder: Path) -> Story:
@@ -172,7 +172,7 @@ def story_of_folder(folder: Path) -> Story:
 
 def _gaps(story: Story, damaged: set[int]) -> Iterator[str]:
     """Sentences about what is missing, other than what ``damaged`` ranks would have told."""
-    unreadable = {site.met.site: site.unreadable for _, site in story.sites if site.unreadable}
+    unreadable = {site.met.site: site.unreadable for _, site in story.sites if site.record is None and site.unreadable}
     yield from (f"site {number}: its record cannot be read ({reason})" for number, reason in unreadable.items())
     for tuning in story.tunings.values():
         n_ranks, ranks = tuning.world_size, tuning.ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dist_tune.output import events
 from dist_tune.report.story import RankStory, Story, TuningStory
 
 _PHASES, _REPLAYS, _MEETINGS, _WORKERS = 1, 2, 3, 10
@@ -20,7 +21,7 @@ def trace_events(story: Story) -> Iterator[dict[str, Any]]:
     """All events of the story's ranks: names, then spans and marks in the order of time."""
     ranks = [(tuning, rank) for tuning in story.tunings.values() for rank in tuning.ranks.values()]
     found = [event for tuning, rank in ranks for event in _of_rank(tuning, rank)]
-    zero = min([event["ts"] for event in found] + [rank.begun_at for _, rank in ranks], default=0.0)
+    zero = min([event["ts"] for event in found] + [rank.told[0].at for _, rank in ranks], default=0.0)
     for number in sorted({rank.rank for _, rank in ranks}):
         run = story.runs.get(number)
         yield _named("process_name", number, 0, f"rank {number}" + (f" ({run.host}, {run.device})" if run else ""))
@@ -46,27 +47,30 @@ def _of_rank(tuning: TuningStory, rank: RankStory) -> Iterator[dict[str, Any]]:
 
     total_s = rank.done.seconds.get("total", 0.0) if rank.done else 0.0
     # Records are written after the last phase, and the run's last event follows.
-    last_at = min(rank.last_at, rank.begun_at + total_s) if total_s else rank.last_at
-    ends = [each.at for each in rank.phases[1:]] + [last_at] * bool(rank.phases)
-    for phase, end in zip(rank.phases, ends, strict=True):
+    last_at = min(rank.last_at, rank.told[0].at + total_s) if total_s else rank.last_at
+    phases = rank.of(events.PhaseBegun)
+    for phase, end in zip(phases, [*(each.at for each in phases[1:]), last_at], strict=False):
         yield span(_PHASES, phase.phase, end, end - phase.at) | {"args": {"closure": tuning.closure}}
-    for replay in rank.replays:
-        ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(replay.candidates.items())[:20])
-        discarded = f" discarded: {replay.discarded}" * bool(replay.discarded)
-        yield span(_REPLAYS, f"replay {replay.replay} {ran}{discarded}".strip(), replay.at, replay.seconds)
-    yield from (span(_MEETINGS, met.topic, met.at, met.seconds) for met in rank.meetings)
-    for each in rank.compiles:
-        name = f"site {each.site} candidate {each.candidate}" + " (cached)" * each.is_cached
-        yield span(_WORKERS + each.worker, name, each.at, each.seconds)
-    if rank.done and rank.done.error:
-        yield mark(f"failed: {rank.done.error[:300]}", rank.last_at)
-    for site in tuning.sites.values():
-        rungs = [rung for rung in site.rungs if rung.rank == rank.rank]
-        yield from (mark(f"rung: site {site.met.site}, {rung.n_left} left", rung.at) for rung in rungs)
-        dropped = [each for each in site.dropped.values() if each.rank == rank.rank]
-        yield from (mark(f"dropped: site {site.met.site} candidate {each.candidate}", each.at) for each in dropped)
-        if site.won and site.won.rank == rank.rank:
-            yield mark(f"winner: site {site.met.site} candidate {site.won.winner}", site.won.at)
+    is_teller = rank is tuning.teller
+    for event in rank.told:
+        match event:
+            case events.Replayed():
+                ran = " ".join(f"{site}:{candidate}" for site, candidate in sorted(event.candidates.items())[:20])
+                discarded = f" discarded: {event.discarded}" * bool(event.discarded)
+                yield span(_REPLAYS, f"replay {event.replay} {ran}{discarded}".strip(), event.at, event.seconds)
+            case events.Met():
+                yield span(_MEETINGS, event.topic, event.at, event.seconds)
+            case events.Compiled():
+                name = f"site {event.site} candidate {event.candidate}" + " (cached)" * event.is_cached
+                yield span(_WORKERS + event.worker, name, event.at, event.seconds)
+            case events.Ranked() if is_teller:  # all ranks tell the same
+                yield mark(f"rung: site {event.site}, {event.n_left} left", event.at)
+            case events.Dropped() if is_teller:
+                yield mark(f"dropped: site {event.site} candidate {event.candidate}", event.at)
+            case events.Won() if is_teller:
+                yield mark(f"winner: site {event.site} candidate {event.winner}", event.at)
+            case events.TuningEnded() if event.error:
+                yield mark(f"failed: {event.error[:300]}", rank.last_at)
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

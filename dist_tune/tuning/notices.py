@@ -153,13 +153,12 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             continue
         if site.n_removed:
             pruned[label] = site.n_removed, len(site.configs) + site.n_removed
-        reason, is_new_shape = context.lookup.reason_of_miss(label)
-        why = reason or context.lookup.why_no_record(label)
+        why, is_near, is_new_shape = context.lookup.reason_of_miss(label)
         context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
         if is_new_shape:  # as it should be: a line of the log, and no warning
-            context.log.info(f"site={label} is tuned: {reason}")
-        elif reason:
-            missed[f"missed {label}"] = f"site={label} is tuned: {reason}"
+            context.log.info(f"site={label} is tuned: {why}")
+        elif is_near:
+            missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:
             unknown[why].append(label)
     for why, found in unknown.items():

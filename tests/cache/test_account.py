@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import cause, fates, gain, lead, short_config, skew, weighing, why_not
+from dist_tune.cache import fates, gain, lead, short_config, skew, weighing, why_not
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 
@@ -31,8 +31,9 @@ UNTIMED: dict[str, Any] = {"latency_ms": None, "closure_ms": None, "spread_ms": 
 def test_gain_and_lead_are_shares_of_the_winners_time():
     """A faster kernel that lost leaves a negative lead; without times there is neither."""
     found = of(timed(2.0, 3.0), timed(1.0, 2.0), timed(1.1, 2.2), winner=1)
-    assert (gain(found), lead(found)) == pytest.approx((2.0, 0.1))
-    assert lead(of(timed(1.0, 2.0), timed(0.9, 2.5))) == pytest.approx(-0.1)
+    assert gain(found) == 2.0
+    assert lead(found) == pytest.approx((0.1, 0.0))
+    assert lead(of(timed(1.0, 2.0, spread_ms=0.01), timed(0.9, 2.5, spread_ms=0.02))) == pytest.approx((-0.1, 0.03))
     assert (gain(of(UNTIMED)), lead(of(UNTIMED))) == (None, None)
 
 
@@ -77,7 +78,7 @@ def test_without_a_race_there_are_no_finals():
     ],
 )
 def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
-    assert cause(failure) == words
+    assert list(fates(of(timed(1.0, 2.0), {"failure": failure})).failures) == [words]
 
 
 def test_a_step_that_varies_by_itself_says_how_far_it_counted():

@@ -1,4 +1,4 @@
-"""Fingerprints of code: what it has captured, wraps and calls, each told apart without asking it."""
+"""Fingerprints of code: what it has captured, wraps and calls, each told apart without asking it; what refuses to answer raises nothing."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,10 @@ import importlib.util
 import json
 import sys
 import threading
+import time
 import types
+import unittest.mock
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,26 +22,15 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune.cache.fingerprints import fingerprint
-from tests.source_programs import Compiled, adding, returning, subtracting, with_globals
+from tests.source_programs import Compiled, adding, fingerprint, returning, subtracting, with_globals
 
 VALUES: list[Any] = [
     *(None, True, 1, 1.0, "1", b"1", 1j, (1,), [1], {1: 1}, {1}, (), 2, -0.0, 0.0, float("nan"), float("inf"), "", 1 << 70, 10**5000),
     *(torch.float16, torch.float32, torch.empty(2), torch.empty(3), torch.empty(2, dtype=torch.int8), torch.empty(2, 1)),
     *(tl.float16, tl.bfloat16, tl.constexpr(3), tl.constexpr(4), triton.Config({"A": 1}), triton.Config({"A": 2})),
     *(np.int64(1), np.int64(2), np.float32(1), np.zeros(2), np.zeros(3), np.dtype("f4"), np.dtype("f8"), range(3), range(4)),
-    *(
-        "x" * 5000,
-        "x" * 5001,
-        "x" * 4999 + "y",
-        b"x" * 5000,
-        (1, (2, 3)),
-        ((1, 2), 3),
-        [[1], 2],
-        [[1, 2]],
-        {"a": {"b": 1}},
-        {"a": {"b": 2}},
-    ),
+    *("x" * 5000, "x" * 5001, "x" * 4999 + "y", b"x" * 5000, (1, (2, 3)), ((1, 2), 3), [[1], 2], [[1, 2]], {"a": {"b": 1}}),
+    {"a": {"b": 2}},
     *(len, max, returning, fingerprint, threading.Lock(), enum.Enum, contextlib.suppress, torch.device("cpu"), torch.device("cuda", 0)),
 ]
 
@@ -87,15 +79,6 @@ def test_an_object_is_not_asked():
     for function in (Asking(), returning(Asking()), returning([Asking()]), with_globals("def f(): return a.b, A", a=Asking(), A=Asking())):
         fingerprint(function)
     assert asked == []
-
-
-class Slotted:
-    __slots__ = ("anything",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.anything = 1
-
-    __call__ = adding
 
 
 class Holder(Compiled):
@@ -147,37 +130,16 @@ def test_wrappers_are_looked_through(wrapper: Callable[[Callable[..., Any]], Any
         assert fingerprint(place(wrapper(adding))) == fingerprint(place(wrapper(adding)))
 
 
-def test_an_object_counts_by_its_class():
-    """A callable object with slots, whatever is in them."""
-    one, other = Slotted(adding), Slotted(adding)
-    other.anything = 2
-    assert fingerprint(one) == fingerprint(other) != fingerprint(Compiled(adding))
-
-
 def test_code_without_a_source_is_read():
     """Functions made by exec, lambdas, and a body that calls itself or its caller."""
     codes = [
-        "def f(x): return x",
-        "def f(x): return f(x - 1)",
-        "def f(x): return g(x)\ndef g(x): return f(x)",
-        "def f(x): return g(x)\ndef g(x): return f(-x)",
-        "def f(*x): return x",
-        "def f(**x): return x",
-        "def f(x, /): return x",
-        "def f(x, y): return x",
-        "async def f(x): return x",
-        "def f(x): yield x",
-        "f = lambda x: x * 2",
-        "def f(x):\n    try: return x\n    except OSError: return 1",
-        "def f(x):\n    try: return x\n    except ValueError: return 1",
-        "def make():\n    def f(): return x, 1\n    return f\n    x = 1\nf = make()",
-        "def make():\n    def f(): return x, 2\n    return f\n    x = 1\nf = make()",
-        "def f(x): return [y * 2 for y in x]",
-        "def f(x): return [y * 3 for y in x]",
-        "class f:\n    def g(self): return 1",
-        "class f:\n    def g(self): return 2",
-        'def f(x):\n    "text"\n    return "text"',
-        'def f(x):\n    "another"\n    return "another"',
+        *(f"def f({arguments}): return x" for arguments in ("x", "*x", "**x", "x, /", "x, y")),
+        *("def f(x): return f(x - 1)", "async def f(x): return x", "def f(x): yield x", "f = lambda x: x * 2"),
+        *(f"def f(x): return g(x)\ndef g(x): return f({argument})" for argument in ("x", "-x")),
+        *(f"def f(x):\n    try: return x\n    except {error}: return 1" for error in ("OSError", "ValueError")),
+        *(f"def make():\n    def f(): return x, {n}\n    return f\n    x = 1\nf = make()" for n in (1, 2)),
+        *(f"def f(x): return [y * {n} for y in x]" for n in (2, 3)),
+        *(f"class f:\n    def g(self): return {n}" for n in (1, 2)),
     ]
     read = [fingerprint(with_globals(code)) for code in codes]
     assert len(set(read)) == len(codes)
@@ -208,25 +170,137 @@ def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch):
     """Their versions are in a record. But a library's function may itself be tuned, and a user's file have a library's name."""
     calls_json = with_globals("def f(x): return m.dumps(x)", m=json)
-    calls_torch = with_globals("def f(x): return g(x)", g=torch.nn.functional.relu)
-    before = fingerprint(calls_json), fingerprint(calls_torch), fingerprint(json.dumps)
+    before = fingerprint(calls_json), fingerprint(json.dumps)
     monkeypatch.setattr(json.JSONEncoder, "encode", adding)
-    monkeypatch.setattr(torch.nn.functional.relu, "__code__", adding.__code__.replace(co_qualname="relu"))
-    assert (fingerprint(calls_json), fingerprint(calls_torch)) == before[:2]
-    assert fingerprint(json.dumps) != before[2]
-    wrapping = (
-        "def make(wrapped, rule):\n    def f(x): return wrapped(rule(x))\n    f.__wrapped__ = wrapped\n    return f\nf = make(one, other)"
-    )
-    wrapper, changed, ruled = (
-        fingerprint(with_globals(wrapping, __name__="dist_tune.some", one=one, other=other))
-        for one, other in [(adding, adding), (subtracting, adding), (adding, subtracting)]
-    )
-    assert changed != wrapper == ruled
+    assert fingerprint(calls_json) == before[0]
+    assert fingerprint(json.dumps) != before[1]
     own = types.ModuleType("turtledemo")
     own.__file__ = "/home/user/turtledemo.py"
     monkeypatch.setitem(sys.modules, "turtledemo", own)
-    exec("def f(x): return x", vars(own))
-    calls_own = with_globals("def f(x): return m.f(x)", m=own)
-    before_own = fingerprint(calls_own)
-    exec("def f(x): return -x", vars(own))
-    assert fingerprint(calls_own) != before_own
+    read = []
+    for code in ("def f(x): return x", "def f(x): return -x"):
+        exec(code, vars(own))
+        read.append(fingerprint(with_globals("def f(x): return m.f(x)", m=own)))
+    assert read[0] != read[1]
+
+
+# -- objects that refuse to answer, and huge ones ----------------------------------------------------------------------
+
+
+def refuse(*args: object, **kwargs: object) -> Any:
+    raise RuntimeError("asked")
+
+
+QUESTIONS = ("repr", "str", "hash", "eq", "len", "iter", "bool", "call", "format", "getattr", "getattribute", "getitem")
+REFUSING: dict[str, Any] = {f"__{name}__": refuse for name in QUESTIONS}
+
+
+class RefusingMeta(type):
+    __getattribute__ = __hash__ = __eq__ = __instancecheck__ = __subclasscheck__ = __repr__ = refuse
+
+
+class Partial(functools.partial[Any]):
+    func = property(refuse)
+
+
+class RefusingTensor(torch.Tensor):
+    __torch_function__: Any = classmethod(refuse)
+
+
+@functools.cache
+def nasty() -> dict[str, Any]:
+    bases: tuple[type, ...] = (object, str, int, float, tuple, list, dict, set, types.ModuleType)
+    kinds: list[Any] = [type(f"Nasty_{base.__name__}", (base,), REFUSING) for base in bases]
+    things = {kind.__name__: kind.__new__(kind, *(["m"] if kind.__base__ in (str, types.ModuleType) else [])) for kind in kinds}
+    cyclic: list[Any] = [{}]
+    cyclic[0]["again"] = cyclic
+    deep: list[Any] = []
+    shared: list[Any] = []
+    for _ in range(50_000):
+        deep, shared = [deep], [shared, shared]
+    loop = types.SimpleNamespace()
+    loop.fn = loop.__wrapped__ = loop
+    odd = Compiled(adding)
+    vars(odd)[5] = vars(odd)[None] = subtracting  # type: ignore[index]
+    gone = type("Gone", (), {})()
+    return {
+        **things,
+        "class attribute": type("Nasty", (), {"p": property(refuse), "x": things["Nasty_object"], "__class__": property(refuse)})(),
+        "dict property": type("Nasty", (), {"__dict__": property(refuse), "__module__": 5, "__slots__": ()})(),
+        "metaclass": object.__new__(RefusingMeta("Nasty", (), {})),  # type: ignore[arg-type]
+        "class": RefusingMeta("Nasty", (), {}),
+        "tensor": torch.empty(2).as_subclass(RefusingTensor),
+        "cyclic": cyclic,
+        "wraps itself": loop,
+        "dead proxy": weakref.proxy(gone),
+        "surrogates": "\ud800" * 500,
+        "deep": deep,
+        "shared": shared,
+        "odd attributes": odd,
+        "partial": Partial(len),
+        "frame": sys._getframe(),
+        "mock": unittest.mock.MagicMock(),
+        "ops": torch.ops.aten,
+        "empty cell": with_globals("def f():\n    def g(): return x\n    return g\n    x = 1")(),
+        "no module name": with_globals("def f(): pass", __name__=5),
+    }
+
+
+def from_below(depth: int, function: object) -> str:
+    """The fingerprint as it is with less of the stack left."""
+    return from_below(depth - 1, function) if depth else fingerprint(function)
+
+
+@pytest.mark.parametrize("name", nasty())
+def test_nothing_raises_and_nothing_hides_the_code_beside_it(name: str):
+    """Objects that refuse to answer, wherever they are: a result, and another one when the code beside them changes."""
+    thing = nasty()[name]
+    assert len(fingerprint(thing)) == 16
+    assert fingerprint(returning(thing)) == from_below(300, returning(thing))
+    for places in (
+        [returning(thing, 1), returning(thing, 2)],
+        [with_globals(f"def f(): return odd, {n}", odd=thing) for n in (1, 2)],
+        [with_globals(f"def f(): return ODD, {n}", ODD=thing) for n in (1, 2)],
+        [with_globals(f"def f(): return ODD, {n}", ODD=[thing]) for n in (1, 2)],
+        [with_globals(f"class f:\n    ODD = odd\n    def g(self): return {n}", odd=thing) for n in (1, 2)],
+        [with_globals(f"def f(x={{1: odd}}, *, y=odd): return {n}", odd=thing) for n in (1, 2)],
+    ):
+        one, other = map(fingerprint, places)
+        assert one != other
+
+
+def seconds(function: object) -> float:
+    """Of this thread alone: other processes may keep the processor busy."""
+    began = time.thread_time()
+    fingerprint(function)
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize(
+    "value",
+    [range(10**9), list(range(10**6)), {n: str(n) for n in range(10**5)}, set(map(str, range(10**5))), "x" * 10**7, 1 << 10**6],
+    ids=["range", "list", "dict", "set", "str", "int"],
+)
+def test_huge_values_take_no_time(value: object):
+    """Captured or a constant of the module: it is their start and their length that count."""
+    assert seconds(returning(value)) < 1
+    assert seconds(with_globals("def f(): return VALUE", VALUE=value)) < 1
+
+
+def test_the_start_of_a_huge_container_counts():
+    """And its length: what is beyond four thousand elements does not."""
+    one, other = [0] * 10**5, [0] * (10**5 - 1) + [1]
+    assert fingerprint(returning(one)) == fingerprint(returning(other)) != fingerprint(returning(one[:-1]))
+
+
+def test_many_callees_take_no_time():
+    """The last of a thousand counts, and that of a chain of 1,500; of three thousand those that come first."""
+    many = {f"g{n:04}": returning(n) for n in range(3000)}
+    thousand = f"def f(): return [{','.join(sorted(many)[:1000])}]"
+    everything = f"def f(): return [{','.join(many)}]"
+    chain = "\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(1500)) + "\nf = f0\ndef f1500(x): return "
+    same, other = {"g2999": returning(-1)}, {"g0999": returning(-1)}
+    assert fingerprint(with_globals(thousand, **many)) != fingerprint(with_globals(thousand, **many | other))
+    assert fingerprint(with_globals(everything, **many)) == fingerprint(with_globals(everything, **many | same))
+    assert fingerprint(with_globals(chain + "x")) != fingerprint(with_globals(chain + "-x"))
+    assert seconds(with_globals(everything, **many)) < 1

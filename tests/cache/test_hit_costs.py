@@ -14,7 +14,6 @@ import triton
 
 from dist_tune.cache import read_code
 from dist_tune.configs import describe_all
-from dist_tune.settings import read_settings
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
 from tests.programs import run_python
@@ -33,21 +32,6 @@ def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, mon
     assert counted["_codes_in"] <= 1
 
 
-def test_exchanged_code_is_read_anew():
-    """A function that is given other code has another fingerprint: what is kept belongs to the code, not to the function."""
-
-    def doubled(x: int) -> int:
-        return x * 2
-
-    def summed(x: int) -> int:
-        return x + sum(range(x))
-
-    digests = [read_code(doubled).digest]
-    doubled.__code__ = summed.__code__
-    digests.append(read_code(doubled).digest)
-    assert len({*digests}) == 2
-
-
 def test_a_config_that_is_listed_twice_is_described_once():
     """The candidates that pruning leaves are in the kernel's list as well: equal texts for one description; a copy is described anew."""
     configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
@@ -55,15 +39,6 @@ def test_a_config_that_is_listed_twice_is_described_once():
     assert counted["describe"] == 3
     texts = describe_all([*configs, *configs[1:], triton.Config({"BLOCK": 64})])
     assert texts == [*texts[:3], *texts[1:3], texts[2]]
-
-
-def test_settings_are_validated_once_for_each_environment(monkeypatch: pytest.MonkeyPatch):
-    """Calls in one environment read it once; a variable that is set late, also in small letters, counts at the next call."""
-    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "17.25")
-    assert calls_in(lambda: [read_settings() for _ in range(5)], "_settings_build_values").total() == 1
-    monkeypatch.delenv("DIST_TUNE_DEADLINE_S")
-    monkeypatch.setenv("dist_tune_deadline_s", "18.5")
-    assert read_settings().deadline_s == 18.5
 
 
 @pytest.mark.once

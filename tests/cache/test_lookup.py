@@ -72,33 +72,14 @@ def test_what_was_kept_is_found(tmp_path: Path):
 
 
 def test_a_record_of_any_folder_is_a_hit(tmp_path: Path):
-    """The first folder is written, and its record comes before others."""
+    """As DIST_TUNE_CACHE_PATH names them; the first one is written."""
     kept(tmp_path / "team", found())
     mine = lookup(tmp_path / "own", cache_path=f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'team'}")
-    one, _ = asked(mine)
-    assert one == found()
+    assert asked(mine)[0] == found()
     mine.keep(found(winner=2, tuned_at=found().tuned_at.replace(hour=20)))
-    assert len(Cache(tmp_path / "own").entries()) == 1
     again, _ = asked(mine)
     assert again is not None
-    assert again.winner == 2
-    assert Cache(tmp_path / "team").entries()[0].record == found()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("name", "other.gemm"), ("key_text", "[1]"), ("source", lambda: "f" * 16), ("texts", TEXTS[:2]), ("texts", TEXTS[::-1]), ("ranks", 3)],
-)
-def test_each_part_of_the_key_counts(tmp_path: Path, name: str, value: Any):
-    """Another name, tuning key, code, list or order of candidates, or number of ranks: another key, and nothing found."""
-    mine = lookup(kept(tmp_path, found()))
-    _, ticket = asked(mine)
-    if name == "ranks":
-        mine = CacheLookup(mine._settings, Log(), is_used=True, world_size=value, ranks_per_host=2)  # type: ignore[arg-type]
-    launch = SimpleNamespace(**{**vars(LAUNCH), **({name: value} if name in vars(LAUNCH) else {})})
-    other = mine.look_up(SITE, launch, value if name == "texts" else TEXTS)
-    assert other is None
-    assert mine.ticket(SITE, None).key not in ("", ticket.key)
+    assert (again.winner, Cache(tmp_path / "team").entries()[0].record) == (2, found())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +101,7 @@ def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
     mine = lookup(kept(tmp_path, found()))
     mine.look_up(SITE, SimpleNamespace(**{**vars(LAUNCH), **changes}), texts)
     miss = mine.reason_of_miss(SITE)
-    assert ([each in miss.reason for each in differing], bool(miss.reason)) == ([True] * len(differing), bool(differing))
+    assert ([each in miss.reason for each in differing], miss.is_near) == ([True] * len(differing), bool(differing))
     assert miss.is_new_shape == is_new_shape
 
 
@@ -196,15 +177,12 @@ def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Pat
     """Whatever their order is now; with all that is needed to keep them in the new record."""
     texts = ["new", TEXTS[2], TEXTS[1]]
     assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
+    assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None), "without its winner"
     mine = lookup(tmp_path)
     mine.look_up(SITE, LAUNCH, texts)
     times, original = mine.prior_times(SITE, texts).times[2], found().candidates[1]
     assert (times.closure_ms, times.spread_ms, times.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
     assert times.rank_latencies_ms == original.rank_latencies_ms
-
-
-def test_without_its_winner_a_record_still_tells_times(tmp_path: Path):
-    assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None)
 
 
 def test_what_failed_or_was_not_measured_is_not_known(tmp_path: Path):
@@ -228,15 +206,6 @@ def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
     assert known(tmp_path, [*TEXTS, "new"], newest) == ({0: 5.0, 1: 5.0, 2: 5.0}, 0)
 
 
-@pytest.mark.parametrize("version_check", [True, False])
-def test_nothing_is_known_from_another_environment(tmp_path: Path, version_check: bool):
-    """Its times mean nothing here, also where its winners are accepted."""
-    kept(tmp_path, *(found(environment=HERE.model_copy(update=each)) for each in ({"torch": "1.0"}, {"device": "x"}, {"world_size": 9})))
-    mine = lookup(tmp_path, version_check=version_check)
-    mine.look_up(SITE, LAUNCH, TEXTS[:2])
-    assert mine.prior_times(SITE, TEXTS[:2]).times == {}
-
-
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
     """One that nothing is known of would be taken for a result for ever; where one alone runs there was no choice."""
     unmeasured = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i in range(3)]
@@ -249,16 +218,6 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
     ):
         lookup(tmp_path).keep(record_)
         assert len(Cache(tmp_path).entries()) == n_kept
-
-
-def test_a_folder_that_is_no_folder_costs_warnings_alone(tmp_path: Path):
-    """Nothing is found there, and nothing is kept."""
-    (tmp_path / "file").write_text("")
-    mine = lookup(tmp_path / "file" / "cache", require_cache=True)
-    one, ticket = asked(mine)
-    assert (one, "There is no record" in ticket.miss) == (None, True)
-    with pytest.warns(UserWarning, match="is not kept"):
-        mine.keep(found())
 
 
 def test_ids_are_as_long_as_they_must_be(tmp_path: Path):

@@ -21,8 +21,6 @@ from tests.function_options import BLOCKS, QUICK, quiet
 
 pytestmark = pytest.mark.once
 
-MASKS = (0, 0o022, 0o077, 0o377)
-
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
@@ -47,20 +45,13 @@ def used(cache: Cache, outside: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_what_the_cache_makes_is_its_owners_alone(tmp_path: Path, mask: int):
-    """Records, locks, and folders above it that were missing."""
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o377])
+@pytest.mark.parametrize(("is_shared", "folders", "files"), [(False, "0700", "0600"), (True, "0770", "0660")])
+def test_what_the_cache_makes_is_its_owners_or_with_the_group(tmp_path: Path, mask: int, is_shared: bool, folders: str, files: str):
+    """Records, locks, and folders above it that were missing; no other user's in any case."""
     with umask(mask):
-        used(Cache(tmp_path / "made" / "cache"), tmp_path / "file")
-    assert modes(tmp_path / "made") == {"folders": {"0700"}, "files": {"0600"}}
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_a_shared_cache_is_the_groups_as_well(tmp_path: Path, mask: int):
-    """And no other user's."""
-    with umask(mask):
-        used(Cache(tmp_path / "made" / "cache", is_shared=True), tmp_path / "file")
-    assert modes(tmp_path / "made") == {"folders": {"0770"}, "files": {"0660"}}
+        used(Cache(tmp_path / "made" / "cache", is_shared=is_shared), tmp_path / "file")
+    assert modes(tmp_path / "made") == {"folders": {folders}, "files": {files}}
 
 
 def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path):

@@ -3,12 +3,9 @@
 import errno
 import os
 import re
-import resource
 import shutil
 import socket
 import tempfile
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import HARDWARE, SOFTWARE, CacheKey, Entry, TuningRecord, record_bytes
-from dist_tune.cache import store as store_module
-from dist_tune.cache.store import MAX_BYTES, Cache
+from dist_tune.cache import HARDWARE, SOFTWARE, TuningRecord, record_bytes
+from dist_tune.cache.store import MAX_BYTES, Cache, Entry
 from tests.cache_folders import files, warned
 from tests.cached_records import NOON, environment, measured, record
 
@@ -163,14 +159,6 @@ def test_two_names_do_not_share_a_folder(one: str, other: str):
     assert Cache(Path("cache")).path_of(record(kernel="model.gemm_3-x").cache_key).parent.name == "model.gemm_3-x"
 
 
-def test_keys_of_text_that_is_alike(cache: Cache):
-    """Fields are not run together: what moves from one to the next makes another key."""
-    keys = [record(source=source, key=key).cache_key for source, key in (("ab", "c"), ("a", "bc"), ('a","b', "c"), ("a", 'b","c'))]
-    assert len({cache.path_of(key) for key in keys}) == 4
-    nones = [CacheKey(**{**dict(record().cache_key), "cuda": cuda}) for cuda in (None, "None", "null", "")]
-    assert len({cache.path_of(key) for key in nones}) == 4
-
-
 # -- which one stays ---------------------------------------------------------------------------------------------------
 
 FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
@@ -179,8 +167,6 @@ BETTER: list[tuple[TuningRecord, TuningRecord, bool, bool]] = [
     (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=10)), True, False),
     (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=9)), False, False),
     (measured(9), measured(10, tuned_at=NOON + timedelta(seconds=9)), True, True),
-    (measured(9), measured(9, tuned_at=NOON + timedelta(seconds=9)), True, True),
-    (measured(9), measured(9, tuned_at=NOON - timedelta(seconds=9)), False, False),
     (measured(9), measured(10, tuned_at=NOON - timedelta(days=9)), True, True),
     (measured(9), measured(1, tuned_at=NOON - timedelta(days=9)), False, False),
     (measured(9, tuned_at=FUTURE), measured(1), True, False),
@@ -198,19 +184,6 @@ def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: Tu
         cache.store(present)
         assert cache.store(stored, is_import=is_import) == cache.path_of(stored.cache_key)
         assert cache.find(stored.cache_key) == winner
-
-
-@pytest.mark.parametrize("is_import", [False, True])
-@settings(max_examples=25)
-@given(st.permutations([(n, second) for n in (1, 2, 3) for second in (0, 3, 6)]))
-def test_the_order_of_storing_does_not_matter(is_import: bool, order: list[tuple[int, int]]):
-    """Records of tunings that overlapped: the best and newest is there in the end, in whatever order they came."""
-    with tempfile.TemporaryDirectory() as folder:
-        for n, second in order[:6]:
-            Cache(Path(folder)).store(measured(n, tuned_at=NOON + timedelta(seconds=second)), is_import=is_import)
-        found = Cache(Path(folder)).find(measured(1).cache_key)
-        assert found is not None
-        assert (found.n_samples, (found.tuned_at - NOON).total_seconds()) == max(order[:6])
 
 
 # -- what is no record -------------------------------------------------------------------------------------------------
@@ -248,21 +221,16 @@ def put(kind: str, path: Path) -> None:
         os.mkfifo(path)
     elif kind == "folder":
         (path / "full").mkdir(parents=True)
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
+    elif kind in ("loop", "device"):
+        path.symlink_to(path.name if kind == "loop" else "/dev/zero")
     elif kind == "huge":
-        with open(path, "wb") as file:
-            file.truncate(2**34)
+        path.write_bytes(whole.ljust(MAX_BYTES + 1))
     else:
         contents = {
             "older": b'{"schema_version": 2}', "newer": whole.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'),
             "deep": whole.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000),
             "no winner": whole.replace(b'"winner":1', b'"winner":7'), "NaN": whole.replace(b'"latency_ms":1.1', b'"latency_ms":NaN'),
-            "infinite": whole.replace(b'"latency_ms":1.1', b'"latency_ms":1e999'), "a text": whole.replace(b'"winner":1', b'"winner":"1"'),
             "other record": record_bytes(record(key="[1]")), "other kernel": record_bytes(record(kernel="\x1b[31mother")),
-            "better versions": record_bytes(record(environment=environment(triton="3.9.0"))),
         }  # fmt: skip
         assert contents[kind] != whole
         path.write_bytes(contents[kind])
@@ -271,8 +239,7 @@ def put(kind: str, path: Path) -> None:
 STRANGE = {
     "fifo": "not a regular file", "device": "not a regular file", "folder": "Is a directory", "loop": "symbolic links",
     "huge": "larger than", "deep": "recursion", "older": "written with schema 2", "newer": "written with schema 99",
-    "no winner": "winner 7 is no candidate", "NaN": "finite number", "infinite": "finite number", "a text": "winner: ",
-    "other record": "of another key", "other kernel": "of another key", "better versions": "of another key",
+    "no winner": "winner 7 is no candidate", "NaN": "finite number", "other record": "of another key", "other kernel": "of another key",
 }  # fmt: skip
 
 
@@ -303,17 +270,6 @@ def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str, re
     assert os.path.lexists(path)
     if call == "store" and kind != "folder":
         assert cache.find(record().cache_key) == record()
-
-
-def test_a_large_file_is_not_read(cache: Cache):
-    """As large as any that is read, and one byte more."""
-    path = kept(cache, record())
-    path.write_bytes(record_bytes(record()).ljust(MAX_BYTES))
-    assert cache.find(record().cache_key) == record()
-    with open(path, "ab") as file:
-        file.write(b" ")
-    with warned("larger than"):
-        assert cache.find(record().cache_key) is None
 
 
 def test_lists_pass_over_other_files(cache: Cache):
@@ -347,31 +303,7 @@ def test_what_could_not_be_read_again_is_not_stored(cache: Cache, spoiled: Tunin
     assert cache.find(record().cache_key) == record()
 
 
-def test_equal_digests_are_no_equal_keys(cache: Cache, monkeypatch: pytest.MonkeyPatch):
-    """A file name is twelve digits of a digest; what decides is the key itself."""
-    monkeypatch.setattr(store_module, "_digest", lambda *values: "0" * 12)
-    monkeypatch.setattr(store_module, "_place_of", store_module._place_of.__wrapped__)  # places of other tests are remembered
-    cache.store(record(kernel="a/b", source="other"))
-    with warned():
-        for key in (record(kernel="a/b").cache_key, record(kernel="a/b", environment=environment(torch="x")).cache_key):
-            assert cache.path_of(key) == cache.entries()[0].path
-            assert cache.find(key, any_software=True) is None
-            assert cache.siblings(key) == []
-        assert cache.of_name("a b") == []
-
-
 # -- the disk ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond it, as on a disk that fills up in the middle of a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -415,18 +347,14 @@ def test_a_read_only_folder():
             assert cache.entries() == []
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace", "limit"])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_full_disk(cache: Cache, monkeypatch: pytest.MonkeyPatch, step: str):
     """One warning, with what to do; the record that was there stays, and no part of a file is left."""
     cache.store(record())
     later = record(tuned_at=NOON + timedelta(days=1))
     with monkeypatch.context() as patch, warned("DIST_TUNE_CACHE_DIR names another folder"):
-        if step == "limit":
-            with file_size_limit(1000):
-                assert cache.store(later) is None
-        else:
-            patch.setattr(os, step, raising(OSError(errno.ENOSPC, "No space left on device")))
-            assert cache.store(later) is None
+        patch.setattr(os, step, raising(OSError(errno.ENOSPC, "No space left on device")))
+        assert cache.store(later) is None
     assert cache.find(record().cache_key) == record()
     assert len(files(cache.folder)) == 1
 
@@ -451,28 +379,13 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """~ is the user's home, a relative folder stays where it is when the program changes its own; without a home nothing is kept."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert Cache(Path("~/c")).folder == tmp_path / "home" / "c"
-    (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    cache = Cache(Path("here"))
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    cache.store(record())
-    assert Cache(tmp_path / "here").find(record().cache_key) == record()
+    assert Cache(Path("here")).folder == tmp_path / "here"
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", raising(KeyError("nobody")))
-    cache = Cache(Path("~/.dist_tune/autotune"))
     with warned("there is no home directory"):
-        assert cache.store(record()) is None
-        assert cache.find(record().cache_key) is None
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
-def test_identity(cache: Cache, tmp_path: Path):
-    """Equal for two names of one folder, which it makes; different for two folders."""
-    identity = cache.identity
-    (tmp_path / "link").symlink_to(cache.folder)
-    assert Cache(tmp_path / "link").identity == identity
-    assert Cache(tmp_path / "other").identity != identity
-    assert identity.startswith(socket.gethostname())
+        assert Cache(Path("~/.dist_tune/autotune")).store(record()) is None
+    assert os.listdir(tmp_path) == []
 
 
 def test_remove(cache: Cache, tmp_path: Path):
@@ -495,43 +408,11 @@ def test_remove(cache: Cache, tmp_path: Path):
         cache.remove(path.parent)
 
 
-def test_leftovers_are_swept_by_the_next_store(cache: Cache):
-    """Temporary files of processes that were killed an hour ago and more."""
-    path = kept(cache, record())
-    for name, age_s in (("old.tmp", 4000), ("new.tmp", 3000)):
-        (path.parent / name).write_bytes(b"part")
-        seconds = path.stat().st_mtime - age_s
-        os.utime(path.parent / name, (seconds, seconds))
-    cache.store(record(2))
-    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]
-
-
 # -- several writers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_excludes_threads(cache: Cache, tmp_path: Path):
-    """Four threads count in a file outside the cache, each number read and written under its lock; none is lost."""
-    count = tmp_path / "count"
-    count.write_text("0")
-
-    def add() -> None:
-        for _ in range(10):
-            with cache.locked(count):
-                number = int(count.read_text())
-                time.sleep(0.0005)
-                count.write_text(str(number + 1))
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert count.read_text() == "40"
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks here"), TimeoutError()])
-def test_a_refused_lock_is_done_without(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+def test_a_refused_lock_is_done_without(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file system that has no locks keeps nobody from writing, and no error within is taken for a refusal."""
-    monkeypatch.setattr("dist_tune.cache.store.FileLock.acquire", raising(error))
+    monkeypatch.setattr("dist_tune.cache.store.FileLock.acquire", raising(OSError(errno.ENOLCK, "No locks available")))
     with pytest.raises(OSError, match="of the body"), cache.locked(tmp_path / "file"):
         raise OSError("of the body")

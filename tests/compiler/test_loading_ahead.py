@@ -113,7 +113,7 @@ def test_a_load_beside_compilers_is_named_to_the_watchdog():
     context: Any = SimpleNamespace(
         compiler=SimpleNamespace(ready=lambda label: {0, 1, 2}),
         replays=SimpleNamespace(watchdog=note),
-        ranks=SimpleNamespace(beat=lambda doing: None),
+        ranks=SimpleNamespace(beat=lambda doing, may_last: None),
         sites=SimpleNamespace(load=lambda site, index, is_early: noted.append(f"{index} is_early={is_early}")),
     )
     site: Any = SimpleNamespace(label="add_kernel[64]", failures={1: "does not compile"})

@@ -186,3 +186,18 @@ def test_the_end_of_a_call_that_was_made_again_is_passed_over(host: dist.Store, 
     assert told == (["PeerFailedError"] if not has_retried else [json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])])
     one.close()
     other.close()
+
+
+def test_the_last_rank_that_is_stopped_before_it_reads_the_parts_finds_them(host: dist.Store, monkeypatch: pytest.MonkeyPatch):
+    """Another rank fixes the verdict in its place, and goes on."""
+    world = World(host, 2)
+    one, other = world.ranks
+    agree = other._agree
+
+    def stopped(*args: Any) -> None:
+        time.sleep(DEADLINE_S / 2)
+        agree(*args)
+
+    monkeypatch.setattr(other, "_agree", stopped)
+    world.run([[("f", "come")], [("f", "late")]])
+    assert one.told == other.told == [("f", 1, json.dumps([["0:x", "1:x"], ["0:y", "1:y"]]))]

@@ -53,9 +53,9 @@ class Job:
             job.meet(in_config=True)
             return load_all(*args, **kwargs)
 
-        def batch(replayer: Replayer, closure: Any, replays: Any, conditions: Conditions) -> None:
+        def batch(replayer: Replayer, closure: Any, replays: Any, conditions: Conditions, *note: Any) -> None:
             job.phase = "race" if conditions.is_race else "finals"
-            run_batch(replayer, closure, replays, conditions)
+            run_batch(replayer, closure, replays, conditions, *note)
 
         def last(replayer: Replayer, closure: Any) -> Any:
             job.phase = "apply"

@@ -70,8 +70,12 @@ def test_an_interrupted_script_casts_no_suspicion(tmp_path: Path):
     assert (done.returncode, done.stdout.split()[0], done.stdout.split()[2:]) == (0, "7", []), done.stderr
 
 
-def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(tmp_path: Path):
+@pytest.mark.parametrize("folders", [["cache"], ["cache", "team"]])
+def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: list[str]
+):
     """Its record is found under the name it had at the beginning, and deleted; that of a single problem as well."""
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(str(tmp_path / each) for each in folders))
     made: list[int] = []
 
     def make(config: Config) -> Any:

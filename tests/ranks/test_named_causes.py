@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -112,3 +113,18 @@ def test_a_slow_store_costs_no_meeting_for_every_replay():
     outcomes = on_ranks(2, _slow_store, timeout_s=60)
     for n_replays, outcome in zip(values(outcomes), outcomes, strict=True):
         assert outcome.log.count("meeting='report'") < n_replays / 2, outcome.log
+
+
+def _at_rest(rank: int) -> list[str]:
+    kernel = autotuned(blocks=(16, 32))
+    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
+    step(torch.zeros(64))
+    step(torch.zeros(64))
+    found = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    dist.barrier()
+    return found
+
+
+def test_a_steady_rank_has_one_thread():
+    """That which answers peers; none is left of the tuning."""
+    assert values(on_ranks(2, _at_rest)) == [["dist_tune presence"]] * 2

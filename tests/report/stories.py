@@ -70,17 +70,6 @@ def _candidate(chance: random.Random, index: int, n_ranks: int) -> CandidateReco
     )  # fmt: skip
 
 
-class Clock:
-    """The time of day of one rank."""
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def after(self, seconds: float) -> float:
-        self.now += seconds
-        return self.now
-
-
 def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> RunBegun:
     values: dict[str, Any] = {
         "at": at, "rank": rank, "date": (NOON + timedelta(seconds=at - BEGIN)).isoformat(), "host": "node-1", "pid": 4000 + rank,
@@ -92,64 +81,53 @@ def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> Ru
 
 def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: int = 3, name: str = "step#1") -> Iterator[AnyEvent]:
     """All that one rank tells of a tuning of these sites; ``straggler`` comes to each meeting 30 ms after the others."""
-    clock = Clock(BEGIN + 1.0)
-    common: dict[str, Any] = {"rank": rank, "tuning": name}
-    late_s = 0.03 if rank == straggler else 0.0
+    now, of = BEGIN + 1.0, {"rank": rank, "tuning": name}
 
-    def meeting(topic: str) -> Met:
-        clock.after(late_s)
-        waited_s = 0.001 if late_s else 0.031
-        return Met(at=clock.after(waited_s), topic=topic, seconds=waited_s, **common)
+    def told(kind: Any, after_s: float = 0.0, **fields: Any) -> Any:
+        nonlocal now
+        now += after_s
+        return kind(at=now, **fields, **of)
+
+    def meeting(topic: str) -> Any:
+        late_s = 0.03 if rank == straggler else 0.0
+        return told(Met, 0.031, topic=topic, seconds=0.031 - late_s)
 
     yield header(rank, n_ranks)
-    yield TuningBegun(at=clock.now, closure="step", world_size=n_ranks, options={"search": "racing"}, **common)
-    yield PhaseBegun(at=clock.now, phase="discover", **common)
+    yield told(TuningBegun, closure="step", world_size=n_ranks, options={"search": "racing"})
+    yield told(PhaseBegun, phase="discover")
     for number, each in enumerate(records):
-        configs = [candidate.config for candidate in each.candidates]
-        met: dict[str, Any] = {
-            "kernel": each.kernel,
-            "key": each.key,
-            "configs": configs,
-            "n_pruned": 16,
-            "miss": "no record of this kernel and key",
-        }
-        yield SiteMet(at=clock.after(0.02), site=number, label=f"{each.kernel} {each.key}", **met, **common)
+        met = {"label": f"{each.kernel} {each.key}", "kernel": each.kernel, "key": each.key, "miss": "no record of this kernel and key"}
+        yield told(SiteMet, 0.02, site=number, configs=[one.config for one in each.candidates], n_pruned=16, **met)
     yield meeting("manifest")
-    yield PhaseBegun(at=clock.now, phase="compile", **common)
+    yield told(PhaseBegun, phase="compile")
     for number, each in enumerate(records):
-        for candidate in each.candidates[rank::n_ranks]:
-            yield Compiled(at=clock.after(0.01), site=number, candidate=candidate.index, seconds=0.05, worker=candidate.index % 3, **common)
+        for one in each.candidates[rank::n_ranks]:
+            yield told(Compiled, 0.01, site=number, candidate=one.index, seconds=0.05, worker=one.index % 3)
     for number, each in enumerate(records):
-        for candidate in each.candidates:
-            if candidate.failure is not None:
-                dropped: dict[str, Any] = {"candidate": candidate.index, "failure": "load", "reason": candidate.failure}
-                yield Dropped(at=clock.now, site=number, **dropped, **common)
+        for one in each.candidates:
+            if one.failure is not None:
+                yield told(Dropped, site=number, candidate=one.index, failure="load", reason=one.failure)
     yield meeting("vote")
-    yield PhaseBegun(at=clock.now, phase="race", bound=400, **common)
+    yield told(PhaseBegun, phase="race", bound=400)
     n_race = max(len(each.candidates) for each in records)
     for replay in range(n_race):
         ran = {number: replay % len(each.candidates) for number, each in enumerate(records)}
-        for number, candidate_index in ran.items():
-            yield Started(at=clock.now, site=number, candidate=candidate_index, replay=replay, **common)
-        yield Replayed(at=clock.after(0.01), replay=replay, seconds=0.009, candidates=ran, **common)
+        for number, index in ran.items():
+            yield told(Started, site=number, candidate=index, replay=replay)
+        yield told(Replayed, 0.01, replay=replay, seconds=0.009, candidates=ran)
     yield meeting("rung 0")
     for number, each in enumerate(records):
-        yield Ranked(at=clock.now, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms or 0.0, **common)
-    yield PhaseBegun(at=clock.now, phase="finals", bound=40, **common)
+        yield told(Ranked, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms)
+    yield told(PhaseBegun, phase="finals", bound=40)
     for replay in range(n_race, n_race + 20):
-        yield Replayed(at=clock.after(0.01), replay=replay, seconds=0.009, candidates={}, **common)
+        yield told(Replayed, 0.01, replay=replay, seconds=0.009, candidates={})
     yield meeting("round 0")
-    yield PhaseBegun(at=clock.now, phase="settle", **common)
+    yield told(PhaseBegun, phase="settle")
     for number, each in enumerate(records):
-        told: dict[str, Any] = {
-            "winner": each.winner,
-            "reason": "fastest step",
-            "record_id": f"{number:06x}",
-            "record": each.model_dump(mode="json"),
-        }
-        yield Won(at=clock.after(0.01), site=number, **told, **common)
-    seconds = {name: value for name, value in records[0].spent.model_dump().items() if value}
-    yield TuningEnded(at=clock.after(0.1), seconds=seconds, n_replays=420, first_ms=2.31, best_ms=1.62, **common)
+        won = {"winner": each.winner, "reason": "fastest step", "record_id": f"{number:06x}", "record": each.model_dump(mode="json")}
+        yield told(Won, 0.01, site=number, **won)
+    seconds = {phase: value for phase, value in records[0].spent.model_dump().items() if value}
+    yield told(TuningEnded, 0.1, seconds=seconds, n_replays=420, first_ms=2.31, best_ms=1.62)
 
 
 def lines(told: Iterator[AnyEvent] | list[AnyEvent]) -> bytes:

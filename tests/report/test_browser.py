@@ -1,17 +1,31 @@
-"""The page in a real browser."""
+"""The page in a real browser, headless, where one is installed."""
 
 from __future__ import annotations
 
+import html
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dist_tune.report import render, story_of_folder, story_of_records
 from tests.cached_records import candidate, record
-from tests.report.browser import needs_chromium, opened
 from tests.report.stories import write_story
 
-pytestmark = [pytest.mark.once, pytest.mark.processes, needs_chromium]
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.processes,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: apt-get install chromium"),
+]
+# A window is never narrower than 500 pixels; a frame may be as narrow as a phone.
+FRAME = """<!doctype html><iframe width={width} height=800 style="border:0" src="page.html"></iframe><pre id="seen"></pre>
+<script>addEventListener("message", event => {{ document.getElementById("seen").textContent = event.data; }});</script>"""
+
 
 ACTIONS = """
 seen.links = [...document.querySelectorAll("a[href^='#']")].map(link => {
@@ -27,12 +41,26 @@ second.dispatchEvent(new MouseEvent("mouseenter")); seen.hovered = shown();
 seen.before = marked(); second.click(); seen.clicked = marked();
 site.querySelector(".times").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" })); seen.key = marked();
 seen.loaded = column("ms");
+const copier = site.querySelector(".shown button");
+copier.click(); await new Promise(resolve => setTimeout(resolve, 100)); seen.copier = copier.textContent;
 click("ms"); click("ms"); seen.down = column("ms");
 click("#"); seen.index = column("#");
 const filter = site.querySelector("input");
 filter.value = "OutOf RANK"; filter.dispatchEvent(new Event("input")); seen.dropped = column("why");
 seen.width = document.documentElement.scrollWidth; seen.window = innerWidth;
 """
+
+
+def opened(page: str, folder: Path, script: str, width: int = 1200) -> tuple[dict[str, Any], list[str]]:
+    """``seen`` of a script that ran in the page after it was loaded, and the lines of the browser's console."""
+    told = f"<script>(async () => {{ const seen = {{}}; {script}; parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
+    (folder / "page.html").write_text(page + told)
+    (folder / "frame.html").write_text(FRAME.format(width=width))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", (folder / "frame.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    return json.loads(html.unescape(found[1]) or "{}") if found else {}, re.findall(r":CONSOLE.*", done.stderr)
 
 
 def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
@@ -44,6 +72,7 @@ def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
     for words in ("candidate ", "triton.Config({'BLOCK_M': ", "rank 0: ", "rank 3: ", "not chosen: +"):
         assert words in seen["hovered"]
     assert (seen["before"], seen["clicked"], seen["key"]) == ([1], [2], [3])
+    assert seen["copier"] == "copied"
     times = [float(each) for each in seen["down"] if each]
     assert times == sorted(times, reverse=True)
     assert seen["loaded"] != seen["down"]

@@ -1,4 +1,4 @@
-"""What the events of all ranks come to."""
+"""What event files and records come to: files that are written, cut off, damaged or of several runs, and ranks that join."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.report import Story, UnreadableEventsError, story_of_folder, story_of_records, trace_events
+from dist_tune.output import events as kinds
+from dist_tune.report import Story, UnreadableEventsError, Watcher, progress_lines, story_of_folder, story_of_records
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
 
 pytestmark = pytest.mark.once
+
+
+def told(rank: int = 0, n_ranks: int = 1, name: str = "step#1") -> list[kinds.AnyEvent]:
+    return list(events([record(0, 8)], rank, n_ranks, name=name))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(lines(told()))
+    return path
 
 
 def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
@@ -17,43 +29,19 @@ def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
     records = write_story(tmp_path, n_sites=3, n_candidates=12)
     story = story_of_folder(tmp_path)
     (tuning,) = story.tunings.values()
-    assert [site.record for site in tuning.sites.values()] == records
+    assert [site.record for _, site in story.sites] == records
     assert sorted(tuning.ranks) == [0, 1, 2, 3]
     rank = tuning.ranks[2]
-    assert (rank.phase, len(rank.replays), len(rank.meetings), len(rank.compiles)) == ("done", 32, 4, 9)
-    assert [phase.phase for phase in rank.phases] == ["discover", "compile", "race", "finals", "settle"]
-    assert (tuning.first_ms, tuning.best_ms, story.notes) == (2.31, 1.62, [])
-
-
-def test_sites_are_matched_by_label_and_not_by_number():
-    """Two ranks that meet two sites in another order tell of two sites."""
-    story, records = Story(), [record(0, 6), record(1, 6)]
-    for rank, order in ((0, records), (1, records[::-1])):
-        for event in events(order, rank, 2):
-            story.take(event)
-    (tuning,) = story.tunings.values()
-    assert {site.met.kernel: site.won and site.won.record["kernel"] for site in tuning.sites.values()} == {
-        each.kernel: each.kernel for each in records
-    }
-
-
-def test_files_of_an_earlier_job_with_more_ranks_are_left_out(tmp_path: Path):
-    """The newest header says how many ranks there are."""
-    write_story(tmp_path, 1, 6, n_ranks=4)
-    for rank in range(2):
-        (tmp_path / f"rank-{rank}.jsonl").write_bytes(
-            lines([header(rank, 2, BEGIN + 60), *(each for each in events([record(0, 6)], rank, 2) if each.kind != "run")])
-        )
-    story = story_of_folder(tmp_path)
-    assert sorted(story.runs) == [0, 1]
-    assert story.notes == ["files of an earlier job with another number of ranks are left out: ranks 2, 3"]
+    assert [len(rank.of(kind)) for kind in (kinds.Replayed, kinds.Met, kinds.Compiled)] == [32, 4, 9]
+    assert [phase.phase for phase in rank.of(kinds.PhaseBegun)] == ["discover", "compile", "race", "finals", "settle"]
+    assert (rank.phase, tuning.end.first_ms, tuning.end.best_ms, story.notes) == ("done", 2.31, 1.62, [])
 
 
 def test_what_is_missing_is_said(tmp_path: Path):
     """Ranks without files, a tuning that goes on, a rank that ended with an error."""
-    told = list(events([record(0, 6)], 0))
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(told[:-1]))
-    failed = told[-1].model_copy(update={"rank": 1, "error": "RankTimeoutError: rank 3 did not come"})
+    of_one = told(0, 4)
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(of_one[:-1]))
+    failed = of_one[-1].model_copy(update={"rank": 1, "error": "RankTimeoutError: rank 3 did not come"})
     (tmp_path / "rank-1.jsonl").write_bytes(lines([failed]))
     notes = "\n".join(story_of_folder(tmp_path).notes)
     assert "no events of 2 of 4 ranks (2, 3)" in notes
@@ -61,25 +49,22 @@ def test_what_is_missing_is_said(tmp_path: Path):
     assert "rank 1 ended with RankTimeoutError" in notes
 
 
-def test_a_record_of_another_schema_is_a_note(tmp_path: Path):
+def test_the_rank_that_came_to_the_end_tells_of_the_sites(tmp_path: Path):
+    """The first one's file is damaged behind its second line."""
+    write_story(tmp_path, 1, 6)
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[:2], b"no event\n"]))
+    story = story_of_folder(tmp_path)
+    assert [site.record for _, site in story.sites] == [record(0, 6)]
+    assert story.damage == [f"{path}, line 3: no event: the rest of rank 0 is left out"]
+
+
+def test_a_record_of_another_schema_is_a_note(path: Path):
     """Its site is there, without figures."""
-    told = [
-        each.model_copy(update={"record": each.record | {"schema_version": 2}}) if each.kind == "winner" else each
-        for each in events([record(0, 6)], 0, 1)
-    ]
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(told))
-    story = story_of_folder(tmp_path)
-    assert story.sites[0][1].record is None
-    assert story.notes == ["site 0: its record cannot be read (Value error, written with schema 2, and this dist_tune reads schema 3)"]
-
-
-def test_a_rank_whose_phases_were_passed_over_has_none(tmp_path: Path):
-    """Its other events are there, in the page and in the trace."""
-    (tmp_path / "rank-0.jsonl").write_bytes(lines([each for each in events([record(0, 6)], 0, 1) if each.kind != "phase"]))
-    story = story_of_folder(tmp_path)
-    (tuning,) = story.tunings.values()
-    assert tuning.ranks[0].replays
-    assert list(trace_events(story))
+    path.write_bytes(path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2'))
+    story = story_of_folder(path.parent)
+    assert [site.record for _, site in story.sites] == [None]
+    assert story.notes == ["site 0: its record cannot be read (written with schema 2, and this dist_tune reads schema 3)"]
 
 
 def test_a_folder_without_events_is_one_line(tmp_path: Path):
@@ -100,22 +85,72 @@ def test_records_of_one_tuning_are_one_tuning():
 def test_what_a_rank_says_later_of_a_site_counts():
     """Its number stays: the label that ranks agreed on takes the place of the first, and the reason of the miss is added."""
     story = Story()
-    for event in list(events([record(0, 6)], 0, 1))[:4]:
+    for event in told()[:4]:
         story.take(event)
-    assert event.kind == "site"
     story.take(event.model_copy(update={"label": "agreed", "miss": "other code"}))
     ((_, site),) = story.sites
     assert (site.met.label, site.met.miss) == ("agreed", "other code")
 
 
-@pytest.mark.parametrize("kind", ["phase", "meeting", "replay"])
-def test_a_launch_has_come_back_once_something_else_is_told(kind: str):
-    """A replay's end, a meeting and a phase all come after it."""
-    story = Story()
-    told = list(events([record(0, 6)], 0, 1))
-    started = next(event for event in told if event.kind == "started")
-    story.take(started)
-    (tuning,) = story.tunings.values()
-    assert tuning.ranks[0].started == [started]
-    story.take(next(event for event in told if event.kind == kind))
-    assert tuning.ranks[0].started == []
+def test_a_file_is_followed_while_it_is_written(path: Path):
+    """Its parts come to the same as the whole, with a line cut in the middle; so does a file that is empty at first."""
+    content, watcher = path.read_bytes(), Watcher(path.parent)
+    path.write_bytes(b"")
+    assert (watcher.poll(), watcher.damage) == (False, {0: f"{path}: the file is empty: rank 0 is left out"})
+    path.write_bytes(content[: len(content) // 2])
+    assert watcher.poll() is True
+    assert "cut off: the rest of rank 0 is left out" in watcher.damage[0]
+    path.write_bytes(content)
+    assert (watcher.poll(), watcher.poll(), watcher.damage) == (True, False, {})
+    assert watcher.story == story_of_folder(path.parent)
+
+
+def test_ranks_that_join_are_followed(tmp_path: Path):
+    """Other files of the folder are none of it."""
+    (tmp_path / "rank-x.jsonl").touch()
+    watcher, first = Watcher(tmp_path), told(0, 2)
+    assert watcher.poll() is False
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(first[:6]))
+    assert watcher.poll() is True
+    assert "1 of 2 ranks" in progress_lines(watcher.story, first[5].at)[0]
+    (tmp_path / "rank-0.jsonl").write_bytes(lines(first))
+    (tmp_path / "rank-1.jsonl").write_bytes(lines(told(1, 2)))
+    assert (watcher.poll(), watcher.poll()) == (True, False)
+    assert progress_lines(watcher.story, BEGIN)[0].startswith("step: done, 2 ranks")
+
+
+@pytest.mark.parametrize("damage", [(b'"at":17', b'"at":17e300'), (b'"seconds":0.0', b'"seconds":1e3000'), (b'"at":17', b'"at":-17')])
+def test_a_time_that_no_clock_shows_is_damage(path: Path, damage: tuple[bytes, bytes]):
+    """Dates and sums of it would fail."""
+    content = path.read_bytes()
+    assert damage[0] in content
+    path.write_bytes(content.replace(*damage, 1))
+    (path.parent / "rank-1.jsonl").write_bytes(lines(told(1, 2)))
+    assert ": no event: " in story_of_folder(path.parent).damage[0]
+
+
+def test_of_several_runs_the_last_is_read(path: Path):
+    """The job is started again while it is watched, and its files are appended to; what is damaged in an earlier run costs nothing."""
+    watcher = Watcher(path.parent)
+    watcher.poll()
+    content = path.read_bytes()
+    again = [header(0, 1, BEGIN + 60), *told(name="step#2")[1:4]]
+    path.write_bytes(content + b"no event\n" + content + lines(again))
+    for watched in (watcher, Watcher(path.parent)):
+        watched.poll()
+        assert (list(watched.story.tunings), watched.damage) == (["step#2"], {})
+        assert watched.notes == ["rank-0.jsonl: 2 earlier runs of the job left out"]
+    path.write_bytes(lines(told()[:6]))  # begun anew
+    watcher.poll()
+    assert (list(watcher.story.tunings), watcher.notes) == (["step#1"], [])
+
+
+def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(path: Path):
+    """It had more ranks, and was killed; the present job has finished."""
+    killed = [header(1, 2, BEGIN - 60), *told(1, 2, name="step#0")[1:6]]
+    (path.parent / "rank-1.jsonl").write_bytes(lines(killed))
+    watcher = Watcher(path.parent)
+    assert not watcher.is_over
+    watcher.poll()
+    assert (watcher.is_over, list(watcher.story.tunings)) == (True, ["step#1"])
+    assert watcher.notes == ["files of an earlier job with another number of ranks are left out: ranks 1"]

@@ -15,45 +15,26 @@ pytestmark = pytest.mark.once
 
 
 def test_each_rank_is_a_process_with_its_threads():
-    """Phases, replays, meetings, and the three compile workers; each span lies after the beginning and has a duration."""
+    """Phases, replays, meetings, and three compile workers; names first, then spans and marks by time, as viewers expect them."""
     told = Story()
     for rank in range(2):
         for event in events([record(0, 20)], rank, 2):
-            told.take(event)
+            is_failed = rank == 1 and event.kind == "done"
+            told.take(event.model_copy(update={"error": "ValueError: x"}) if is_failed else event)
     found = json.loads(json.dumps(list(trace_events(told)), allow_nan=False))
     names = {(each["pid"], each["args"]["name"]) for each in found if each["ph"] == "M" and "name" in each["args"]}
     threads = ("phases", "replays", "meetings", "compile worker 0", "compile worker 1", "compile worker 2")
-    assert names == {(rank, f"rank {rank} (node-1, NVIDIA H200)") for rank in range(2)} | {
-        (rank, each) for rank in range(2) for each in threads
-    }
+    assert names == {(rank, each) for rank in range(2) for each in (*threads, f"rank {rank} (node-1, NVIDIA H200)")}
     spans = [each for each in found if each["ph"] == "X"]
     assert len(spans) == 2 * (5 + 40 + 4 + 10)
     assert all(each["ts"] >= 0 and each["dur"] >= 0 for each in spans)
     assert {each["name"] for each in spans if each["tid"] == 1} == {"discover", "compile", "race", "finals", "settle"}
-    assert [each["name"] for each in found if each["ph"] == "i" and each["name"].startswith("winner")] == [
-        f"winner: site 0 candidate {record(0, 20).winner}"
-    ]
-
-
-def test_events_are_in_the_order_of_time():
-    """Names first, then all ranks' spans and marks by their beginning, as viewers that read a part of the file expect them."""
-    told = Story()
-    for rank in range(2):
-        for event in events([record(0, 20)], rank, 2):
-            told.take(event)
-    found = list(trace_events(told))
+    marks = [each["name"] for each in found if each["ph"] == "i"]
+    assert f"winner: site 0 candidate {record(0, 20).winner}" in marks
+    assert [each for each in marks if each.startswith("failed")] == ["failed: ValueError: x"]
     times = [each["ts"] for each in found if each["ph"] != "M"]
     assert times == sorted(times)
     assert [each["ph"] == "M" for each in found] == [True] * (len(found) - len(times)) + [False] * len(times)
-
-
-def test_an_error_that_ended_a_tuning_is_a_mark():
-    """On the rank that ended with it, at its time."""
-    told = Story()
-    for event in events([record(0, 20)], 0, 1):
-        told.take(event.model_copy(update={"error": "PeerFailedError: rank 1 raised ValueError: x"}) if event.kind == "done" else event)
-    (mark,) = [each for each in trace_events(told) if each["name"].startswith("failed")]
-    assert mark["name"] == "failed: PeerFailedError: rank 1 raised ValueError: x"
 
 
 def test_no_rank_is_no_trace():

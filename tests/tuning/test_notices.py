@@ -35,7 +35,8 @@ def test_of_twenty_sites_three_are_told_on_the_terminal():
 def test_a_new_shape_is_no_warning():
     """A line of the log alone; a record that another code or version puts out of use is told on the terminal, too."""
     told: dict[str, tuple[str, bool]] = {}
-    misses = {"gemm[8]": Miss("it differs in key", is_new_shape=True), "gemm[4]": Miss("it differs in source"), "new[1]": Miss()}
+    misses = {"gemm[8]": Miss("differs in key", is_near=True, is_new_shape=True), "gemm[4]": Miss("differs in source", is_near=True)}
+    misses["new[1]"] = Miss("the cache has no record of this kernel")
 
     def write(level: int, line: str, progress: bool | str) -> None:
         text = line.partition("site=")[2]
@@ -45,7 +46,7 @@ def test_a_new_shape_is_no_warning():
     context: Any = SimpleNamespace(
         log=Logger(write, 0),
         notices=Notices(),
-        lookup=SimpleNamespace(reason_of_miss=misses.__getitem__, why_no_record=lambda label: "the cache has no record of this kernel"),
+        lookup=SimpleNamespace(reason_of_miss=misses.__getitem__),
         story=SimpleNamespace(numbers={}, path="", site=lambda *values: None),
         sites=SimpleNamespace(met=dict.fromkeys(misses, site)),
     )
@@ -70,7 +71,7 @@ def test_prune_rules_are_told_of_in_one_line(n_sites: int, told: str):
 
     labels = [f"gemm[{k}]" for k in range(n_sites)]
     site = SimpleNamespace(kernel="gemm", key="[0]", texts=[], configs=[None] * 19, n_removed=4)
-    lookup = SimpleNamespace(reason_of_miss=lambda label: Miss(), why_no_record=lambda label: "the cache has no record")
+    lookup = SimpleNamespace(reason_of_miss=lambda label: Miss("the cache has no record"))
     story = SimpleNamespace(numbers=dict(zip(labels, range(n_sites), strict=True)), path="logs/rank-0.log", site=lambda *values: None)
     sites = SimpleNamespace(met=dict.fromkeys(labels, site))
     context: Any = SimpleNamespace(log=Logger(write, 0), notices=Notices(), lookup=lookup, story=story, sites=sites)

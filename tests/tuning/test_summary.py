@@ -10,8 +10,7 @@ import pytest
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
 from dist_tune.output.words import amount
-from dist_tune.tuning.results import table_rows
-from dist_tune.tuning.summary import MAX_BLOCKS, Settled, block, page, summary
+from dist_tune.tuning.results import MAX_BLOCKS, Settled, block, page, summary, table_rows
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once

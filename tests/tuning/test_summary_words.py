@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import step_times
-from dist_tune.tuning.summary import Settled, block, headline, names_of
+from dist_tune.tuning.results import Settled, block, headline, names_of
 from tests.cached_records import record
 from tests.tuning.test_summary import ag_gemm, row, shown
 

@@ -115,7 +115,7 @@ class Samples:
             measured[site] = {}
             for candidate in sorted(i for i in asked if candidates.get(i)):
                 launches = [ms for each in self._launches[site][candidate].values() for ms in each]
-                times = launches + [self._closures[replay] for replay in candidates[candidate]]
+                times = launches + [self._closures[replay] for replay in candidates[candidate] if replay in self._closures]
                 absurd = [ms for ms in times if not (isfinite(ms) and ms > 0)]
                 if absurd:  # JSON has no such numbers, and no median or maximum should hide one
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
@@ -141,7 +141,7 @@ class Samples:
         launched = self._launches[site][candidate]
         by_replay = {replay: self._own_ms(site, replay, each, reduced_ms) for replay, each in launched.items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
-        replays = sorted(self._runs[site][candidate])
+        replays = sorted(self._runs[site][candidate] & self._closures.keys())  # others are under way
         closures = [self._closures[replay] - self._others_ms(site, replay, reduced_ms) for replay in replays]
         # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
         rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]

@@ -16,8 +16,7 @@ from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import tell_of_unmet
 from dist_tune.tuning.phases.discover import write_record
-from dist_tune.tuning.results import log_table, make_record
-from dist_tune.tuning.summary import Settled, page, summary
+from dist_tune.tuning.results import Settled, make_record, page, summary, table_rows
 
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
@@ -71,7 +70,8 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
     context.records.extend(records.values())
     numbers, ids = context.story.numbers, context.lookup.record_ids(records)
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
-        log_table(context.log, record, label)
+        for row in table_rows(record, label):
+            context.log.info(row)
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
