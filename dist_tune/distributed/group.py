@@ -59,7 +59,7 @@ class Ranks(Meetings):
 
     @property
     def is_first(self) -> bool:
-        """True on the rank that keeps journals, brings prior times and spells candidates out."""
+        """True on the rank that brings prior times and spells candidates out."""
         return self.rank == self.members[0]
 
     @property

@@ -171,14 +171,6 @@ class Told(Event):
     text: str
 
 
-AnyEvent = Annotated[
-    RunBegun | TuningBegun | SiteMet | PhaseBegun | Started | Compiled | Replayed | Ranked | Dropped | Met | Won | TuningEnded | Told,
-    Field(discriminator="kind"),
-]
-EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
-"""Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
-
-
 class Agreed(Event):
     """Times of a site's candidates that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
 
@@ -205,9 +197,12 @@ class Died(Event):
     deaths: dict[int, int]
 
 
+AnyEvent = Annotated[
+    RunBegun | TuningBegun | SiteMet | PhaseBegun | Started | Compiled | Replayed | Ranked | Dropped | Met | Won | TuningEnded | Told
+    | Agreed | UnderWay | Died,
+    Field(discriminator="kind"),
+]  # fmt: skip
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+"""Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
 OF_JOURNALS_ALONE = (Agreed, UnderWay, Died)
 OF_JOURNALS = (*OF_JOURNALS_ALONE, SiteMet, Dropped)
-JOURNAL_EVENT: TypeAdapter[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died] = TypeAdapter(
-    Annotated[RunBegun | SiteMet | Dropped | Agreed | UnderWay | Died, Field(discriminator="kind")]
-)
-"""Reads one line of a journal."""

@@ -6,7 +6,6 @@ asks ``logging.getLogger("dist_tune")`` for, and nothing without that. Knows tex
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import platform
@@ -16,16 +15,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property, partialmethod
+from functools import partialmethod
 from pathlib import Path
 from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
 
 from dist_tune import __version__
+from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import printable
 from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
-from dist_tune.warn_once import to_terminal, warn_once
+from dist_tune.warn_once import warn_once
 
 if TYPE_CHECKING:
     from dist_tune.output.story import Story
@@ -41,12 +41,14 @@ _headed: set[tuple[int, Path]] = set()
 
 
 class LineFile:
-    """A file that lines are added to. One that cannot be written costs one warning, and the rest of its lines."""
+    """A file that lines are added to, opened at the first. One that cannot be written costs one warning, and the rest of its lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, told: str, remedy: str = "", rights: Rights = PRIVATE) -> None:
+        """``told``: what it costs that it cannot be written, as the warning begins; ``remedy``: its last sentence."""
         self.path = path
         self.is_over = False
         """True once later lines go nowhere."""
+        self._told, self._remedy, self._rights = told, remedy, rights
         self._file: IO[bytes] | None = None
         self._lock = RLock()
         """Lines come from any thread."""
@@ -57,13 +59,15 @@ class LineFile:
             if self.is_over:
                 return
             try:
-                file = self._file = self._file or self._open()
-                lines = self._header() + lines
+                if self._file is None:
+                    self._file = self._open()
+                    lines = self._header() + lines
                 while lines:
-                    lines = lines[file.write(lines) :]
+                    lines = lines[self._file.write(lines) :]
             except (OSError, ValueError) as error:  # a full disk; a path with a null character
                 self.close()
-                self._warn(error)
+                reason = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}"
+                warn_once(f"{self._told}: {reason}{self._remedy}", topic=f"{self._told} {self.path.parent}")
 
     def close(self) -> None:
         """Later lines go nowhere."""
@@ -74,10 +78,10 @@ class LineFile:
                 with suppress(OSError, ValueError):
                     file.close()
 
-    def _open(self, rights: Rights = PRIVATE) -> IO[bytes]:
+    def _open(self) -> IO[bytes]:
         # A link is not followed: in a folder that others write it may lead to any file of this user's.
-        make_folder(self.path.parent, rights)
-        file = open(self.path, "a+b", buffering=0, opener=opener(rights, follows_links=False))  # noqa: SIM115  # until ``close``
+        make_folder(self.path.parent, self._rights)
+        file = open(self.path, "a+b", buffering=0, opener=opener(self._rights, follows_links=False))  # noqa: SIM115  # until ``close``
         with suppress(OSError):  # an earlier process may have been killed in the midst of a line
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -85,39 +89,24 @@ class LineFile:
         return file
 
     def _header(self) -> bytes:
-        """Lines before the next ones."""
+        """Lines before the first one."""
         return b""
-
-    def _warn(self, error: OSError | ValueError) -> None:
-        raise NotImplementedError
 
 
 class RankFile(LineFile):
-    """A file of a rank in the log folder, opened at its first line."""
+    """A file of a rank in the log folder."""
 
     def __init__(self, path: Path, header: Callable[[], bytes]) -> None:
         """``header``: lines that each process begins with."""
-        super().__init__(path)
+        super().__init__(path, "dist_tune keeps no log", ". DIST_TUNE_LOG_DIR names another folder")
         self._make_header = header
 
-    @cached_property
-    def _place(self) -> Path:
-        return self.path.absolute()
-
     def _header(self) -> bytes:
-        if (mine := (os.getpid(), self._place)) in _headed:
+        if (mine := (os.getpid(), self.path.absolute())) in _headed:
             return b""
         _headed.add(mine)
         warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
         return self._make_header()
-
-    def _warn(self, error: OSError | ValueError) -> None:
-        told = "it is a symbolic link" if isinstance(error, OSError) and error.errno == errno.ELOOP else error
-        # One topic for both files: they have one reason.
-        warn_once(
-            f"dist_tune keeps no log: {self.path} cannot be written ({told}). DIST_TUNE_LOG_DIR names another folder",
-            topic=f"log in {self.path.parent}",
-        )
 
 
 def run_facts() -> dict[str, Any]:
@@ -172,26 +161,22 @@ def tuning_log(settings: Settings, rank: int, is_first: bool, *, is_verbose: boo
     file_level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     file = RankFile(settings.log_dir / f"rank-{rank}.log", lambda: _header(rank))
     is_all_shown, is_any_shown = is_first and (is_verbose or settings.shown == "verbose"), is_first and settings.shown != "quiet"
+    spelled: Callable[..., str] = (lambda line, **_: line) if story is None else story.spelled
+    terminal = Terminal("", is_shown=False) if story is None else story.terminal
     is_over = False
-
-    def numbered(line: str) -> str:
-        return line if story is None else story.numbered(line)
 
     def write(level: int, message: str, progress: bool | str) -> None:
         if level >= file_level:
             # Without lines of level INFO there is none that explains a number.
-            text = printable(numbered(message) if file_level <= logging.INFO else message)
+            text = printable(spelled(message) if file_level <= logging.INFO else message)
             file.write(f"{_stamp(level)} {text}\n".encode())
         if story is not None and level >= logging.WARNING:
             story.told(logging.getLevelName(level), message)
         is_all = is_all_shown and level >= logging.INFO
-        if is_over or not (is_all or (is_any_shown and progress)):
-            return
-        text = numbered(message) if is_all else progress if isinstance(progress, str) else message
-        if story is not None:  # numbers are explained in lines that verbose shows
-            story.terminal.line(text if is_all else story.for_people(text))
-        else:
-            to_terminal(f"dist_tune: {printable(text)}\n")
+        if not is_over and (is_all or (is_any_shown and progress)):
+            # Numbers are explained in lines that verbose shows.
+            text = spelled(message) if is_all else spelled(progress if isinstance(progress, str) else message, for_people=True)
+            terminal.line(text)
 
     try:
         yield Logger(write, min(file_level, logging.DEBUG))

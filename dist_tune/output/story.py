@@ -22,9 +22,6 @@ from dist_tune.output.log import Logger, RankFile, run_facts
 from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import amount, closure_name, site_names
 
-_MAX_PENDING = 1000
-"""Events that wait for the first site; of a call with nothing to tune there are a handful."""
-
 
 class CompiledCandidate(NamedTuple):
     """A compilation that a thread has ended."""
@@ -88,8 +85,6 @@ class Story:
                 self._journal(line)
             if event not in events.OF_JOURNALS_ALONE:
                 self._pending.append(line)
-            if not self._is_begun:
-                del self._pending[:-_MAX_PENDING]
 
     def flush(self) -> None:
         """Write what was added, so that it outlives this process."""
@@ -168,18 +163,16 @@ class Story:
         known = self._sites.get(label)
         if known is not None and not miss:
             return
-        self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
-        pruned, cache_key = (n_pruned, cache_key) if known is None else (n_pruned or known["n_pruned"], known["cache_key"])
-        self._sites[label] = {
-            "label": label, "kernel": named[0], "key": named[1], "configs": list(configs), "n_pruned": pruned, "miss": miss,
-            "cache_key": cache_key,
-        }  # fmt: skip
+        if known is None:
+            self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
+            more = f", prune rules took out {n_pruned} more" if n_pruned else ""
+            self.log.info(f"site {self.numbers[label]} = {label}: {amount(len(configs), 'config')}{more}")
+            known = {"kernel": named[0], "key": named[1], "n_pruned": n_pruned, "cache_key": cache_key}
+        pruned = n_pruned or known["n_pruned"]
+        self._sites[label] = {**known, "label": label, "configs": list(configs), "n_pruned": pruned, "miss": miss}
         self.emit(events.SiteMet, label, **self._sites[label])
         self._is_begun = True
         self.flush()
-        if known is None:
-            more = f", prune rules took out {pruned} more" if pruned else ""
-            self.log.info(f"site {self.numbers[label]} = {label}: {amount(len(configs), 'config')}{more}")
 
     def rename(self, labels: Mapping[str, str]) -> None:
         """Sites have other labels from now on, and keep their numbers: old -> new."""
@@ -189,16 +182,16 @@ class Story:
                 self._sites[new] = {**self._sites.pop(old), "label": new}
                 self.emit(events.SiteMet, new, **self._sites[new])
 
-    def numbered(self, line: str) -> str:
-        """A line of the log with the short numbers of sites in place of their labels."""
-        return _replaced(line, {label: f"site {number}" for label, number in self.numbers.items()}) if "site=" in line else line
-
-    def for_people(self, line: str) -> str:
-        """A line of the log as the terminal shows it: sites and the closure by their short names."""
-        if "site=" in line:
+    def spelled(self, line: str, *, for_people: bool = False) -> str:
+        """A line of the log with the numbers of sites in place of their labels; ``for_people`` with names of sites and closure."""
+        names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
+        if for_people:
+            line = line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
             sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
-            line = _replaced(line, dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)))
-        return line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
+            names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
+        for label in sorted(names, key=len, reverse=True):  # one label may begin with another
+            line = line.replace(f"site={label}", names[label])
+        return line
 
     def starting(self, candidates: Mapping[str, int], replay: int) -> None:
         """Before launches, by label: those that were never launched are written, because they may hang."""
@@ -252,10 +245,3 @@ class Story:
         if new:
             self._left[label].update(new)
             self.emit(events.Ranked, label, n_left=len(alive), best=best[0], best_ms=best[1], left=new)
-
-
-def _replaced(line: str, names: Mapping[str, str]) -> str:
-    # The longest first: one label may begin with another.
-    for label in sorted(names, key=len, reverse=True):
-        line = line.replace(f"site={label}", names[label])
-    return line

@@ -56,7 +56,7 @@ class Terminal:
         """Lines that stay; they are asked for with the number of columns, and whether the stream is a terminal."""
         if self._is_shown:
             self._begin_row()
-            to_terminal(_fitting("".join(f"{line}\n" for line in lines(columns_of(sys.stderr), is_live(sys.stderr))), sys.stderr))
+            to_terminal("".join(f"{line}\n" for line in lines(columns_of(sys.stderr), is_live(sys.stderr))))
 
     def begin_phase(self, name: str) -> None:
         """A phase begins."""
@@ -100,8 +100,7 @@ class Terminal:
     def _draw(self, text: str) -> None:
         width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
         # At the right: the second of two lines that come between two draws begins in this row.
-        text = _fitting(printable(text), self._stream)[:width].rjust(min(width, _RIGHT))
-        self._is_drawn = self._write(_BELOW.format(text))
+        self._is_drawn = self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
 
     def _erase(self) -> None:
         if self._is_drawn:
@@ -127,12 +126,6 @@ def columns_of(stream: Any, otherwise: int = 100) -> int:
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
     return otherwise
-
-
-def _fitting(text: str, stream: Any) -> str:
-    """The text with a question mark for what the stream's encoding does not have."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def is_live(stream: Any) -> bool:

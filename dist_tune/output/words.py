@@ -17,10 +17,9 @@ _AS_FAST = 0.995
 """Gain from which it reads "1.00x"."""
 KEY_WIDTH = 60
 """Characters of a key in a name, at most."""
-_DTYPE = re.compile(r"(?:torch|triton\.language)\.(\w+)")
+_DTYPE = re.compile(r"(?:torch|triton\.language)\.(?:(bfloat|float)(?=\d))?")
 _TENSOR = re.compile(r"\(\(([\d,]*)\),\([\d,]*\),(torch\.\w+)\)")
-_SHORT = ((re.compile(r"^bfloat(?=\d)"), "bf"), (re.compile(r"^float(?=\d)"), "fp"))
-_OPENING, _CLOSING = "([{", ")]}"
+_ALL_DTYPES = re.compile(r"(?:(?<=^\[)|,)torch\.\w+(?:,torch\.\w+)*\]$")
 
 
 def printable(text: str) -> str:
@@ -80,84 +79,33 @@ def closure_name(name: str) -> str:
 def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> list[str]:
     """A name for each site of one tuning, given by kernel and key: "gemm [4096, 11008]", and no two alike.
 
-    Values of ``key=`` alone; where sites differ in nothing else, with the dtypes of the arguments; then the whole key.
-    ``otherwise``: names for sites of which kernel and key are the same.
+    Values of ``key=`` alone; where sites have these in common, the whole key. ``otherwise``: names for sites of which kernel and key are
+    the same.
     """
-    steps = [
-        [site_name(kernel, key) for kernel, key in sites],
-        [f"{_kernel(kernel)} {brief_key(key, has_dtypes=True)}" for kernel, key in sites],
-        [f"{kernel} {_spaced(key)}" for kernel, key in sites],
+    briefs = [site_name(kernel, key) for kernel, key in sites]
+    wholes = [f"{kernel} {_spaced(key)}" for kernel, key in sites]
+    n_brief, n_whole = Counter(briefs), Counter(wholes)
+    return [
+        brief if n_brief[brief] == 1 else whole if n_whole[whole] == 1 else other
+        for brief, whole, other in zip(briefs, wholes, otherwise, strict=True)
     ]
-    names = list(otherwise)
-    for step in reversed(steps):
-        counts = Counter(step)
-        names = [name if counts[name] == 1 else longer for name, longer in zip(step, names, strict=True)]
-    return names
 
 
 def site_name(kernel: str, key: str) -> str:
-    """Kernel and the values of ``key=``: "gemm [4096, 11008]"; the kernel alone where there are none."""
-    return f"{_kernel(kernel)} {brief_key(key)}".rstrip()
+    """Kernel and the values of ``key=``: "gemm [4096, 11008]", with at most ``KEY_WIDTH`` characters of them; the kernel alone without any.
 
-
-def brief_key(key: str, *, has_dtypes: bool = False) -> str:
-    """A tuning key in at most ``KEY_WIDTH`` characters; empty where nothing is left. ``has_dtypes``: with those of the arguments.
-
-    Triton appends the dtypes of all arguments to the values of ``key=``: ten words that are the same in all shapes.
+    Triton appends the dtypes of all arguments to the values of ``key=``: ten words that are the same in all shapes. A tensor reads
+    "4096x11008 bf16".
     """
-    if not (key.startswith("[") and key.endswith("]")):
-        return _bound(_spaced(key), KEY_WIDTH)
-    values, dtypes = _split(key[1:-1]), list[str]()
-    while values and values[-1].startswith("torch."):
-        dtypes.insert(0, _value(values.pop()))
-    shown, end = [_value(each) for each in values], dtypes if has_dtypes else []
-    text = ", ".join([*shown, *end])
-    while len(text) > KEY_WIDTH - 2 and len(shown) > 1:
-        shown.pop()
-        text = ", ".join([*shown, "\N{HORIZONTAL ELLIPSIS}", *end])
-    return f"[{_bound(text, KEY_WIDTH - 2)}]" if text else ""
+    values = _spaced(_TENSOR.sub(_shape, _ALL_DTYPES.sub("]", key))).replace("'None'", "None")
+    values = values if len(values) <= KEY_WIDTH else f"{values[: KEY_WIDTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return f"{kernel.rpartition('.')[2] or kernel} {values.removeprefix('[]')}".rstrip()
 
 
-def _kernel(name: str) -> str:
-    return name.rpartition(".")[2] or name
+def _shape(tensor: re.Match[str]) -> str:
+    return f"{'x'.join(size for size in tensor[1].split(',') if size) or 'scalar'} {tensor[2]}"
 
 
-def _bound(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def _spaced(text: str) -> str:
-    return text.replace("torch.", "").replace(", ", ",").replace(",", ", ")
-
-
-def _value(text: str) -> str:
-    """A value of a key: a tensor as "4096x11008 bf16", a dtype as "bf16", others as they are."""
-    if text == "'None'":
-        return "None"
-    if tensor := _TENSOR.fullmatch(text):
-        return f"{'x'.join(size for size in tensor[1].split(',') if size) or 'scalar'} {_value(tensor[2])}"
-    if dtype := _DTYPE.fullmatch(text):
-        name = dtype[1]
-        for pattern, short in _SHORT:
-            name = pattern.sub(short, name)
-        return name
-    return _spaced(text)
-
-
-def _split(text: str) -> list[str]:
-    """The values of a key, apart at commas outside of brackets and quotes."""
-    values, depth, quote, begin = [], 0, "", 0
-    for at, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote and text[at - 1] != "\\" else quote
-        elif char in "'\"":
-            quote = char
-        elif char in _OPENING:
-            depth += 1
-        elif char in _CLOSING:
-            depth -= 1
-        elif char == "," and depth == 0:
-            values.append(text[begin:at].strip())
-            begin = at + 1
-    rest = text[begin:].strip()
-    return [*values, rest] if rest or values else []
+def _spaced(key: str) -> str:
+    """With short dtypes, and a space behind each comma."""
+    return re.sub(r", *", ", ", _DTYPE.sub(lambda dtype: {"bfloat": "bf", "float": "fp", None: ""}[dtype[1]], key))

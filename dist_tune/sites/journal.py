@@ -13,21 +13,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dist_tune.cache import JOURNALS, LINES_SUFFIX, QUARANTINE, CacheLookup, Journal, QuarantinedConfig, digest, quarantine, read_quarantine
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
-from dist_tune.output import JOURNAL_EVENT, Story, events
+from dist_tune.output import AnyEvent, Story, events
 from dist_tune.search import PriorTimes, ReducedTimes, Replay
 from dist_tune.sites.site import Site, is_fatal
-from dist_tune.warn_once import warn_once
 
 MAX_DEATHS = 2
 """Deaths with a candidate under way that put it into quarantine; one where it was alone."""
 _KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK, FailureKind.STUCK)
 """The compiler finds the others again without running anything."""
-_STACKS = (b"Thread 0x", b"Current thread 0x")
-"""Beginnings of what faulthandler writes when SIGTERM ends the process from outside."""
 
 
 @dataclass
@@ -39,19 +35,12 @@ class Attempts:
     deaths: Counter[int] = field(default_factory=Counter)
 
 
-def read_attempts(lines: Iterable[bytes]) -> tuple[dict[str, Attempts], int]:
-    """Digest of a cache key -> what the lines of a journal say of the site; and the number of lines that are damaged."""
+def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
+    """Digest of a cache key -> what the events of a journal say of the site."""
     found: dict[str, Attempts] = defaultdict(Attempts)
     keys: dict[int, str] = {}
-    under_way, is_alone, n_damaged, is_in_stacks = list[tuple[str, int]](), False, 0, False
-    for line in [*filter(None, lines), b""]:
-        try:
-            event = JOURNAL_EVENT.validate_json(line) if line else None
-        except (ValueError, RecursionError):
-            is_in_stacks |= line.startswith(_STACKS)
-            under_way = [] if is_in_stacks else under_way
-            n_damaged += not is_in_stacks
-            continue
+    under_way, is_alone = list[tuple[str, int]](), False
+    for event in [*journal, None]:
         if event is None or event.kind == "run":  # the end of an attempt, with all that was under way
             again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
             for key, i in under_way:  # of several one is the cause: at most one that was there before counts twice
@@ -62,16 +51,14 @@ def read_attempts(lines: Iterable[bytes]) -> tuple[dict[str, Attempts], int]:
             keys[event.site] = event.cache_key
         elif event.kind == "under way":
             under_way, is_alone = [(keys[site], i) for site, i in event.candidates if site in keys], event.is_alone
-        elif event.site in keys:
-            of = found[keys[event.site]]
-            if event.kind == "agreed":
-                of.times.update({i: ReducedTimes(*ms, n_replays=n) for i, (ms, n) in event.times.items()})
-            elif event.kind == "died":
-                of.deaths = Counter({**of.deaths, **event.deaths})
-            elif event.failure in _KEPT_KINDS:
-                of.failures[event.candidate] = CandidateFailure(FailureKind(event.failure), event.reason)
-        is_in_stacks = False
-    return found, n_damaged
+        elif event.kind == "agreed" and event.site in keys:
+            times = {i: ReducedTimes(*ms, n_replays=n) for i, (ms, n) in event.times.items()}
+            found[keys[event.site]].times.update(times)
+        elif event.kind == "died" and event.site in keys:
+            dict.update(found[keys[event.site]].deaths, event.deaths)
+        elif event.kind == "dropped" and event.site in keys and event.failure in _KEPT_KINDS:
+            found[keys[event.site]].failures[event.candidate] = CandidateFailure(FailureKind(event.failure), event.reason)
+    return found
 
 
 class TuningJournal:
@@ -102,7 +89,9 @@ class TuningJournal:
             return ""
         folder, key = place
         if self._file is None:
-            self._open(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
+            self._file = Journal(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", self._lookup.rights)
+            self._attempts = read_attempts(self._file.events)
+            self._story.open_journal(self._file.write)
         found = self.attempts_at(site.label)
         path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         indices = range(len(site.configs))
@@ -140,14 +129,6 @@ class TuningJournal:
             self._story.log.bind(progress=True).info(f"site={label} {told}")
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
             self._story.emit(events.Died, label, deaths=known)
-
-    def _open(self, path: Path) -> None:
-        self._file = Journal(path, self._lookup.rights)
-        self._attempts, n_damaged = read_attempts(self._file.lines)
-        if n_damaged:
-            told = f"{n_damaged} damaged lines are passed over, and what they told of is measured again"
-            warn_once(f"journal {path}: {told}", f"journal {path}")
-        self._story.open_journal(self._file.write)
 
     def agreed(self, times: Mapping[str, Mapping[int, ReducedTimes]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""

@@ -14,7 +14,7 @@ from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarant
 from dist_tune.cache import journal as module
 from tests.programs import run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:tuning goes on without")]
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore:journal")]
 
 
 @pytest.fixture(autouse=True)
@@ -23,25 +23,37 @@ def _told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_tune.warn_once._told", set())
 
 
-def written(path: Path, *lines: bytes) -> list[bytes]:
-    """What a file held when it was opened; these are written to it."""
+def line(site: int) -> bytes:
+    return b'{"v": 1, "at": 1.0, "rank": 0, "kind": "died", "site": %d, "deaths": {}}' % site
+
+
+def held(path: Path, *lines: bytes) -> list[int]:
+    """Sites of what a file held when it was opened; these lines are written to it."""
     file = Journal(path)
-    for line in lines:
-        file.write(line + b"\n")
+    for each in lines:
+        file.write(each + b"\n")
     file.close()
-    return file.lines
+    return [each.site for each in file.events if each.kind == "died"]
 
 
 def test_lines_come_back_in_order_and_stay(tmp_path: Path):
-    """A second opening adds to them; a line that was cut off ends there."""
+    """A second opening adds to them."""
     path = tmp_path / "journals" / "one.jsonl"
-    assert written(path, b"1", b"2") == []
-    path.write_bytes(path.read_bytes() + b"cut o")
-    assert written(path, b"3") == [b"1", b"2", b"cut o"]
+    assert held(path, line(1), line(2)) == []
+    assert held(path, line(3)) == [1, 2]
     file = Journal(path)
-    assert file.lines == [b"1", b"2", b"cut o", b"3"]
+    assert len(file.events) == 3
     file.close(delete=True)
     assert not path.exists()
+
+
+def test_a_damaged_line_ends_the_file(tmp_path: Path):
+    """One warning; what comes later is written in its place."""
+    path = tmp_path / "one.jsonl"
+    path.write_bytes(line(1) + b"\ndamaged\n" + line(2) + b"\ncut o")
+    with pytest.warns(UserWarning, match="its 2. line is damaged"):
+        assert held(path, line(3)) == [1]
+    assert held(path) == [1, 3]
 
 
 @pytest.mark.processes
@@ -93,7 +105,7 @@ def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path, monkeypat
     """The file is given up at the first line that does not fit."""
     file = Journal(tmp_path / "one.jsonl")
     monkeypatch.setattr(file, "_file", open("/dev/full", "wb", buffering=0))  # noqa: SIM115
-    with pytest.warns(UserWarning, match="tuning goes on without its journal .*No space left") as told:
+    with pytest.warns(UserWarning, match="tuning goes on without its journal: .*No space left") as told:
         file.write(b"x\n")
     file.write(b"x\n")
     assert len(told) == 1
@@ -121,12 +133,10 @@ def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, what: str):
     assert read_quarantine(path) == []
 
 
-def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It is begun anew."""
-    monkeypatch.setattr(module, "MAX_BYTES", 400)
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is beyond the bound is measured again."""
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
     path = tmp_path / "one.jsonl"
-    path.write_bytes(b"x" * 500)
-    with pytest.warns(UserWarning, match="larger than 400 bytes"):
-        held = written(path, b"new")
-    assert held == []
-    assert path.read_bytes() == b"new\n"
+    path.write_bytes((line(1) + b"\n") * 2)
+    with pytest.warns(UserWarning, match="its 2. line is damaged"):
+        assert held(path) == [1]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dist_tune.output.terminal import LIVE_EVERY_S, Terminal
-from dist_tune.output.words import milliseconds
 
 pytestmark = pytest.mark.once
 
@@ -236,8 +235,3 @@ def test_a_terminal_that_is_gone_costs_nothing(clock: _Clock, monkeypatch: pytes
         progress.line("line")
         progress.page(lambda width, is_live: ["page"])
     progress.end()
-
-
-@pytest.mark.parametrize(("ms", "text"), [(0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])
-def test_milliseconds_have_three_digits(ms: float, text: str):
-    assert milliseconds(ms) == text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dist_tune.output.words import KEY_WIDTH, brief_key, closure_name, site_name, site_names
+from dist_tune.output.words import KEY_WIDTH, closure_name, milliseconds, printable, site_name, site_names
 
 PUSH = "[666,1003,1008,2,True,0,triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int64,torch.int32]"
 
@@ -39,45 +41,38 @@ def test_a_closure_is_named_without_its_module(name: str, short: str):
         ("a name", "a name"),
     ],
 )
-def test_a_key_shows_what_the_user_has_named(key: str, brief: str):
-    """Values of ``key=`` with short dtypes; the dtypes of all arguments that Triton appends are in the log."""
-    assert brief_key(key) == brief
+def test_a_site_is_named_by_what_the_user_has_named(key: str, brief: str):
+    """Kernel and values of ``key=`` with short dtypes; the dtypes of all arguments that Triton appends are in the log."""
+    assert site_name("m.f", key) == f"f {brief}".rstrip()
 
 
 def test_a_key_has_a_bound_width():
     """A name has an ellipsis where the key function has returned something long."""
-    text = brief_key(f"[{','.join(str(n) for n in range(1000, 1100))}]")
-    assert KEY_WIDTH - 6 < len(text) <= KEY_WIDTH
-    assert text.endswith("1008, \N{HORIZONTAL ELLIPSIS}]")
-    assert brief_key(f"[{'9' * 100},2]") == f"[{'9' * (KEY_WIDTH - 3)}\N{HORIZONTAL ELLIPSIS}]"
-    assert len(brief_key("x" * 300)) == KEY_WIDTH
-
-
-def test_a_kernel_without_key_values_goes_by_its_name():
-    assert site_name("m.scale_kernel", "[torch.float32]") == "scale_kernel"
-
-
-def test_dtypes_are_named_where_sites_differ_in_nothing_else():
-    """The two that need it have them, and the third does not."""
-    keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", "[32,torch.bfloat16,torch.float32]"]
-    names = site_names([("m.h", key) for key in keys], ["", "", ""])
-    assert names == ["h [64, bf16, fp32]", "h [64, bf16, bf16]", "h [32]"]
+    text = site_name("f", f"[{','.join(str(n) for n in range(1000, 1100))}]")
+    assert len(text) == len("f ") + KEY_WIDTH
+    assert text.endswith("\N{HORIZONTAL ELLIPSIS}")
 
 
 def test_sites_that_look_alike_have_longer_names():
-    """Of another module; with strides that differ; of one kernel and key by what the caller gives."""
+    """Of another dtype or module; with other strides; of one kernel and key by what the caller gives."""
+    typed = [("m.h", f"[64,torch.bfloat16,torch.{last}]") for last in ("float32", "bfloat16")]
     strided = [("m.f", f"[((8,8),({stride},1),torch.float32)]") for stride in (8, 16)]
-    sites = [("a.g", "[1]"), ("b.g", "[1]"), *strided, ("m.k", "[2]"), ("m.k", "[2]")]
-    names = site_names(sites, [f"site {n}" for n in range(6)])
-    assert names[:2] == ["a.g [1]", "b.g [1]"]
-    assert names[2:4] == ["m.f [((8, 8), (8, 1), float32)]", "m.f [((8, 8), (16, 1), float32)]"]
-    assert names[4:] == ["site 4", "site 5"]
+    sites = [("m.h", "[32,torch.bfloat16]"), ("a.g", "[1]"), ("b.g", "[1]"), *typed, *strided, ("m.k", "[2]"), ("m.k", "[2]")]
+    names = site_names(sites, [f"site {n}" for n in range(9)])
+    assert names[:3] == ["h [32]", "a.g [1]", "b.g [1]"]
+    assert names[3:5] == ["m.h [64, bf16, fp32]", "m.h [64, bf16, bf16]"]
+    assert names[5:7] == ["m.f [((8, 8), (8, 1), fp32)]", "m.f [((8, 8), (16, 1), fp32)]"]
+    assert names[7:] == ["site 7", "site 8"]
 
 
-def test_dtypes_that_tell_sites_apart_are_not_cut_off():
-    """The values before them are, which the two sites have in common."""
-    values = "64,False,True,False,False,128,128,4096,8192,16384"
-    keys = [f"[{values},torch.bfloat16,torch.{last}]" for last in ("float32", "bfloat16")]
-    names = site_names([("m.h", key) for key in keys], ["", ""])
-    assert all(len(name) <= len("h ") + KEY_WIDTH for name in names)
-    assert [name.rpartition("\N{HORIZONTAL ELLIPSIS}")[2] for name in names] == [", bf16, fp32]", ", bf16, bf16]"]
+@given(st.text())
+def test_any_text_is_one_printable_line(text: str):
+    """Text that was printable stays as it is."""
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
+    assert not text.isprintable() or printable(text) == text
+
+
+@pytest.mark.parametrize(("ms", "text"), [(0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])
+def test_milliseconds_have_three_digits(ms: float, text: str):
+    assert milliseconds(ms) == text

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune.cache import Journal
 from dist_tune.sites.journal import Attempts, read_attempts
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal")]
 
 
 def line(kind: str, **fields: Any) -> bytes:
@@ -31,9 +34,18 @@ def under_way(*candidates: tuple[int, int], is_alone: bool = False) -> bytes:
     return line("under way", candidates=candidates, is_alone=is_alone)
 
 
+def read(*lines: bytes) -> dict[str, Attempts]:
+    """What a restart finds in a file of these lines."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "one.jsonl"
+        path.write_bytes(b"".join(each + b"\n" for each in lines))
+        journal = Journal(path)
+        journal.close()
+    return read_attempts(journal.events)
+
+
 def deaths(*lines: bytes) -> dict[tuple[str, int], int]:
-    past, _ = read_attempts(lines)
-    return {(key, i): n for key, each in past.items() for i, n in each.deaths.items() if n}
+    return {(key, i): n for key, each in read(*lines).items() for i, n in each.deaths.items() if n}
 
 
 FIRST = [RUN, site(0), site(1)]
@@ -48,7 +60,6 @@ def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
     assert deaths(*once, *STACKS) == {}
     assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
     assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
-    assert read_attempts([*once, *STACKS])[1] == 0
     assert deaths(*FIRST, under_way((0, 1), is_alone=True)) == {("x", 1): 2}
 
 
@@ -83,7 +94,7 @@ def test_agreed_times_and_failures_come_back():
     """The latest time of a candidate, also of one that was under way at a death; failures that only a run can find."""
     times = [line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))]
     failed = [line("dropped", site=0, candidate=i, failure=kind, reason="why") for i, kind in enumerate(("launch", "compile", "clock"))]
-    past = read_attempts([*FIRST, *times, *failed, under_way((0, 1))])[0]["x"]
+    past = read(*FIRST, *times, *failed, under_way((0, 1)))["x"]
     assert past.deaths == {1: 1}
     assert [(i, each.kernel_ms, each.closure_ms, each.n_replays) for i, each in past.times.items()] == [(1, 0.4, 2.0, 3)]
     assert [*past.failures] == [0, 2]
@@ -98,7 +109,10 @@ LINES = st.one_of(
 
 @given(st.lists(LINES))
 def test_any_lines_are_read(lines: list[bytes]):
-    """In any order: a journal may have lost lines anywhere."""
-    past, n_damaged = read_attempts(lines)
-    assert 0 <= n_damaged <= len(lines)
-    assert all(isinstance(each, Attempts) for each in past.values())
+    """In any order."""
+    assert all(isinstance(each, Attempts) for each in read(*lines).values())
+
+
+def test_a_damaged_line_ends_reading():
+    """What stands before it counts."""
+    assert deaths(*FIRST, under_way((0, 1)), b'{"kind": "ag', *FIRST, under_way((0, 1))) == {("x", 1): 1}
