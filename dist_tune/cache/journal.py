@@ -73,7 +73,8 @@ class Journal(LineFile):
             raise
         self._handler = signal.getsignal(signal.SIGTERM)
         with suppress(OSError, RuntimeError):  # a system that refuses: a death from outside counts as one from inside
-            faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=True, chain=True)
+            # Of one thread: those of others run meanwhile, and reading them has ended processes with a signal of its own.
+            faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=False, chain=True)
         return file
 
     def _read(self, file: IO[bytes]) -> None:
