@@ -29,14 +29,14 @@ MAX_BYTES = 16 * 2**20
 """Of a file that is read."""
 _STALE_S = 14 * 86400.0
 """Age from which a journal counts as given up."""
-_STACKS = (b"Thread 0x", b"Current thread 0x")
-"""Beginnings of what faulthandler writes when SIGTERM ends the process from outside."""
+_STACKS = b"Stack (most recent call first)"
+"""Beginning of what faulthandler writes when SIGTERM ends the process from outside."""
 
 
 class Journal(LineFile):
     """A file of events that this process holds until it is closed, or the process ends. A failure costs a warning and the journal.
 
-    While it is held, the stacks of all threads are written to it when SIGTERM comes, by which launchers and schedulers end a process from
+    While it is held, the stack of the main thread is written to it when SIGTERM comes, by which launchers and schedulers end a process from
     outside: what was under way is not the cause then. That is faulthandler's, because a handler in Python waits for the end of C code.
     """
 
