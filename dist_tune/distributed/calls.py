@@ -89,6 +89,8 @@ class Card:
     """Of that meeting."""
     is_over: bool = False
     """True at the end of its program."""
+    first_run_s: float = 0.0
+    """Seconds of the first run of its call: a replay may take twice as long."""
 
     @property
     def text(self) -> str:
@@ -165,7 +167,8 @@ class Limits:
             # One of this host that is stopped, or too busy to answer, comes to the call that it is in.
             is_held = is_here and not self.is_broken and peer.state in ((RUNS, STOPPED) if self.is_gathering else (STOPPED,))
             is_silent = peer.silent_s >= self.deadline_s and not is_held
-            is_stuck = not self.is_gathering and is_here and not card.may_last and card.for_s >= 2 * self.deadline_s and not is_held
+            is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
+            is_stuck = not self.is_gathering and is_here and is_slow and not is_held
             if has_died or card.is_over or is_silent or is_stuck:
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
                 return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
