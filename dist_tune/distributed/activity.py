@@ -24,6 +24,7 @@ _LOOKS_PER_S = 64.0
 _N_RUNS = 16
 """Latest runs whose numbers of collectives are told."""
 _N_ODD = 4
+_FIRST_RUN = "its first run"
 
 
 class Doing(NamedTuple):
@@ -54,6 +55,8 @@ class Activity:
         self.runs: deque[tuple[int, int]] = deque(maxlen=_N_RUNS)
         """Number of each run that has ended, and collectives that it issued."""
         self.odd: dict[int, str] = {}
+        self.first_run_s = 0.0
+        """Seconds of the first run of the latest call; 0 where it has none yet."""
         self._rank = rank
         self._members = tuple(members)
         self.others = [each for each in members if each != rank]
@@ -67,11 +70,14 @@ class Activity:
         """A call begins that may end in a meeting."""
         self.runs.clear()
         self.odd, self.troubles, self.absent, self.call = {}, [], (), None
-        self.doing = Doing("its first run", time.monotonic(), may_last=True)
+        self.first_run_s = 0.0
+        self.doing = Doing(_FIRST_RUN, time.monotonic(), may_last=True)
 
     def at(self, text: str, *, may_last: bool = False, is_meeting: bool = False) -> None:
         """Note what this rank does from now on."""
         if text != self.doing.text:
+            if self.doing.text == _FIRST_RUN:
+                self.first_run_s = time.monotonic() - self.doing.since
             self.doing = Doing(text, time.monotonic(), may_last, is_meeting)
 
     @contextmanager
@@ -102,6 +108,7 @@ class Activity:
         return Card(
             question, process_name(), self._n_issued(), n_calls, inside, doing.text, round(time.monotonic() - doing.since, 1),
             doing.may_last, self._n_of_process(), call if self.topic else None, self.topic,
+            first_run_s=round(self.first_run_s, 1),
         )  # fmt: skip
 
     # -- the minding thread --------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class Card:
     """Of that meeting."""
     is_over: bool = False
     """True at the end of its program."""
+    first_run_s: float = 0.0
+    """Seconds of the first run of its call: a replay may take twice as long."""
 
     @property
     def text(self) -> str:
@@ -166,7 +168,8 @@ class Limits:
             is_held = is_here and not self.is_broken and peer.state in ((RUNS, STOPPED) if self.is_gathering else (STOPPED,))
             patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
             is_silent = peer.silent_s >= patience_s and not is_held
-            is_stuck = not self.is_gathering and is_here and not card.may_last and card.for_s >= 2 * self.deadline_s and not is_held
+            is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
+            is_stuck = not self.is_gathering and is_here and is_slow and not is_held
             if has_died or card.is_over or is_silent or is_stuck:
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
                 return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]

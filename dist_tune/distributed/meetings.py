@@ -107,8 +107,9 @@ class Meetings:
         place = Place(closure, calls.n_calls + 1, self.n_issued)
         calls.under_way.append(place)  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
-        self._first_run = place
-        self.activity.begin()
+        if self._call.place not in self.activity.inside():  # another thread is tuning: what is said until that ends is about its call
+            self._first_run = place
+            self.activity.begin()
         try:
             yield place.number
         finally:

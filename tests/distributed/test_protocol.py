@@ -201,3 +201,20 @@ def test_the_last_rank_that_is_stopped_before_it_reads_the_parts_finds_them(host
     monkeypatch.setattr(other, "_agree", stopped)
     world.run([[("f", "come")], [("f", "late")]])
     assert one.told == other.told == [("f", 1, json.dumps([["0:x", "1:x"], ["0:y", "1:y"]]))]
+
+
+def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning(host: dist.Store):
+    """Rank 0's tuning of f raises while its other thread is in the first run of g."""
+    world = World(host, 2)
+    one, other = world.ranks
+    thread = threading.Thread(target=other.run, args=([("f", "come"), ("g", "come")],))
+    thread.start()
+    with one.calling("f") as number:
+        one.enter("f", number)
+        one.gather("manifest", "x", joined)
+        with one.calling("g") as number_of_g:
+            one.abort(ValueError("of f"))
+            assert one.came("g", number_of_g, "come") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
+    thread.join(20)
+    assert [told for _, _, told in other.told] == ["PeerFailedError", json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])]
+    one.close()
