@@ -52,9 +52,10 @@ class Call(NamedTuple):
         return key_of(self.place, has_talked=self.has_talked)
 
     def holds(self, other: Place) -> bool:
-        """True if a rank that is at ``other`` is in this very call."""
+        """True if a rank that is at ``other`` is in this very call: under its number, or after the same collectives."""
         mine = self.place
-        return mine.closure == other.closure and (mine.before == other.before if self.has_talked else mine.number == other.number)
+        is_same = mine.number == other.number or (self.has_talked and mine.before == other.before)
+        return mine.closure == other.closure and is_same
 
 
 def key_of(place: Place, *, has_talked: bool) -> str:
@@ -124,11 +125,9 @@ class Peer:
 
 def has_passed(call: Call, card: Card) -> bool:
     """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
-    if card.n_issued > call.n_issued:
-        return True
     if any(map(call.holds, card.inside)):
         return False
-    return card.n_calls.get(call.place.closure, 0) >= call.place.number and (not call.has_talked or card.n_issued == call.n_issued)
+    return card.n_issued > call.n_issued or card.n_calls.get(call.place.closure, 0) >= call.place.number
 
 
 Outcome = Literal["", "alone", "timed out", "mismatch"]
@@ -173,7 +172,8 @@ class Limits:
             if has_died or card.is_over or is_silent or is_stuck:
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
                 return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
-            is_elsewhere = card.waits is not None and not call.holds(card.waits.place) and not has_passed(card.waits, mine)
+            waits = card.waits
+            is_elsewhere = waits is not None and waits.key != call.key and (call.holds(waits.place) or not has_passed(waits, mine))
             if self.is_first and peer.is_fresh and is_elsewhere:  # each waits for the other
                 return "mismatch", [rank]
         patience_s = self.deadline_s if self.is_optional or not self.is_gathering else self.gather_s

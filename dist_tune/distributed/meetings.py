@@ -61,7 +61,9 @@ class Meetings:
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
-        self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
+        self.activity = Activity(rank, members, self._n_issued, lambda: self.n_of_process)
+        self._is_even = True
+        """False once ranks were seen to count collectives differently: calls go by their numbers from then on."""
         self._root = store
         self._store: Any = WatchedStore(store)
         self._presence: Presence | None = None
@@ -104,7 +106,7 @@ class Meetings:
     def calling(self, closure: str) -> Iterator[int]:
         """A call that may end in a meeting, with its number; peers that ask learn that this rank is inside it."""
         calls = self.calls(closure)
-        place = Place(closure, calls.n_calls + 1, self.n_issued)
+        place = Place(closure, calls.n_calls + 1, self._n_issued())
         calls.under_way.append(place)  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
         if self._call.place not in self.activity.inside():  # another thread is tuning: what is said until that ends is about its call
@@ -122,7 +124,7 @@ class Meetings:
             DistTuneError: a rank has ended this very call.
         """
         known = [each for each in self.activity.inside() if (each.closure, each.number) == (closure, number)]
-        n_issued = self.n_issued
+        n_issued = self._n_issued()
         place = known[-1] if known else Place(closure, number, n_issued)
         self._call = self.activity.call = Call(place, n_issued > place.before, n_issued)
         self._step, self._k, self._doubted, self._is_over = f"{closure}{options}", 0, None, False
@@ -187,7 +189,7 @@ class Meetings:
         if not self._has_peers:
             return fn({self.rank: part})
         with self._hosted(topic):
-            self._call = self.activity.call = self._call._replace(n_issued=self.n_issued)  # a run may have come in between
+            self._call = self.activity.call = self._call._replace(n_issued=self._n_issued())  # a run may have come in between
             limits = self._limits(is_gathering=True, is_optional=is_optional)
             return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
 
@@ -314,7 +316,7 @@ class Meetings:
         activity, key = self.activity, self._key()
         late = activity.late() if limits.is_broken else None
         activity.at(f"the meeting for {topic!r}", is_meeting=True)
-        header = Header(self._step, topic, list(activity.runs), activity.odd, activity.troubles[:1], late)
+        header = Header(self._step, topic, list(activity.runs), activity.odd, self.n_issued, activity.troubles[:1], late)
         self._store.set(f"{key}/part/{self.rank}", part_text(header, part))
         if self._store.add(f"{key}/count", 1) == len(self.members):
             self._agree(key, reduce)
@@ -331,7 +333,8 @@ class Meetings:
         headers = {rank: header for rank, (header, _) in read.items()}
         steps = {rank: (header.step, header.topic) for rank, header in headers.items()}
         if len(set(steps.values())) == 1 and not next(iter(steps.values()))[1].startswith(FAILED):
-            self._decide(key, Agreed(), reduce({rank: part for rank, (_, part) in read.items()}))
+            is_even = len({header.n_issued for header in headers.values()}) == 1
+            self._decide(key, Agreed(is_even=is_even), reduce({rank: part for rank, (_, part) in read.items()}))
             return
         doing = {rank: _last_beat(self._store, rank) for rank in self.members}
         self._decide(key, Mismatch(steps=steps, doing=doing, cause=cause_of(headers)))
@@ -367,9 +370,9 @@ class Meetings:
                 assert card.waits is not None
                 mine, theirs = self._call.place, card.waits.place
                 crossed: Verdict = Mismatch(steps={self.rank: (mine.closure, topic), other: (theirs.closure, card.topic)})
-                if limits.is_gathering:
+                if limits.is_gathering or self._call.holds(theirs):
                     where = f"rank {self.rank} waits in {mine.text} and rank {other} in {theirs.text}"
-                    crossed = Alone(passed=sorted([self.rank, other]), where=where)
+                    crossed = Alone(passed=sorted([self.rank, other]), where=where, is_even=not self._call.holds(theirs))
                 for each in (key, f"{card.waits.key}/0"):
                     self._decide(each, crossed)
 
@@ -394,6 +397,9 @@ class Meetings:
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
+    def _n_issued(self) -> int:
+        return self.n_issued if self._is_even else 0
+
     def _key(self) -> str:
         return f"{self._call.key}/{self._k}"
 
@@ -402,7 +408,10 @@ class Meetings:
 
     def _read_verdict(self) -> tuple[Verdict, bytes]:
         self._k += 1
-        return read_verdict(self._store.get(f"{self._call.key}/{self._k - 1}/verdict"), self.rank)
+        verdict, result = read_verdict(self._store.get(f"{self._call.key}/{self._k - 1}/verdict"), self.rank)
+        if isinstance(verdict, Agreed | Alone):
+            self._is_even &= verdict.is_even
+        return verdict, result
 
     def _decide(self, key: str, verdict: Verdict, result: str = "") -> None:
         """Only the first verdict of a meeting counts."""
@@ -410,7 +419,7 @@ class Meetings:
 
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
         """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""
-        mine = end_by(self.rank, error, self.n_issued)
+        mine = end_by(self.rank, error, self._n_issued())
         place, keys = self._call.place, [(self._call.key, self._k)]
         if self._first_run is not None:  # its peers may have issued collectives since, or not
             place = self._first_run

@@ -37,6 +37,8 @@ class Header(NamedTuple):
     """Number of each of its latest runs, and collectives that it issued there."""
     odd: dict[int, str]
     """Number of a run with another number of collectives than most -> what it ran."""
+    n_issued: int
+    """Collectives of the group that it has issued so far; see ``Agreed.is_even``."""
     troubles: list[str]
     """Candidates that failed here between two of their collectives."""
     late: tuple[int, str] | None
@@ -47,6 +49,8 @@ class Agreed(BaseModel):
     """All ranks have come, and take the result that follows the line."""
 
     state: Literal["agreed"] = "agreed"
+    is_even: bool = True
+    """False if ranks have issued different numbers of collectives up to the same point: gloo counts what two ranks send each other, too."""
 
 
 class Mismatch(BaseModel):
@@ -68,6 +72,8 @@ class Alone(BaseModel):
     passed: list[int]
     where: str = ""
     """Where those are that have not passed it, for people."""
+    is_even: bool = True
+    """As of ``Agreed``: False if ranks are in this call under other numbers of collectives."""
 
 
 class TimedOut(BaseModel):

@@ -18,7 +18,7 @@ PLACE = Place("step", 1)
 
 
 def header(runs: list[tuple[int, int]], odd: dict[int, str] | None = None, troubles: list[str] | None = None) -> Header:
-    return Header("step", "t", runs, odd or {}, troubles or [], None)
+    return Header("step", "t", runs, odd or {}, 0, troubles or [], None)
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ def peer(host: dist.Store, request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 
 def part_of(*header: Any, part: str = "1") -> bytes:
-    return json.dumps(header or ["f", "t", [], {}, [], None]).encode() + b"\n" + part.encode()
+    return json.dumps(header or ["f", "t", [], {}, 0, [], None]).encode() + b"\n" + part.encode()
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], {}, [], None), part_of("f", None, [], {}, [], None),
-        part_of("f", "t", [["x"]], {}, [], None),
-        part_of("f", "t", [], {"x": "y"}, [], None), part_of(part="no number"), part_of(part='"\\n\\u001b"'),
+        *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], {}, 0, [], None), part_of("f", None, [], {}, 0, [], None),
+        part_of("f", "t", [["x"]], {}, 0, [], None),
+        part_of("f", "t", [], {"x": "y"}, 0, [], None), part_of(part="no number"), part_of(part='"\\n\\u001b"'),
     ],
 )  # fmt: skip
 def test_a_part_that_is_none_names_its_rank(peer: Peer, content: bytes):
