@@ -78,7 +78,7 @@ class Meetings:
         self._is_over = False
         self._last_check = 0.0
         self._garbage: list[str] = []
-        """Keys of agreed meetings, which no rank reads any more once all have come to another one."""
+        """Keys of meetings, which no rank reads any more once all have come to another one."""
 
     @property
     def n_issued(self) -> int:
@@ -325,6 +325,8 @@ class Meetings:
         verdict, result = self._read_verdict()
         if isinstance(verdict, Agreed):
             self._forget(key)
+        else:
+            self._garbage += [f"{key}/{name}" for name in (f"part/{self.rank}", "count", "verdict")]
         return verdict, result
 
     def _agree(self, key: str, reduce: Callable[[dict[int, bytes]], str]) -> None:
@@ -433,6 +435,7 @@ class Meetings:
                 verdict, _ = read_verdict(found, self.rank)
                 before = before or (None if isinstance(verdict, Agreed) else error_of(verdict, self.rank, place))
                 k += 1
+            self._garbage.append(f"{key}/{k}/verdict")
         return before
 
     def _has_gone_on(self, verdict: Verdict) -> bool:

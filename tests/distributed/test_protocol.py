@@ -218,3 +218,16 @@ def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning
     thread.join(20)
     assert [told for _, _, told in other.told] == ["PeerFailedError", json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])]
     one.close()
+
+
+def test_calls_that_end_without_agreement_leave_no_keys_behind(host: dist.Store):
+    """As many after forty such calls as after ten, once the ranks have met again."""
+    counts = []
+    for n_calls in (10, 40):
+        world = World(host, 2)
+        for rank in world.ranks:
+            rank.gather_s = 60.0
+        world.run([[("f", "come")] * (n_calls + 1), [("f", "raise"), ("f", "pass")] * (n_calls // 2) + [("f", "come")]])
+        store = dist.PrefixStore(world.name, host)
+        counts.append(sum(store.check([f"f/n{n}/{k}/verdict"]) for n in range(1, n_calls + 2) for k in range(3)))
+    assert counts[1] <= counts[0], counts
