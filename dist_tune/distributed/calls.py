@@ -52,10 +52,9 @@ class Call(NamedTuple):
         return key_of(self.place, has_talked=self.has_talked)
 
     def holds(self, other: Place) -> bool:
-        """True if a rank that is at ``other`` is in this very call: under its number, or after the same collectives."""
+        """True if a rank that is at ``other`` is in this very call."""
         mine = self.place
-        is_same = mine.number == other.number or (self.has_talked and mine.before == other.before)
-        return mine.closure == other.closure and is_same
+        return mine.closure == other.closure and (mine.before == other.before if self.has_talked else mine.number == other.number)
 
 
 def key_of(place: Place, *, has_talked: bool) -> str:
@@ -125,9 +124,11 @@ class Peer:
 
 def has_passed(call: Call, card: Card) -> bool:
     """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
-    if any(map(call.holds, card.inside)):
+    is_inside, has_gone_on = any(map(call.holds, card.inside)), card.n_issued > call.n_issued
+    # In a call with collectives, ranks may count those differently (see ``Agreed.is_even``); in one without, its number may be another's.
+    if is_inside and (call.has_talked or not has_gone_on):
         return False
-    return card.n_issued > call.n_issued or card.n_calls.get(call.place.closure, 0) >= call.place.number
+    return has_gone_on or card.n_calls.get(call.place.closure, 0) >= call.place.number
 
 
 Outcome = Literal["", "alone", "timed out", "mismatch"]
