@@ -106,9 +106,9 @@ class Activity:
         n_calls = {closure: calls.n_calls for closure, calls in list(self.calls.items())}
         inside = self.inside()
         return Card(
-            question, process_name(), self._n_issued(), n_calls, inside, doing.text, round(time.monotonic() - doing.since, 1),
-            doing.may_last, self._n_of_process(), call if self.topic else None, self.topic,
-            first_run_s=round(self.first_run_s, 1),
+            question=question, process=process_name(), n_issued=self._n_issued(), n_calls=n_calls, inside=inside, doing=doing.text,
+            for_s=round(time.monotonic() - doing.since, 1), may_last=doing.may_last, n_of_process=self._n_of_process(),
+            waits=call if self.topic else None, topic=self.topic, first_run_s=round(self.first_run_s, 1),
         )  # fmt: skip
 
     # -- the minding thread --------------------------------------------------------------------------------------

@@ -133,10 +133,10 @@ class Meetings:
         found: Verdict | None = None
         with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
             while self._presence is not None and self._has_verdict():  # nothing is agreed without this rank
-                found, _ = self._read_verdict()
+                found, _ = self._verdict()
                 if isinstance(found, Alone) and not has_raised:
-                    self._k -= 1  # the first meeting says so
-                    return
+                    return  # the first meeting says so
+                self._k += 1
                 if not is_broken and not self._has_gone_on(found):
                     raise self._error(found)
         if found is not None and is_broken:
@@ -409,8 +409,13 @@ class Meetings:
         return self._has_peers and bool(self._store.check([f"{self._key()}/verdict"]))
 
     def _read_verdict(self) -> tuple[Verdict, bytes]:
+        """The verdict of this meeting; the next one has the next number."""
+        found = self._verdict()
         self._k += 1
-        verdict, result = read_verdict(self._store.get(f"{self._call.key}/{self._k - 1}/verdict"), self.rank)
+        return found
+
+    def _verdict(self) -> tuple[Verdict, bytes]:
+        verdict, result = read_verdict(self._store.get(f"{self._key()}/verdict"), self.rank)
         if isinstance(verdict, Agreed | Alone):
             self._is_even &= verdict.is_even
         return verdict, result
