@@ -31,7 +31,9 @@ import torch
 _MAX_STEPS, _STEPS_OF_CODE = 20_000, 10  # values read in one fingerprint; a function or class counts as ten
 _MAX_ELEMENTS = 4_096  # of one container
 _MAX_DEPTH = 32  # containers in containers
-_SURELY_LOADED_S = 600.0  # files that were older than this when the process began are what it has loaded, whatever clocks differ
+_SURELY_LOADED_S = (
+    600.0  # age of a file, when the process began, from which on it is what was loaded: clocks of file servers differ by less
+)
 _STARTED = time.time()
 _EMPTY = CellType()  # equal to the cell of a variable without a value
 _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis))

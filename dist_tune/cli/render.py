@@ -69,7 +69,7 @@ def rendered(page: Page) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    # Texts of records are no markup. With a height, or a dumb terminal would have 80 columns whatever width is set.
+    # Texts of records are no markup. With a height, because rich gives a dumb terminal 80 columns without one.
     console = Console(highlight=False, markup=False, emoji=False, height=100)
     n_columns = console.width if sys.stdout.isatty() else _PIPE
     with console.capture() as shown:

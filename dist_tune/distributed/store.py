@@ -53,7 +53,7 @@ class WatchedStore:
 class WorkQueue:
     """The tasks 0 to ``n_tasks`` - 1, shared out by one counter: each free rank takes the next one.
 
-    The task of a rank that dies is done by nobody else; ranks learn of that where they meet afterwards.
+    No other rank does the task of one that dies; the ranks learn of it in their next meeting.
     """
 
     def __init__(self, store: Any, n_tasks: int) -> None:

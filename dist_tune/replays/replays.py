@@ -205,6 +205,7 @@ class Replayer:
             return
         if self._reset is not None:
             self.watchdog.note("reset", Kind.USERS_WORK)
+            self._ranks.activity.at("reset", may_last=True)
             self._reset()
             self.watchdog.note("work between replays")
         elif self._first_run is not None:
