@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
@@ -42,6 +43,19 @@ def check_function(option: str, value: object, form: str, *, is_needed: bool = F
     """
     if not callable(value) and (is_needed or value is not None):
         raise TypeError(f"{option} must be a function, {form}, got {spelled(value)}")
+
+
+def check_number(option: str, value: Any, least: int, kinds: Any = int) -> None:
+    """Refuse an option that is no finite number from ``least`` on, of these ``kinds``.
+
+    Raises:
+        TypeError: it is none of these kinds.
+        ValueError: it is less, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"{option} must be {'an int' if kinds is int else 'a number'}, got {spelled(value)}")
+    if not least <= value < math.inf:
+        raise ValueError(f"need {option} >= {least}, got {value}")
 
 
 def check_space(option: str, value: object) -> list[Any]:

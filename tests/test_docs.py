@@ -53,7 +53,7 @@ def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
     [
         ("cache/records.py", {"TuningRecord", "CandidateRecord", "Environment", "Seconds"}),
         ("offline/problem.py", {"Problem", "Outcome", "Failed"}),
-        ("offline/class_configs.py", {"ConfigFile", "Settled"}),
+        ("offline/files.py", {"ConfigFile", "Settled"}),
         ("measure/benchmark.py", {"Latency"}),
         ("testing/ranks.py", {"Outcome"}),
         ("errors.py", {"FailureKind", "CandidateFailure"}),

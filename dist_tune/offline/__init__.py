@@ -5,10 +5,8 @@ All names that scripts use are exported here.
 """
 
 from dist_tune.measure import Latency, benchmark_config, measure
-from dist_tune.offline.api import tune_and_save_configs, tune_files, tune_kernel, tune_problems
-from dist_tune.offline.class_configs import ConfigFile, Settled
-from dist_tune.offline.config_files import load_config, m_leq, save_configs_to_json, small_medium_large
-from dist_tune.offline.job import Mode
+from dist_tune.offline.api import Mode, tune_and_save_configs, tune_files, tune_kernel, tune_problems
+from dist_tune.offline.files import ConfigFile, Settled, load_config, m_leq, save_configs_to_json, small_medium_large
 from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchStrategy, get_search_space, launchable
 
 __all__ = [

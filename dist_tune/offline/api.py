@@ -1,33 +1,52 @@
 """Functions of tuning scripts: ``tune_kernel`` for one problem, ``tune_and_save_configs`` for the file that ``load_config`` reads.
 
-Knows files, sizes and classes; job.py tunes problems, and shares them out over ranks.
+A list of problems is tuned by all ranks of a job: shared out (split), or one after the other by all together (merge). Each problem is one
+``Tuning`` with the decorators' search and journal. Records of what is tuned stay in the cache until the job is over, so that a job which
+is started again goes on where it was.
 """
 
 from __future__ import annotations
 
-import errno
 import inspect
 import json
+import math
+import os
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pydantic import ConfigDict, TypeAdapter
+
+from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
-from dist_tune.offline.class_configs import ConfigFile, Settled, classes_of
-from dist_tune.offline.config_files import configs_there, save_configs_to_json, small_medium_large
-from dist_tune.offline.job import Job, Mode, raise_failures
-from dist_tune.offline.problem import Ended, Failed, Problem, SearchOptions, SearchStrategy
-from dist_tune.offline.runs import MakeRun
-from dist_tune.validation import check_space
+from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, check_group, device_identity, group_of, member_ranks
+from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, RankMismatchError, StoreGoneError, StuckDeviceError
+from dist_tune.measure import measure
+from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_there, save, small_medium_large
+from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
+from dist_tune.offline.runs import RunLaunch
+from dist_tune.output import tuning_log
+from dist_tune.settings import read_settings
+from dist_tune.sites import is_fatal
+from dist_tune.tuning import Tuning, TuningOptions
+from dist_tune.validation import check_space, spelled
 from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a quota, a limit on the size of files."""
+Mode = Literal["split", "merge"]
+_ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))
+"""The JSON in which the end of a problem travels."""
+_n_tuned: Counter[str] = Counter()
+"""Problem -> tunings of that name by ``tune_one``: a script that is started again makes them in the same order."""
 
 
 def tune_kernel(
@@ -85,13 +104,14 @@ def tune_problems(
 
     Raises:
         CommunicatesError: a run talks to other ranks, and ``mode`` is "split".
+        RankMismatchError: ranks have other problems, or two of them use one GPU.
         ValueError: two problems have one name, or a number is out of range.
         PeerFailedError, AbsentRanksError: another rank has ended the tuning, or its process.
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
     ended = job.tune(problems, options)
-    job.finish(lambda: "")
+    job.finish(lambda: None)
     return ended
 
 
@@ -116,16 +136,14 @@ def tune_and_save_configs(
         config_callback: as of ``tune_kernel``; a config out of the file goes through it once more.
         how: ``min_gain``, and the options of ``tune_problems``.
 
-    A full disk costs a warning, and the configs are returned all the same.
-
     Raises:
         DistTuneError: no config runs at some size, or at all sizes of a class; the other classes are written before.
-        OSError: the file cannot be written for another reason.
+        OSError: the file cannot be written. Its note has the configs, and a script that is started again measures nothing anew.
         ValueError: no sizes, or one twice, or as of ``tune_problems``.
     """
     named = classes or small_medium_large()
     file = ConfigFile(json_file_name, sizes, make_for_size, search_space, classes=named, config_callback=config_callback)
-    return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved or each.error}
+    return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved}
 
 
 def tune_files(
@@ -138,8 +156,6 @@ def tune_files(
     ``min_gain``: compare with the configs that the files have for these classes, in the same runs, and replace only those against which the
     new one is faster by at least this share: 0.03 is 3 %. None replaces all. The rest as of ``tune_problems``.
     """
-    for file in files:
-        file.check()
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
     first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
@@ -153,40 +169,169 @@ def tune_files(
         each for file, old in zip(files, there, strict=True) for each in classes_of(file, {size: next(ended) for size in file.sizes}, old)
     ]
     # All finalists are measured again, because a race times its losers only once.
-    finals = [(one, size, problem) for one in classes for size, problem in one.finals()]
-    second = job.tune([problem for *_, problem in finals], replace(options, search="exhaustive", max_configs=None, budget_s=None))
-    measured = [(one, size, each) for (one, size, _), each in zip(finals, second, strict=True)]
-    choices = [one.settle({size: each for other, size, each in measured if other is one}, min_gain) for one in classes]
+    finals = [each.finals() for each in classes]
+    again = [problem for problems in finals for problem in problems.values()]
+    second = job.tune(again, replace(options, search="exhaustive", max_configs=None, budget_s=None))
+    measured = iter(second)
+    choices = [each.settle({size: next(measured) for size in sizes}, min_gain) for each, sizes in zip(classes, finals, strict=True)]
     settled = [each for each in choices if isinstance(each, Settled)]
     for chosen in settled:
         what = f'{chosen.json_file_name} {chosen.size_class}: "{describe(chosen.config)}"'
         job.say(f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes {sorted(chosen.latencies_us)}")
-
-    def save() -> str:
-        full: dict[str, str] = {}
-        for file in files:
-            configs = {each.size_class: each.config for each in settled if each.json_file_name == file.json_file_name and each.is_saved}
-            try:
-                if configs:
-                    save_configs_to_json(file.json_file_name, save_path, configs)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                full[file.json_file_name] = str(error.strerror)
-                warnings.warn(
-                    f"{Path(save_path) / file.json_file_name} is not written: {error.strerror}. Its configs are returned all the same: "
-                    f"{json.dumps(configs)[:2000]}. Started again when there is room, the script measures nothing anew.",
-                    stacklevel=callers_level(),
-                )
-        return json.dumps(full) if full else ""
-
-    full = json.loads(job.finish(save) or "{}")
-    settled = [replace(each, is_saved=False, error=full[each.json_file_name]) if each.is_saved and each.json_file_name in full else each
-               for each in settled]  # fmt: skip
-    raise_failures([*first, *second, *(each for each in choices if isinstance(each, Failed))])
+    job.finish(lambda: save(settled, save_path))
+    if failed := [each for each in [*first, *second, *choices] if isinstance(each, Failed)]:
+        listed = "\n".join(f"{each.name}: {each.error}" for each in failed)
+        raise DistTuneError(f"{len(failed)} problems could not be tuned:\n{listed}")
     return settled
 
 
 def _name(function: Any) -> str:
     qualname = getattr(inspect.unwrap(function), "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', '')}.{qualname.replace('<locals>.', '')}".removeprefix("__main__.")
+
+
+class Job:
+    """The ranks that tune, and the records that they keep meanwhile. Every rank of the group makes the same calls."""
+
+    def __init__(self, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
+        if mode is not None and mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {get_args(Mode)}, got {spelled(mode)}")
+        check_group("group", group)
+        self._settings = read_settings()
+        is_dist = group is not None or bool(member_ranks(None))
+        self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Ranks()
+        self._is_split = is_dist and mode != "merge"
+        self._keys: list[CacheKey] = []
+        """Of the records that are this job's."""
+        if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            warnings.warn(
+                "this is one of several ranks, but torch.distributed is not initialised: each of them tunes everything. Call "
+                'init_process_group("gloo") first to share the problems out.',
+                stacklevel=callers_level(),
+            )
+
+    def tune(self, problems: Sequence[Problem], options: SearchOptions) -> list[Ended]:
+        """Results of the problems, in order. Collective, and raises as ``tune_problems``."""
+        if twice := [name for name, count in Counter(problem.name for problem in problems).items() if count > 1]:
+            raise ValueError(f"problems need names of their own, got {twice} twice")
+        if not self._is_split:
+            return [self._ended(problem, options, self._ranks) for problem in problems]
+        tasks = [f"{problem.name} {problem.digest[:12]} {options}" for problem in problems]
+        if mismatch := self._meet("problems", lambda: (tasks, device_identity()), _mismatch):
+            raise RankMismatchError(mismatch)
+        queue = self._ranks.work_queue(len(problems))
+        self._meet("results", lambda: self._share_out(queue, problems, options), _none)
+        return [_ENDED.validate_json(text) for text in queue.results()]
+
+    def tune_one(self, problem: Problem, options: SearchOptions) -> Outcome:
+        """Result of one problem that all ranks tune together. Its record is deleted."""
+        _n_tuned[problem.name] += 1
+        outcome = self._outcome(problem, options, self._ranks, _n_tuned[problem.name])
+        self._forget()
+        return outcome
+
+    def agree(self, topic: str, work: Callable[[], str]) -> str:
+        """The text of the first rank's ``work``, the same on all ranks."""
+        return self._meet(topic, lambda: work() if self._ranks.is_first else "", _first)
+
+    def finish(self, save: Callable[[], object]) -> None:
+        """Save the results on the first rank, and then delete the records. Every rank returns after the save; an error ends it on all."""
+        with suppress(StoreGoneError):  # its host has saved before us, and its program is at its end
+            self.agree("saving", lambda: str(save()))
+        self._forget()
+
+    def say(self, text: str) -> None:
+        """One line in this rank's log."""
+        with tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress) as log:
+            log.bind(progress=True).info(text)
+
+    def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
+        """Do this rank's ``work``, and take ``fn`` of all ranks' parts away. An error on one rank ends it on all."""
+        return self._ranks.agree(f"{topic} of a tuning script", topic, work, fn)
+
+    def _share_out(self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions) -> None:
+        began, members = time.monotonic(), self._ranks.members
+        start = members.index(self._ranks.rank) / len(members)
+        try:
+            for task in queue:
+                ended = self._ended(problems[task], options, Ranks(), start)
+                n_done, seconds = queue.put(task, _ENDED.dump_json(ended).decode()), time.monotonic() - began
+                left_s = seconds / n_done * (len(problems) - n_done)
+                self.say(f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about {left_s:.0f} s to go")
+        except BaseException:
+            queue.stop()
+            raise
+
+    def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks, start: float = 0.0) -> Ended:
+        """One problem. Its own errors make it a ``Failed``; those of this process or of the group are raised."""
+        try:
+            return self._outcome(problem, options, ranks, start=start)
+        except Exception as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
+            is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
+            if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_own:
+                raise
+            failed = Failed(problem.name, f"{type(error).__name__}: {error}")
+            self.say(f"{problem.name}: {failed.error}")
+            return failed
+
+    def _outcome(self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0, start: float = 0.0) -> Outcome:
+        configs, _ = launchable(problem.search_space)
+        chosen = options.chosen(configs)
+        tried = [configs[i] for i in chosen]
+        launch = RunLaunch(problem, tried, options, number, is_alone=ranks.is_alone, refuses_talk=self._is_split)
+        tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen), start), uses_cache=True), self._settings)
+        try:
+            tuning.meet(launch)
+            tuning.tune(partial(tuning.missed, launch), None)
+            record = next(each for each in tuning.records if each.kernel == problem.name)
+            found = dict(zip(chosen, record.candidates, strict=True))
+            failures = {i: each.failure for i, each in found.items() if each.failure is not None}
+            times = {i: each.latency_ms * 1e3 for i, each in found.items() if each.latency_ms is not None and each.failure is None}
+            winner = chosen[record.winner]
+            if winner not in times:  # there is no race where one candidate runs
+                run, _ = launch.made(record.winner)
+                times[winner] = measure(run, num_iters=options.num_iters).median_us if ranks.is_alone else math.nan
+        finally:
+            launch.drop()
+        self._keys.append(record.cache_key)
+        outcome = Outcome(problem.name, winner, times, failures)
+        best = f'{outcome.latency_us:.1f} us, {len(times)} measured, {len(failures)} dropped: "{record.best.config}"'
+        self.say(f"{problem.name}: {best}")
+        return outcome
+
+    def _forget(self) -> None:
+        """Delete the records: what is tuned again begins anew."""
+        cache = Cache(self._settings.cache_folders, is_shared=self._settings.cache_shared)
+        for key in self._keys:
+            with suppress(OSError):
+                cache.remove(cache.path_of(key))
+
+
+@Reduction
+def _first(parts: Mapping[int, str]) -> str:
+    return next(iter(parts.values()))
+
+
+@Reduction
+def _none(parts: Mapping[int, None]) -> None:
+    """Nothing but that all ranks have come."""
+
+
+@Reduction
+def _mismatch(parts: Mapping[int, tuple[list[str], str]]) -> str:
+    """Why ranks cannot share the problems: other ones, or one GPU; empty if they can. The parts: tasks, and the device."""
+    first, (tasks, _) = next(iter(parts.items()))
+    on: dict[str, int] = {}
+    for rank, (own, device) in parts.items():
+        for at, (theirs, mine) in enumerate(zip_longest(tasks, own, fillvalue="none")):
+            if theirs != mine:
+                return (
+                    f"ranks {first} and {rank} have other problems, first at index {at}: {theirs!r} and {mine!r}. Build the list from "
+                    f"values that are equal on all ranks"
+                )
+        if device and (other := on.setdefault(device, rank)) != rank:
+            return (
+                f"ranks {other} and {rank} are on one GPU, {device}, and would time each other: call "
+                f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is made on a device'
+            )
+    return ""

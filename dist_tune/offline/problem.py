@@ -1,4 +1,4 @@
-"""Problems of a tuning script: their spaces, how they are searched, and their outcomes.
+"""Problems of a tuning script: their spaces, how they are searched, and how they end.
 
 Values; job.py tunes them.
 """
@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, get_args
 
-from dist_tune.cache import anatomy, digest
-from dist_tune.configs import describe, describe_all
-from dist_tune.offline.config_files import without_amd_keys
-from dist_tune.offline.runs import MakeRun
-from dist_tune.search import Plan
-from dist_tune.validation import check_function, check_names, spelled
+import torch
 
+from dist_tune.cache import digest
+from dist_tune.configs import describe, describe_all
+from dist_tune.search import Plan
+from dist_tune.validation import check_function, check_names, check_number, spelled
+
+Run = Callable[[], Any]
+MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
+"""From a config to a run and its expected result (None: not checked)."""
 SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
 """The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
+AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+"""Options of Triton's AMD backend, with which its NVIDIA backend refuses to launch."""
 _SHARE, _LEAST = 0.05, 48
 """Share of a space that random and guided search try by default, but at least so many configs."""
 _FULL: dict[str, tuple[int, ...]] = {
@@ -37,11 +42,15 @@ _SMALL: dict[str, tuple[int, ...]] = {
 def get_search_space(small: bool = False) -> list[dict[str, Any]]:
     """Configs of a matrix product: 22,500, or the 8 of a small space to try a script with.
 
-    Each has BLOCK_SIZE_M, _N and _K, GROUP_SIZE_M, num_warps, num_stages, and AMD's waves_per_eu and matrix_instr_nonkdim. The values are
-    those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and so runs 4,500 of the 22,500.
+    The values are those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and so runs 4,500 of the 22,500.
     """
     values = _SMALL if small else _FULL
     return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
+
+
+def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as it can be launched here: on NVIDIA without the options of AMD's backend."""
+    return {name: value for name, value in config.items() if torch.version.hip or name not in AMD_ONLY}
 
 
 def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -58,42 +67,33 @@ def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str
         if not isinstance(config, Mapping):
             raise TypeError(f"a search space holds dicts of values by name, got {spelled(config)}")
         check_names("search_space", config)
+    if not space:
+        raise ValueError("the search space is empty: there is nothing to choose from")
     own = [without_amd_keys(config) for config in space]
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for text, config, original in zip(describe_all(own), own, space, strict=True):
         found.setdefault(text, (config, dict(original)))
-    if not found:
-        raise ValueError("the search space is empty: there is nothing to choose from")
-    return [own for own, _ in found.values()], [config for _, config in found.values()]
+    return [config for config, _ in found.values()], [original for _, original in found.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Extent of the search of one problem, and tolerances of its results. The arguments of ``tune_kernel``."""
+    """The arguments of ``tune_kernel`` that say how a problem is searched, and how its results are compared."""
 
     num_iters: int = 10
-    """Timed runs of each finalist; of every config in an exhaustive search."""
     atol: float = 1e-2
     rtol: float = 1e-2
     search: SearchStrategy = "racing"
     max_configs: int | None = None
-    """Configs tried at most; None: all, or 5 % of them where the search is random or guided."""
     budget_s: float | None = None
-    """Seconds after which no new config is begun."""
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchStrategy):
             raise ValueError(f"search must be one of {get_args(SearchStrategy)}, got {spelled(self.search)}")
-        for name, count in (("num_iters", self.num_iters), ("max_configs", self.max_configs)):
-            if (name, count) != ("max_configs", None) and (isinstance(count, bool) or not isinstance(count, int)):
-                raise TypeError(f"{name} must be an int, got {spelled(count)}")
-            if count is not None and count < 1:
-                raise ValueError(f"need {name} >= 1, got {count}")
-        for name, tolerance in (("atol", self.atol), ("rtol", self.rtol)):
-            if not isinstance(tolerance, int | float):
-                raise TypeError(f"{name} must be a number, got {spelled(tolerance)}")
-            if not 0 <= tolerance < math.inf:
-                raise ValueError(f"need tolerances from 0, got {name}={tolerance}")
+        check_number("num_iters", self.num_iters, 1)
+        check_number("max_configs", 1 if self.max_configs is None else self.max_configs, 1)
+        check_number("atol", self.atol, 0, (int, float))
+        check_number("rtol", self.rtol, 0, (int, float))
         self.plan(1, 0.0)  # checks the budget
 
     def chosen(self, configs: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -137,14 +137,12 @@ class Problem:
     """Name in logs, in records and among shared-out problems: unique, and the same on all ranks."""
     search_space: Sequence[Mapping[str, Any]]
     """Configs: dicts of values by name."""
-    make_run_and_gt_fn: MakeRun
-    """From a config to a run and its expected output, as ``tune_kernel`` takes it."""
+    make_run_and_gt_fn: Callable[[Any], Any]
+    """From a config to a run and its expected output, as ``tune_kernel`` takes it; with a ``size``, from that to such a function."""
     config_callback: Callable[[dict[str, Any]], object] | None = None
     """Called with a copy of each config before it is used, to change it in place."""
-    source: object = None
-    """Object whose code and values the measurements depend on, beside the factory's: that of a factory made on demand."""
-    release: Callable[[], None] = lambda: None
-    """Called when the problem is tuned, to free its inputs."""
+    size: int | None = None
+    """Given, inputs are made when the first run is, and freed when the problem is tuned."""
 
     def __post_init__(self) -> None:
         check_function("make_run_and_gt_fn", self.make_run_and_gt_fn, "make_run_and_gt_fn(config)", is_needed=True)
@@ -152,18 +150,8 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Identity of name and configs."""
+        """Identity of name and configs, the same on all ranks."""
         return digest([self.name, *(describe(each) if isinstance(each, Mapping) else repr(each) for each in self.search_space)])
-
-    def digest_with(self, options: SearchOptions, number: int) -> str:
-        """Identity of all that measurements depend on beside the machine: code, plain values that it sees, configs and options.
-
-        To be called before the factory, which may keep what it makes. ``number`` distinguishes problems of one name that a process tunes
-        one after the other.
-        """
-        functions = (self.make_run_and_gt_fn, self.config_callback, self.source)
-        seen = [str(anatomy({"code": each})) for each in functions]
-        return digest([self.digest, str(options), str(number), *seen])
 
     def config_of(self, winner: int) -> dict[str, Any]:
         """Config by its index among those that run here, as the callback leaves it, with the keys that only other devices know."""
@@ -171,8 +159,8 @@ class Problem:
         config = dict(own[winner])
         if self.config_callback is not None:
             self.config_callback(config)
-        kept = {name: value for name, value in originals[winner].items() if name not in own[winner]}
-        return {name: {**kept, **config}[name] for name in [*originals[winner], *config] if name in config or name in kept}
+        both = {**originals[winner], **config}
+        return {name: value for name, value in both.items() if name in config or name not in own[winner]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +171,15 @@ class Outcome:
     """Name of the problem."""
     winner: int
     """Index of the best config; ``Problem.config_of`` has it."""
-    latency_us: float
-    """Time of the winner; NaN where ranks tune together and only one config runs, because then there is no race."""
-    latencies_us: dict[int, float] = field(default_factory=dict)
-    """Median on the slowest rank, of every measured config."""
+    latencies_us: dict[int, float]
+    """Median on the slowest rank, of every measured config; NaN where ranks tune together and only one runs, so that there is no race."""
     failures: dict[int, str] = field(default_factory=dict)
     """Reason, of every dropped config."""
-    n_configs: int = 0
-    """Configs in the space, without repeats."""
-    seconds: float = 0.0
-    """Seconds of this process on this problem."""
-    n_resumed: int = 0
-    """Configs that an earlier process had tried."""
+
+    @property
+    def latency_us(self) -> float:
+        """Time of the winner."""
+        return self.latencies_us[self.winner]
 
 
 @dataclass(frozen=True, slots=True)

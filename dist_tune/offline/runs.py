@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 
+from dist_tune.cache import anatomy, digest
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
 from dist_tune.errors import CommunicatesError
 from dist_tune.measure import Checker, Matches, Span, is_interpreted
-from dist_tune.runtime import FunctionLaunch, RecordedLaunch, TalkedError, TunableFunction, Undo, dry_run, refusing_talk
+from dist_tune.offline.problem import Problem, Run, SearchOptions
+from dist_tune.runtime import FunctionLaunch, RecordedLaunch, TunableFunction, Undo, dry_run, refusing_talk
 from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
-Run = Callable[[], Any]
-MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
-"""From a config to a run and its expected result (None: not checked)."""
 Made = tuple[Run, Any]
 """The factory's answer for one config."""
 _MAX_HELD = 256
@@ -31,33 +30,33 @@ _MAX_HELD = 256
 
 
 class RunLaunch(FunctionLaunch):
-    """One problem for the tuner: each run of a config is a call of one function. Candidates are counted in the order of ``configs``."""
+    """A problem for the tuner: each run of a config is a call of one function. Candidates are counted in the order of ``configs``."""
 
     name = ""
     identity: Mapping[str, str] = {}
 
     def __init__(
-        self, name: str, configs: Sequence[dict[str, Any]], make: MakeRun, callback: Callable[[dict[str, Any]], object] | None,
-        tolerances: tuple[float, float], source: str = "", *, is_alone: bool, refuses_talk: bool = False,
+        self, problem: Problem, configs: Sequence[dict[str, Any]], options: SearchOptions, number: int = 0,
+        *, is_alone: bool, refuses_talk: bool = False,
     ) -> None:  # fmt: skip
-        """``tolerances``: absolute and relative; ``source``: digest of all that measurements depend on; ``is_alone``: on one rank.
-
-        ``refuses_talk``: a run that communicates with other ranks raises.
-        """
+        """``number``: of the problem among those of its name in this process. With ``refuses_talk`` a run that communicates raises."""
         function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
         super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
-        self.name = name
+        self.name = problem.name
         self.dry_run = self._dry_run if is_alone and not is_interpreted() else None  # collectives would be made in a dry run
-        self.timed: set[int] = set()
-        """Candidates that this process has timed."""
         self._index = {id(config): i for i, config in enumerate(configs)}
-        self._make, self._callback, self._tolerances, self._source = make, callback, tolerances, source
+        self._problem, self._options = problem, options
+        # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.
+        functions = [str(anatomy({"code": each})) for each in (problem.make_run_and_gt_fn, problem.config_callback)]
+        self._source = digest([problem.digest, str(options), str(number), *functions])
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
+        self._make = problem.make_run_and_gt_fn if problem.size is None else None
+        """The factory, when it is made."""
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
         self._scheduled = 0
 
     def source(self) -> str:
-        """Digest of all that measurements depend on beside configs and machine."""
+        """Digest of code, plain values that it sees, configs and options."""
         return self._source
 
     def not_followed(self) -> list[str]:
@@ -71,10 +70,8 @@ class RunLaunch(FunctionLaunch):
 
     def run(self, config: dict[str, Any], undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
-        i = self._index[id(config)]
-        run, _ = self.made(i)
+        run, _ = self.made(self._index[id(config)])
         if span is not None:
-            self.timed.add(i)
             span.begin()
             result = run()
             span.end()
@@ -83,7 +80,7 @@ class RunLaunch(FunctionLaunch):
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""
-        return _RunChecker(self, self._tolerances, is_alone=self._is_alone)
+        return _RunChecker(self, self._options, is_alone=self._is_alone)
 
     def made(self, index: int | None = None) -> Made:
         """The run of a candidate, or of the one whose turn it is. Raises the error of its factory or callback, each time."""
@@ -101,8 +98,9 @@ class RunLaunch(FunctionLaunch):
         return call()
 
     def drop(self) -> None:
-        """Free all runs."""
+        """Free all runs, and inputs that were made for them."""
         self._held.clear()
+        self._make = None
 
     @property
     def _turn(self) -> int:
@@ -119,11 +117,14 @@ class RunLaunch(FunctionLaunch):
         return self._held[index]
 
     def _made_now(self, index: int) -> Made | Exception:
-        config = dict(self.owner.configs[index])
+        config, problem = dict(self.owner.configs[index]), self._problem
         try:
-            if self._callback is not None:
-                self._callback(config)
-            made = self.with_room(lambda: self._make(dict(config)))  # a copy: launchers may take keys out of it
+            if problem.config_callback is not None:
+                problem.config_callback(config)
+            if self._make is None:
+                self._make = problem.make_run_and_gt_fn(problem.size)
+            make = self._make
+            made = self.with_room(lambda: make(dict(config)))  # a copy: launchers may take keys out of it
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)
         if made is None:
@@ -136,16 +137,8 @@ class RunLaunch(FunctionLaunch):
         )
 
     def _watched(self, run: Run) -> Any:
-        if not self._refuses_talk:
+        with refusing_talk(self.name) if self._refuses_talk else nullcontext():
             return run()
-        try:
-            with refusing_talk():
-                return run()
-        except TalkedError as error:
-            raise CommunicatesError(
-                f"{self.name}: its run communicates with other ranks ({error}), so one rank cannot tune it alone: the others would not "
-                f'take part. Use mode="merge", in which all ranks tune one problem together.'
-            ) from error
 
     def _dry_run(self, config: dict[str, Any], label: str) -> list[RecordedLaunch]:
         """The launches inside a run, which are not made."""
@@ -166,18 +159,16 @@ def _is_memory_short() -> bool:
 class _RunChecker(Checker):
     """The check of runs, each with its ground truth: repeated at will by a process that is alone, equally often by ranks together."""
 
-    def __init__(self, launch: RunLaunch, tolerances: tuple[float, float], *, is_alone: bool) -> None:
+    def __init__(self, launch: RunLaunch, options: SearchOptions, *, is_alone: bool) -> None:
         # For the checker the run is an argument of one function that calls it, and names in messages are those of the two functions.
         def run(run: Run) -> Any:
-            self._is_repeating = True
             return run()
 
         def ground_truth(run: Run) -> Any:
             return launch.made()[1]
 
-        atol, rtol = tolerances
-        super().__init__(Matches(ground_truth, rtol, atol), run, is_repeatable=is_alone)
-        self._launch, self._is_alone, self._is_repeating = launch, is_alone, False
+        super().__init__(Matches(ground_truth, options.rtol, options.atol), run, is_repeatable=is_alone)
+        self._launch, self._is_alone = launch, is_alone
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Poison the memory that results may lie in, if the scheduled run is checked."""
@@ -193,11 +184,12 @@ class _RunChecker(Checker):
         run, ground_truth = self._launch.made()
         if ground_truth is None:
             return ""
-        self._is_repeating = False
+        judge = partial(super().judge, result, (run,), {})
+        if not self._is_alone:
+            return judge()
         try:
-            judge = partial(super().judge, result, (run,), {})
-            return str(self._launch.with_room(judge) if self._is_alone else judge())
-        except Exception as error:  # of a run that works once: a vote against this config
-            if not self._is_alone or is_fatal(error):  # the device is lost, also to the other configs
+            return str(self._launch.with_room(judge))
+        except Exception as error:  # also of a run that works once, which the check repeats: a vote against this config
+            if is_fatal(error):  # the device is lost, also to the other configs
                 raise
-            return f"{'a repeated run' if self._is_repeating else 'its check'} raised {reason_of(error)}"
+            return f"its check raised {reason_of(error)}"

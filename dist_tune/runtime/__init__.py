@@ -10,7 +10,7 @@ from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resour
 from dist_tune.runtime.libraries.kept_launches import keepers
 from dist_tune.runtime.libraries.own_runs import own_runs, unheard_tuners
 from dist_tune.runtime.precompile import Precompile, RecordedKernel, as_recorded, precompiles
-from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, TalkedError, dry_run, refusing_talk
+from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, dry_run, refusing_talk
 from dist_tune.runtime.specialisation import Argument, foreseen, has_heuristics, specialisation
 from dist_tune.runtime.stores import StoreWatch, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
@@ -18,7 +18,7 @@ from dist_tune.runtime.undo import Undo
 
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
-    "RecordedKernel", "RecordedLaunch", "Slot", "StoreWatch", "TalkedError", "Timings", "Tunable", "TunableFunction", "Undo",
+    "RecordedKernel", "RecordedLaunch", "Slot", "StoreWatch", "Timings", "Tunable", "TunableFunction", "Undo",
     "as_recorded", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "keepers", "noting_training",
     "own_runs", "precompiles", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import replaced
 from dist_tune.distributed import is_symmetric
-from dist_tune.errors import DistTuneError
+from dist_tune.errors import CommunicatesError
 from dist_tune.measure import RngState, tensors_in
 
 _MAX_OF_KERNEL = 2
@@ -124,22 +124,29 @@ class LaunchRecorder:
         return True
 
 
-class TalkedError(DistTuneError):
-    """Raised in a run in place of its first communication with other ranks."""
-
-
 class _Ended(BaseException):
     """Ends a dry run; not an ``Exception``, which the run may catch."""
 
 
 class Watch(TorchDispatchMode):
-    """Ends a run before its first collective, with a ``TalkedError``."""
+    """Ends a run before its first collective, with a ``CommunicatesError``."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
 
     def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch for each operator."""
         if func.namespace in _COLLECTIVE:
-            raise TalkedError(f"it calls {func.namespace}.{func._schema.name.partition('::')[2]}")
+            raise self.refusal(f"calls {func.namespace}.{func._schema.name.partition('::')[2]}")
         return func(*args, **(kwargs or {}))
+
+    def refusal(self, what: str) -> CommunicatesError:
+        """The error of a run that does ``what``."""
+        return CommunicatesError(
+            f"{self._name} {what}, and so communicates with other ranks, which would not take part while one rank tunes it alone: use "
+            f'mode="merge", in which all ranks tune one problem together'
+        )
 
 
 # Not in the class, because torch then imports Dynamo, which takes seconds.
@@ -147,15 +154,16 @@ Watch.__torch_dispatch__ = Watch.see  # type: ignore[assignment, method-assign]
 
 
 @contextmanager
-def refusing_talk() -> Iterator[None]:
-    """End a run of this thread before it communicates with other ranks, with a ``TalkedError``."""
+def refusing_talk(name: str) -> Iterator[None]:
+    """End a run of this thread before it communicates with other ranks, with a ``CommunicatesError`` that has the problem's name."""
+    watch = Watch(name)
 
     def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if any(map(is_symmetric, tensors_in((args, kwargs)).values())):
-            raise TalkedError(f"it gives symmetric memory to {kernel.fn.__qualname__}")
+            raise watch.refusal(f"gives symmetric memory to {kernel.fn.__qualname__}")
         return True
 
-    with _before_launches(note), Watch():
+    with _before_launches(note), watch:
         yield
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from dist_tune.search.selection import Objective, ReducedTimes
-from dist_tune.validation import spelled
+from dist_tune.validation import check_number, spelled
 
 SearchName = Literal["racing", "exhaustive", "guided"]
 NOT_TRIED = "not tried: the search did not come to it"
@@ -38,10 +38,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, value, least in (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {spelled(value)}")
-            if value < least:
-                raise ValueError(f"need {name} >= {least}, got {value}")
+            check_number(name, value, least)
         check_budget(self.budget_s)
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known) and not (name == "search" and text is None):

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import RunLaunch
 from dist_tune.runtime import Undo
 
 pytestmark = pytest.mark.once
+
+OPTIONS = SearchOptions(atol=0.1, rtol=0.1)
 
 
 def test_runs_of_several_ranks_are_checked_as_often_on_each():
@@ -25,7 +28,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
         return writes[config["way"]], None if config["way"] == "unchecked" else right
 
     configs = [{"way": way, "n": n} for n in (1, 2) for way in ("right", "nothing", "wrong", "raises", "unchecked")]
-    launch = RunLaunch("f", configs, make, None, (0.1, 0.1), is_alone=False)
+    launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=False)
     checker = launch.checker()
     found: dict[int, list[str]] = {}
     for i, config in enumerate(launch.candidates()):
@@ -46,7 +49,8 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
 
 def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
     """Of two configs, where one process tunes."""
-    launch = RunLaunch("f", [{"n": 0}, {"n": 1}], make, None, (0.1, 0.1), is_alone=True)
+    configs = [{"n": 0}, {"n": 1}]
+    launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=True)
     checker, found = launch.checker(), []
     for config in launch.candidates():
         launch.prepare(config)
@@ -58,7 +62,7 @@ def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
 def test_a_script_is_told_what_cannot_be_checked():
     """In its own words, and apart from errors of a run that works once."""
     right = torch.ones(4)
-    assert _check_alone(lambda config: ([right.clone()].pop, right)) == ["a repeated run raised IndexError: pop from empty list"] * 2
+    assert _check_alone(lambda config: ([right.clone()].pop, right)) == ["its check raised IndexError: pop from empty list"] * 2
     for wrong in _check_alone(lambda config: (lambda: right, right)):
         assert wrong.startswith("its check raised TypeError: run and its reference ground_truth return the same memory")
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
+import time
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +16,9 @@ from typing import Any
 import pytest
 
 from dist_tune.measure import WallSpan
-from dist_tune.offline import Outcome, Problem, tune_kernel, tune_problems
+from dist_tune.offline import Outcome, Problem, tune_and_save_configs, tune_kernel, tune_problems
 from dist_tune.testing import ExactTime
-from tests.programs import Done, run_python
+from tests.programs import run_python
 
 pytestmark = pytest.mark.once
 
@@ -29,45 +34,51 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
 
 
-def run_program(folder: Path, *arguments: int) -> Done:
+def program(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -> None:
+    """Tune twelve configs, the eighth is fastest; so many times a run of one, from its ``from_run``-th on, gets the signal ``how``."""
+
+    def noted(what: str) -> int:
+        with open(f"{folder}/{what}", "a") as file:
+            file.write("x")
+        return os.path.getsize(f"{folder}/{what}")
+
+    def make(config: Config) -> Any:
+        i = config["i"]
+
+        def run() -> int:
+            if i == dies_at and noted(f"run-{i}") >= from_run and noted("died") <= n_deaths:
+                os.kill(os.getpid(), how)
+            time.sleep(0.002 * (1 + abs(i - 7)))
+            return 1
+
+        return run, 1
+
+    (ended,) = tune_problems([Problem("program", [{"i": i} for i in range(12)], make)], num_iters=5)
+    assert isinstance(ended, Outcome)
+    print(ended.winner, *ended.failures)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "codes", "winners", "failed"),
+    [
+        ((7, 6, 1, signal.SIGKILL), [-9, 0], ["7"], []),  # killed after a first round: its times count, and it gets another chance
+        ((7, 1, 99, signal.SIGKILL), [-9, -9, 0], ["6", "8"], ["7"]),  # two deaths are enough
+        ((3, 1, 2, signal.SIGTERM), [-15, -15, 0], ["7"], []),  # by which launchers end healthy processes
+    ],
+)
+def test_a_killed_tuning_goes_on_where_it_was(
+    tmp_path: Path, arguments: tuple[int, ...], codes: list[int], winners: list[str], failed: list[str]
+):
+    """And leaves nothing behind at its end but the quarantine."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    return run_python("-m", "tests.offline_programs", folder, *map(str, arguments), cwd=folder, env=env)
-
-
-def kept(folder: Path) -> list[Path]:
-    """Records and journals."""
-    return [each for each in (folder / "cache").rglob("*.json*") if "quarantine" not in each.parts]
-
-
-@pytest.mark.processes
-def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path):
-    """Killed after a first round: its times count, and the config that was under way gets another chance."""
-    assert run_program(tmp_path, 7, 6, 1, signal.SIGKILL).returncode == -9
-    assert kept(tmp_path)
-    done = run_program(tmp_path, 7, 6, 1, signal.SIGKILL)
-    assert done.returncode == 0, done.stderr
-    winner, _, *failures = map(int, done.stdout.split())
-    assert (winner, failures) == (7, [])
-    assert "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
-    assert not kept(tmp_path)
-
-
-@pytest.mark.processes
-def test_a_config_that_ends_the_process_twice_is_left_out(tmp_path: Path):
-    """The third process goes on without it."""
-    assert [run_program(tmp_path, 7, 1, 99, signal.SIGKILL).returncode for _ in range(2)] == [-9, -9]
-    done = run_program(tmp_path, 7, 1, 99, signal.SIGKILL)
-    assert (done.returncode, done.stdout.split()[0] in ("6", "8")) == (0, True), done.stderr
-    assert done.stdout.split()[2:] == ["7"]
-    assert (tmp_path / "died").stat().st_size == 2
-
-
-@pytest.mark.processes
-def test_an_interrupted_script_casts_no_suspicion(tmp_path: Path):
-    """SIGTERM, by which launchers end healthy processes, twice; then it runs to its end with all configs."""
-    assert [run_program(tmp_path, 3, 1, 2, signal.SIGTERM).returncode for _ in range(2)] == [-15, -15]
-    done = run_program(tmp_path, 3, 1, 2, signal.SIGTERM)
-    assert (done.returncode, done.stdout.split()[0], done.stdout.split()[2:]) == (0, "7", []), done.stderr
+    done = [run_python("-m", __name__, tmp_path, *map(str, map(int, arguments)), cwd=tmp_path, env=env) for _ in codes]
+    assert [each.returncode for each in done] == codes, done[-1].stderr
+    winner, *failures = done[-1].stdout.split()
+    assert (winner in winners, failures) == (True, failed)
+    if arguments[1] > 1:
+        assert "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
+    assert [each for each in (tmp_path / "cache").rglob("*.json*") if "quarantine" not in each.parts] == []
 
 
 @pytest.mark.parametrize("folders", [["cache"], ["cache", "team"]])
@@ -82,13 +93,11 @@ def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(
         made.append(config["i"])
         return (lambda: None), None
 
-    for _ in range(2):
-        before = len(made)
-        (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=1)
-        assert isinstance(outcome, Outcome)
-        assert (outcome.n_resumed, len(made) > before) == (0, True)
+    for n_made in (12, 24):
+        tune_problems([Problem("p", SPACE, make)], num_iters=1)
         tune_kernel(SPACE, make, num_iters=1)
-        assert not kept(tmp_path)
+        assert len(made) == n_made
+        assert not list((tmp_path / "cache").rglob("*.json*"))
 
 
 def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
@@ -131,3 +140,28 @@ def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(monkeypatc
     (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=10)
     assert isinstance(outcome, Outcome)
     assert (outcome.winner, "the result is wrong" in outcome.failures[0]) == (2, True)
+
+
+@pytest.mark.parametrize("limit", [0, 20, 300])
+def test_a_full_disk_costs_the_file_alone(tmp_path: Path, limit: int):
+    """Wherever in a line of the log, the journal or the file it comes: the error has the configs, and a tuning without files its result."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(OSError, match="File too large") if limit < 300 else nullcontext() as told,
+        ):
+            assert tune_kernel(SPACE, lambda config: (lambda: None, None), num_iters=1) in SPACE
+            tune_and_save_configs([8, 5000], lambda size: lambda config: (lambda: None, None), SPACE, "k.json", tmp_path, num_iters=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    if told is None:
+        assert (tmp_path / "k.json").exists()
+    else:
+        assert 'k.json is not written: {"small": {"i": ' in told.value.__notes__[0]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    program(sys.argv[1], *map(int, sys.argv[2:]))

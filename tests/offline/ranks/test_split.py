@@ -1,4 +1,4 @@
-"""Problems shared out over ranks, and tuned together: real processes, a rank that dies, runs that communicate."""
+"""Problems shared out over ranks, and tuned together: real processes, ranks that die or disagree, runs that communicate, full disks."""
 
 from __future__ import annotations
 
@@ -13,45 +13,54 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.offline import ConfigFile, Failed, Outcome, Problem, load_config, tune_files, tune_kernel, tune_problems
+from dist_tune.offline import (
+    ConfigFile,
+    Failed,
+    Outcome,
+    Problem,
+    load_config,
+    tune_and_save_configs,
+    tune_files,
+    tune_kernel,
+    tune_problems,
+)
 from dist_tune.testing import values
-from tests.ranks.world import same_error
+from tests.ranks.world import DEADLINE_S, same_error
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 
-QUICK: Any = {"num_iters": 3}
+SPACE = [{"i": i, "waves_per_eu": 2} for i in range(4)]
 
 
-def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1, step_s: float = 0.01) -> Problem:
-    """Fastest with ``delay=best``; writes down who has run what. Rank ``rank`` is killed by its run with ``dies_at``."""
+def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1) -> Problem:
+    """Fastest with ``i=best``; writes down who has run what. Rank ``rank`` is killed by its run with ``dies_at``."""
 
     def make(config: dict[str, Any]) -> Any:
-        delay = config["delay"]
+        i = config["i"]
 
         def run() -> torch.Tensor:
             with open(f"{folder}/{name}.runs", "a") as file:
-                file.write(f"{os.environ['RANK']} {delay}\n")
-            if rank == int(os.environ["RANK"]) and delay == dies_at and not os.path.exists(f"{folder}/again"):
+                file.write(f"{os.environ['RANK']} {i}\n")
+            if rank == int(os.environ["RANK"]) and i == dies_at and not os.path.exists(f"{folder}/again"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(step_s * (1 + abs(delay - best)))
+            time.sleep(0.01 * (1 + abs(i - best)))
             return torch.ones(4)
 
         return run, torch.ones(4)
 
-    return Problem(name, [{"delay": i} for i in range(4)], make)
+    return Problem(name, SPACE, make)
 
 
 def ran(folder: Path, name: str) -> set[tuple[int, int]]:
-    """(rank, delay) of all runs of a problem."""
+    """(rank, i) of all runs of a problem."""
     lines = (folder / f"{name}.runs").read_text().split("\n")[:-1]
-    return {(int(rank), int(delay)) for rank, delay in (line.split() for line in lines)}
+    return {(int(rank), int(i)) for rank, i in (line.split() for line in lines)}
 
 
 def _own_share(rank: int, folder: str, killed: int = -1) -> Any:
     torch.manual_seed(rank)
-    problems = [problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)]
-    ended = tune_problems(problems, **QUICK)
+    ended = tune_problems([problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)], num_iters=3)
     return [(each.name, each.winner, len(each.latencies_us)) if isinstance(each, Outcome) else each for each in ended]
 
 
@@ -60,8 +69,7 @@ def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
     got = values(on_ranks(3, _own_share, str(tmp_path)))
     assert got[0] == got[1] == got[2] == [(f"p{i}", i % 4, 4) for i in range(6)]
     owners = [{rank for rank, _ in ran(tmp_path, f"p{i}")} for i in range(6)]
-    assert all(len(each) == 1 for each in owners)
-    assert len(set.union(*owners)) == 3
+    assert ([len(each) for each in owners], len(set.union(*owners))) == ([1] * 6, 3)
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -80,36 +88,57 @@ def test_one_rank_is_killed_and_the_others_go_on_with_the_rest(tmp_path: Path, k
     assert [len(ran(tmp_path, f"p{i}")) for i in range(6)] == [4 if i == lost else 1 for i in range(6)]
 
 
-def _all_reduce(rank: int, folder: str, mode: str) -> Any:
+def _dies(rank: int, turns: str) -> Any:
+    def make(config: dict[str, Any]) -> Any:
+        return (lambda: os._exit(7) if config["i"] == 2 and os.environ["DIES"] == "True" else 1), 1
+
+    os.environ["DIES"] = str(turns[:1] == str(rank))  # a captured value would make it another problem
+    (ended,) = tune_problems([Problem("p", SPACE, make)], num_iters=1, mode="merge")
+    assert isinstance(ended, Outcome)
+    return list(ended.failures)
+
+
+@pytest.mark.parametrize("turns", ["11", "01", "10"])
+def test_deaths_of_any_rank_put_a_config_into_quarantine(tmp_path: Path, turns: str):
+    """Two are enough. Those of the first rank alone were counted: a config that ended another one was tried for ever."""
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path)}
+    for k in range(2):
+        assert on_ranks(2, _dies, turns[k:], env=env)[int(turns[k])].error == "Died"
+    assert values(on_ranks(2, _dies, "", env=env)) == [[2]] * 2
+    assert not list((tmp_path / "journals").iterdir())
+
+
+# -- runs that communicate ---------------------------------------------------------------------------------------------
+
+
+def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
     def make(config: dict[str, Any]) -> Any:
         def run() -> torch.Tensor:
             total = torch.ones(4)
             time.sleep(config["ms"] * 5e-3 * (1 + 3 * (rank == config["slow"])))
-            dist.all_reduce(total)
+            if config["ms"] >= from_config:
+                dist.all_reduce(total)
             return total
 
-        return run, torch.full((4,), float(dist.get_world_size()))
+        return run, torch.full((4,), 2.0)
 
     space = [{"ms": ms, "slow": slow} for ms, slow in ((3, 0), (4, -1), (3, 1))]
     problems = [Problem(f"p{i}", space, make) for i in range(2)]
-    return [each.winner for each in tune_problems(problems, mode=mode, **QUICK) if isinstance(each, Outcome)]  # type: ignore[arg-type]
+    return [each.winner for each in tune_problems(problems, mode=mode, num_iters=3) if isinstance(each, Outcome)]
 
 
-def test_sharing_out_what_communicates_is_refused():
-    """On all ranks, in time, before the collective is made, with the reason."""
-    outcomes = on_ranks(2, _all_reduce, "", "split", env={"TRITON_INTERPRET": "0", "DIST_TUNE_DEADLINE_S": "3"}, mode="fake")
-    assert {each.error for each in outcomes} <= {"CommunicatesError", "PeerFailedError"}
-    assert any(each.error == "CommunicatesError" for each in outcomes)
+@pytest.mark.parametrize(("kind", "from_config"), [("fake", 0), ("interpret", 0), ("interpret", 4)])
+def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
+    """On all ranks, in time, before the collective is made, with the reason; also where one config alone does."""
+    outcomes = on_ranks(2, _all_reduce, "split", from_config, mode=kind, env={"TRITON_INTERPRET": str(int(kind != "fake"))})
+    assert {"CommunicatesError"} <= {each.error for each in outcomes} <= {"CommunicatesError", "PeerFailedError"}
     for each in outcomes:
-        assert 'mode="merge"' in each.message
-        assert "allreduce" in each.message
-        assert each.seconds < 9
+        assert ('mode="merge"' in each.message, "allreduce" in each.message, each.seconds < 3 * DEADLINE_S) == (True, True, True)
 
 
 def test_what_communicates_is_tuned_by_all_together():
     """The slowest rank decides, and all have one winner."""
-    got = values(on_ranks(2, _all_reduce, "", "merge"))
-    assert got == [[1, 1], [1, 1]]
+    assert values(on_ranks(2, _all_reduce, "merge", 0)) == [[1, 1], [1, 1]]
 
 
 def _alone_together(rank: int) -> Any:
@@ -119,40 +148,54 @@ def _alone_together(rank: int) -> Any:
         if config["i"] == 3 and rank == 1:
             raise ValueError("not on this rank")
         ms = [[2, 3, 6, 1], [6, 3, 2, 1]][rank][config["i"]]
+        return (lambda: time.sleep(ms * 5e-3)), None
 
-        def run() -> torch.Tensor:
-            time.sleep(ms * 5e-3)
-            return torch.ones(2) * (2 if config["i"] == 4 and rank == 1 else 1)
-
-        return run, torch.ones(2)
-
-    return tune_kernel([{"i": i} for i in range(4)], make, num_iters=3)
+    return tune_kernel(SPACE, make, num_iters=3)["i"]
 
 
 def test_tune_kernel_in_a_group_is_decided_by_the_slowest_rank():
     """One rank's failures drop a config on both."""
-    assert values(on_ranks(2, _alone_together)) == [{"i": 1}] * 2
+    assert values(on_ranks(2, _alone_together)) == [1, 1]
 
 
-def _files(rank: int, folder: str) -> Any:
-    files = [
-        ConfigFile(f"k{n}.json", (16, 512, 4096), lambda size, n=n: problem(f"k{n}-{size}", size % 3, folder).make_run_and_gt_fn, SPACE)  # type: ignore[misc]
-        for n in range(2)
-    ]
-    settled = tune_files(files, folder, **QUICK)
+# -- files, and what goes wrong ----------------------------------------------------------------------------------------
+
+
+def _count(size: int, folder: str) -> Any:
+    def make(config: dict[str, Any]) -> Any:
+        (Path(folder) / f"made-{size}-{config['i']}").touch()
+        return (lambda: None), None
+
+    return make
+
+
+def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
+    def refused(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if is_full:
+            patch.setattr("dist_tune.offline.files.write_whole", refused)
+        files = [ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE) for n in range(2)]  # type: ignore[misc]
+        settled = tune_files(files, folder, mode=mode, num_iters=1)
     return [(each.json_file_name, each.size_class, each.config) for each in settled], load_config(f"{folder}/k1.json", 600)
 
 
-SPACE = [{"delay": i, "waves_per_eu": 2} for i in range(4)]
-
-
-def test_files_are_there_when_any_rank_returns(tmp_path: Path):
-    """Every rank reads what one of them has written."""
-    got = values(on_ranks(2, _files, str(tmp_path)))
+@pytest.mark.parametrize("mode", ["split", "merge"])
+def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
+    """A full disk is told to all ranks. When there is room the next attempt writes the files, which all ranks read when they return."""
+    env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
+    outcomes = on_ranks(2, _files, str(tmp_path), mode, True, env=env)
+    assert [each.error for each in outcomes] == ["OSError", "PeerFailedError"]
+    assert all("No space left on device" in each.message for each in outcomes)
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 4
+    for each in tmp_path.glob("made-*"):
+        each.unlink()
+    got = values(on_ranks(2, _files, str(tmp_path), mode, False, env=env))
     assert got[0] == got[1]
-    assert got[0][1] == {"delay": 512 % 3}
-    assert json.loads((tmp_path / "k0.json").read_text())["small"] == {"delay": 1, "waves_per_eu": 2}
-    assert not list(tmp_path.rglob("journals/*.jsonl"))
+    assert json.loads((tmp_path / "k0.json").read_text())["small"]["waves_per_eu"] == 2
+    assert len(list(tmp_path.glob("made-*"))) == 4, "the winners alone are made again, to be checked"
+    assert not list((tmp_path / "cache").rglob("*.json*"))
 
 
 def _one_fails(rank: int, folder: str) -> Any:
@@ -160,25 +203,45 @@ def _one_fails(rank: int, folder: str) -> Any:
         return (lambda: torch.zeros(2)), torch.ones(2)
 
     problems = [Problem("bad", SPACE, fails), Problem("empty", [], fails), problem("good", 1, folder)]
-    bad, empty, good = tune_problems(problems, **QUICK)
-    assert isinstance(bad, Failed)
-    assert isinstance(empty, Failed)
-    assert isinstance(good, Outcome)
-    return bad.error, empty.error, good.winner
+    return [each.error if isinstance(each, Failed) else each.winner for each in tune_problems(problems, num_iters=3)]
 
 
 def test_a_problem_that_fails_leaves_the_others_alone(tmp_path: Path):
     """Nothing answers rightly in the first, the second cannot begin: these are their results, with the reasons, on all ranks."""
     got = values(on_ranks(2, _one_fails, str(tmp_path)))
     assert got[0] == got[1]
-    assert got[0][1:] == ("ValueError: the search space is empty: there is nothing to choose from", 1)
-    assert "NoValidConfigError" in got[0][0]
-    assert "wrong by 1" in got[0][0]
+    assert got[0][1:] == ["ValueError: the search space is empty: there is nothing to choose from", 1]
+    assert ("NoValidConfigError" in got[0][0], "wrong by 1" in got[0][0]) == (True, True)
 
 
-def _same_names(rank: int, folder: str) -> Any:
-    return tune_problems([problem("p", 1, folder), problem("p", 2, folder)])
+def _mistakes(rank: int, which: str, folder: str) -> Any:
+    problems = [problem("a", 1, folder), problem("b", 3, folder)]
+    if which == "order":
+        tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
+    elif which == "names":
+        tune_problems(problems[:1] * 2, num_iters=1)
+    elif which == "space":
+        tune_kernel(SPACE[: 2 + rank], lambda config: (lambda: None, None), name="k", num_iters=1)
+    else:
+        (Path(folder) / "file").write_text("")
+        tune_and_save_configs([8], lambda size: _count(size, folder), SPACE[:1], "k.json", f"{folder}/file", mode="merge", num_iters=1)
 
 
-def test_two_problems_of_one_name_are_refused(tmp_path: Path):
-    same_error(on_ranks(2, _same_names, str(tmp_path)), "ValueError", "'p'")
+@pytest.mark.parametrize(
+    ("which", "error", "words"),
+    [
+        ("order", "RankMismatchError", "ranks 0 and 1 have other problems, first at index 0"),
+        ("names", "ValueError", "'a'"),
+        ("space", "RankMismatchError", "rank 1 has 3 candidates, ranks before it have 2"),
+    ],
+)
+def test_ranks_that_disagree_are_told(tmp_path: Path, which: str, error: str, words: str):
+    """Nobody gets another problem's winner."""
+    same_error(on_ranks(2, _mistakes, which, str(tmp_path)), error, words)
+
+
+def test_a_file_that_cannot_be_written_is_told_to_all(tmp_path: Path):
+    """Its folder is a file."""
+    outcomes = on_ranks(2, _mistakes, "folder", str(tmp_path))
+    assert [each.error for each in outcomes] == ["FileExistsError", "PeerFailedError"]
+    assert all(each.seconds < 4 * DEADLINE_S for each in outcomes)

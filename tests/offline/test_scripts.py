@@ -1,0 +1,368 @@
+"""Tuning scripts: one kernel, several sizes. Runs tell an exact clock their time, so that it is known which config is fastest."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dist_tune import NoValidConfigError
+from dist_tune.measure import WallSpan
+from dist_tune.offline import (
+    Outcome,
+    Problem,
+    get_search_space,
+    launchable,
+    load_config,
+    m_leq,
+    tune_and_save_configs,
+    tune_kernel,
+    tune_problems,
+)
+from dist_tune.offline.problem import SearchOptions
+from dist_tune.testing import ExactTime, on_ranks, values
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+SPACE = [{"i": i} for i in range(6)]
+FIELDS = ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim"]
+Config = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
+    monkeypatch.setattr(WallSpan, "now", ExactTime.now)
+
+
+def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] = lambda config: torch.ones(4)) -> Any:
+    """A factory whose runs take so long and return that; right is a tensor of ones."""
+
+    def make(config: Config) -> Any:
+        def run() -> Any:
+            ExactTime.pass_ms(ms_of(config))
+            return result(config)
+
+        return run, torch.ones(4)
+
+    return make
+
+
+# -- spaces ------------------------------------------------------------------------------------------------------------
+
+
+def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: pytest.MonkeyPatch):
+    """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the others differ in these keys alone."""
+    space = get_search_space()
+    assert len({tuple(config.items()) for config in space}) == len(space) == 22_500
+    assert (len(get_search_space(small=True)), all(list(config) == FIELDS for config in space)) == (8, True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    own, originals = launchable(space)
+    firsts: dict[tuple[Any, ...], Config] = {}
+    for config in space:
+        firsts.setdefault(tuple(config[name] for name in FIELDS[:6]), config)
+    assert (len(own), originals) == (4_500, list(firsts.values()))
+    assert own == [{name: config[name] for name in FIELDS[:6]} for config in originals]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert launchable(space) == (space, space)
+
+
+def test_repeats_are_left_out_in_order():
+    """Values of different types are different, and objects without a text of their own; the space is left as it is."""
+    one, other = object(), object()
+    space: list[Config] = [{"A": 2, "kpack": 2}, {"A": 1}, {"A": 2, "kpack": 1}, {"A": 1}, {"A": "1"}, {"A": True}]
+    own, originals = launchable(iter([*space, {"A": one}, {"A": other}, {"A": one}]))
+    assert repr(own) == repr([{"A": each} for each in (2, 1, "1", True, one, other)])
+    own[0]["A"] = originals[1]["A"] = 99
+    assert space[:2] == [{"A": 2, "kpack": 2}, {"A": 1}]
+
+
+def test_racing_tries_configs_that_share_triton_s_front_end_one_after_the_other():
+    """Each once; in random order of what is left, so that a search that ends early has seen all of the space."""
+    space, _ = launchable(get_search_space())
+    order = SearchOptions().chosen(space)
+    assert sorted(order) == list(range(len(space)))
+    groups = [{name: value for name, value in space[i].items() if name not in ("num_warps", "num_stages")} for i in order]
+    assert sum(one != other for one, other in pairwise(groups)) == len(space) // 15 - 1
+    assert len({config["BLOCK_SIZE_M"] for config in groups[: 15 * 20]}) > 2
+
+
+@pytest.mark.parametrize(
+    ("search", "n_configs", "n_tried"), [("random", 2001, 101), ("guided", 100, 48), ("random", 7, 7), ("racing", 99, 99)]
+)
+def test_a_share_of_a_large_space_is_tried(search: Any, n_configs: int, n_tried: int):
+    """A twentieth, rounded up, but not fewer than 48, nor more than there are; or as many as the script says."""
+    space = [{"BM": i} for i in range(n_configs)]
+    assert SearchOptions(search=search).n_tried(n_configs) == n_tried
+    few = SearchOptions(search=search, max_configs=5)
+    assert (few.n_tried(n_configs), len(set(few.chosen(space)))) == (5, n_configs if search == "guided" else 5)
+
+
+# -- one problem -------------------------------------------------------------------------------------------------------
+
+
+def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search():
+    made: Counter[str] = Counter()
+
+    def make(config: Config) -> Any:
+        made[json.dumps(config)] += 1
+        return (lambda: ExactTime.pass_ms(config["num_warps"])), None
+
+    best = tune_kernel(get_search_space(small=True) * 2 + [{**get_search_space(small=True)[0], "waves_per_eu": 8}], make, num_iters=1)
+    assert (set(made.values()), len(made)) == ({1}, 8)
+    assert not any("waves" in config or "nonkdim" in config for config in made)
+    assert best in get_search_space(small=True)
+
+
+def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
+    """Made wrongly, raised, NaN, wrong, not written: none of them ends the tuning or wins."""
+    stale = torch.ones(4)
+
+    def make(config: Config) -> Any:
+        if config["i"] == 0:
+            raise ValueError("no such tile")
+        results: list[Any] = [None, None, torch.full((4,), float("nan")), torch.zeros(4), stale, torch.ones(4)]
+
+        def run() -> Any:
+            if config["i"] == 1:
+                raise MemoryError("too large")
+            ExactTime.pass_ms(config["i"] == 5)
+            return stale if config["i"] == 4 else results[config["i"]].clone()
+
+        return run, torch.ones(4)
+
+    assert tune_kernel(SPACE, make, num_iters=1) == {"i": 5}
+    log = (tmp_path / "logs" / "rank-0.log").read_text()
+    for reason in ("ValueError: no such tile", "MemoryError: too large", "are NaN", "wrong by 1", "not written: they are what was there"):
+        assert reason in log
+
+
+def test_nothing_that_runs_is_an_error_with_the_reasons():
+    """Also where it is the very first run that shows it."""
+    with pytest.raises(NoValidConfigError, match=r"(?s)none of its 6 configs.*wrong by 1"):
+        tune_kernel(SPACE, sleeping(lambda config: 0, lambda config: torch.zeros(4)), num_iters=1)
+
+    def make(config: Config) -> Any:
+        raise TypeError("unexpected keyword 'dtyp'")
+
+    with pytest.raises(NoValidConfigError, match="unexpected keyword 'dtyp'") as caught:
+        tune_kernel(SPACE, make, num_iters=1)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
+    """It is no verdict on the config at hand, nor on those after it, which would all fail; what was under way stays suspected."""
+    n_runs = 0
+
+    def lose(config: Config) -> torch.Tensor:
+        nonlocal n_runs
+        n_runs += 1
+        if n_runs == 6:  # four dry runs, the run that is checked, and its repetition
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return torch.ones(4)
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tune_kernel(SPACE, sleeping(lambda config: 0, lose), num_iters=1)
+    assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
+
+
+def test_tolerances_and_tuples():
+    """An error of 0.05 is within an atol of 0.1, also inside a tuple, and beyond 0.01."""
+    eights = torch.ones(2).to(torch.float8_e4m3fn)
+
+    def make(config: Config) -> Any:
+        return (lambda: (torch.ones(4) + 0.05 * config["i"], eights.clone())), (torch.ones(4), eights.clone())
+
+    assert tune_kernel([{"i": 1}], make, num_iters=1, atol=0.1) == {"i": 1}
+    with pytest.raises(NoValidConfigError, match=r"wrong by 0\.05"):
+        tune_kernel([{"i": 1}], make, num_iters=1, atol=0.01, rtol=0.01)
+
+
+def test_the_callback_changes_what_runs_and_what_is_returned():
+    """Once a config, on a copy: the space stays as it is."""
+    space, seen = [{"i": 1}, {"i": 2}], []
+
+    def make(config: Config) -> Any:
+        seen.append(dict(config))
+        return (lambda: ExactTime.pass_ms(config["double"])), None
+
+    def callback(config: Config) -> None:
+        config["double"] = 2 * config["i"]
+
+    assert tune_kernel(space, make, callback, num_iters=1) == {"i": 1, "double": 2}
+    assert sorted(seen, key=str) == [{"i": 1, "double": 2}, {"i": 2, "double": 4}]
+    assert space == [{"i": 1}, {"i": 2}]
+
+
+def test_max_configs_and_budget_end_the_search():
+    """Few are tried; what was tried decides."""
+    made = []
+
+    def make(config: Config) -> Any:
+        made.append(config["i"])
+        return (lambda: time.sleep(0.002)), None
+
+    space = [{"i": i} for i in range(400)]
+    tune_kernel(space, make, num_iters=1, max_configs=5)
+    assert len(set(made)) == 5
+    made.clear()
+    began = time.monotonic()
+    tune_kernel(space, make, num_iters=1, budget_s=0.5)
+    assert time.monotonic() - began < 10
+    assert 2 <= len(set(made)) < 300  # one round at least
+
+
+@pytest.mark.parametrize(
+    ("space", "how", "error", "words"),
+    [
+        ([], {}, ValueError, "empty"),
+        ([1], {}, TypeError, "dicts"),
+        (SPACE, {"num_iters": 0}, ValueError, "num_iters"),
+        (SPACE, {"search": "magic"}, ValueError, "magic"),
+        (SPACE, {"budget_s": 0}, ValueError, "budget_s"),
+        (SPACE, {"max_configs": 0}, ValueError, "max_configs"),
+        (SPACE, {"rtol": float("inf")}, ValueError, "rtol"),
+    ],
+)
+def test_mistakes_of_the_caller_are_told(space: Any, how: Any, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        tune_kernel(space, sleeping(lambda config: 0), **how)
+
+
+def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
+    """Two inputs fit at a time: others are let go, and each config is tried."""
+    alive: WeakSet[torch.Tensor] = WeakSet()
+
+    def make(config: Config) -> Any:
+        if len(alive) >= 2:
+            raise torch.OutOfMemoryError("out of memory")
+        x = torch.ones(4)
+        alive.add(x)
+
+        def run() -> torch.Tensor:
+            ExactTime.pass_ms(20 * config["i"])
+            return x + 0
+
+        return run, torch.ones(4)
+
+    (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=3)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.failures, outcome.winner) == ({}, 0)
+
+
+# -- several problems, and files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("search", ["racing", "exhaustive", "random", "guided"])
+def test_problems_come_back_in_order_with_what_was_measured(search: Any):
+    """Each strategy finds the best of a small space."""
+    problems = [Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n))) for n in (4, 1)]  # type: ignore[misc]
+    first, second = tune_problems(problems, num_iters=5, search=search)
+    assert isinstance(first, Outcome)
+    assert isinstance(second, Outcome)
+    assert (first.winner, second.winner) == (4, 1)
+    assert first.latencies_us.keys() == set(range(6))
+    assert 900 < first.latency_us < 20_000  # a sleep of 1 ms, in us
+
+
+def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: Path):
+    """Best at each size is another one; the third is second at both. Classes that are there stay. Inputs of one size live at a time."""
+    ms = {64: [6, 36, 9], 128: [36, 6, 9], 512: [30, 30, 6], 4096: [1, 21, 21]}
+    alive: WeakSet[torch.Tensor] = WeakSet()
+
+    def make_for_size(size: int) -> Any:
+        assert not alive
+        x = torch.ones(4)
+        alive.add(x)
+        return sleeping(lambda config: ms[size][config["i"]], lambda config: x + 0)
+
+    folder = tmp_path / "configs"
+    saved = tune_and_save_configs([64, 128, 512], make_for_size, SPACE[:3], "k.json", folder, num_iters=5)
+    assert saved == {"small": {"i": 2}, "medium": {"i": 2}}
+    assert load_config(folder / "k.json", 100) == {"i": 2}
+    by_limit = tune_and_save_configs([64, 4096], make_for_size, SPACE[:2], "k.json", folder, classes=m_leq(64), num_iters=1)
+    assert by_limit == {"M_LEQ_64": {"i": 0}, "any": {"i": 0}}
+    assert json.loads((folder / "k.json").read_text()) == saved | by_limit
+
+
+@pytest.mark.parametrize(("old_ms", "is_replaced"), [(24.0, True), (12.0, False)])
+def test_an_older_config_is_replaced_only_if_it_is_clearly_slower(tmp_path: Path, old_ms: float, is_replaced: bool):
+    """With min_gain both run in the same replays."""
+    (tmp_path / "k.json").write_text('{"small": {"i": 77}, "large": {"i": 1}}')
+    make = sleeping(lambda config: old_ms if config["i"] == 77 else 12.0 + 6 * config["i"])
+    tune_and_save_configs([64], lambda size: make, SPACE[:2], "k.json", tmp_path, num_iters=5, min_gain=0.3)
+    assert json.loads((tmp_path / "k.json").read_text()) == {"small": {"i": 0 if is_replaced else 77}, "large": {"i": 1}}
+
+
+def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
+    """A size at which nothing runs, and a class that no config serves: the rest is in the file, and the error names them."""
+
+    def make_for_size(size: int) -> Any:
+        right_ones = {32: [0], 64: [1], 512: [0, 1], 4096: []}[size]
+        return sleeping(lambda config: 1, lambda config: torch.ones(4) * (1 if config["i"] in right_ones else 2))
+
+    with pytest.raises(RuntimeError, match=r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes \[32, 64\]"):
+        tune_and_save_configs([32, 64, 512, 4096], make_for_size, SPACE[:2], "k.json", tmp_path, num_iters=1)
+    assert list(json.loads((tmp_path / "k.json").read_text())) == ["medium"]
+
+
+# -- dry runs, by which a script learns what to compile -----------------------------------------------------------------
+
+
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows, columns = tl.arange(0, 128), tl.arange(0, DEPTH)
+    a = tl.load(x_ptr + rows[:, None] * DEPTH + columns[None, :])
+    acc = tl.dot(a, tl.trans(a))
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.float32) * 2 + tl.sum(tl.sum(acc, 0), 0) * 0, mask=at < n)
+
+
+def _compiled_ahead(rank: int, stuck_at: int) -> Any:
+    """100 is no power of two; a tile of 128 by 1024 halves is a quarter of a megabyte."""
+    x = torch.ones(128 * 1024, dtype=torch.float16)
+    space = [{"BLOCK": block, "DEPTH": 64, "num_warps": warps} for block in (64, 128, 256) for warps in (4, 8)]
+    space += [{"BLOCK": 100, "DEPTH": 64, "num_warps": 4}, {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4}]
+
+    def make(config: Config) -> Any:
+        def run() -> None:
+            if config["BLOCK"] == stuck_at:
+                time.sleep(1000)
+            scale_kernel[(triton.cdiv(4096, config["BLOCK"]),)](x, torch.empty(4096), 4096, **config)
+
+        return run, None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best = tune_kernel(space, make, num_iters=2, name="p")
+    log = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log").read_text()
+    return best["BLOCK"], "out of resource" in log, "arange's range must be a power of 2" in log
+
+
+def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_never_is():
+    """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
+    ((block, *has_reasons),) = values(on_ranks(1, _compiled_ahead, 0, mode="fake", is_dist=False))
+    assert (block in (64, 128, 256), has_reasons) == (True, [True, True])
+
+
+def test_a_dry_run_that_never_returns_ends_the_process():
+    """With exit code 86 after two deadlines, and the candidate and the stacks in the log."""
+    (outcome,) = on_ranks(1, _compiled_ahead, 128, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "1"}, timeout_s=20)
+    assert outcome.error == "Died", f"{outcome.error}: {outcome.message}"
+    assert "exit code 86" in outcome.message
+    for word in ("the dry run of candidate", "BLOCK=128", "of p", "in run"):
+        assert word in outcome.log, outcome.log
