@@ -28,7 +28,7 @@ if ! has_torch "$python" && has_torch "$base"; then
     "$base" -c 'import sys; [print(f"import site; site.addsitedir({p!r})") for p in sys.path if p.endswith("-packages")]' > "$site/base.pth"
 fi
 
-runtime="numpy, pydantic, pydantic_settings, rich, typer, filelock"
+runtime="numpy, pydantic, pydantic_settings, rich, typer"
 if [[ ${1:-run} == run ]] && has_torch "$python" && has_triton "$python" && has_modules "$runtime"; then
     pwd > "$site/checkout.pth"  # nothing to install, so no network needed
     exit

@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
     "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor", "testing"},
-    "torch.distributed": {"distributed", "cli.doctor", "testing"},
+    "torch.distributed": {"distributed", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -229,7 +229,7 @@ def test_importing_is_cheap_until_something_is_used():
 import sys
 import dist_tune
 from dist_tune import errors
-print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "filelock", "typer"} & set(sys.modules)))
+print(sorted({"torch", "triton", "numpy", "pydantic", "pydantic_settings", "loguru", "rich", "typer"} & set(sys.modules)))
 dist_tune.contextual_autotune
 print("torch" in sys.modules)
 """

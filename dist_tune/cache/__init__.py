@@ -40,7 +40,7 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.store import Cache
+from dist_tune.cache.store import Cache, Entry
 
 if TYPE_CHECKING:
     from dist_tune.cache.fingerprints import Code, anatomy, read_code
@@ -49,7 +49,7 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
     "anatomy", "differences", "differing", "digest", "environment", "explain", "fates", "from_fastest", "gain", "gain_told", "lead",
     "nearest_key", "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
     "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",

@@ -21,9 +21,8 @@ import typer
 from typer.main import get_command
 
 from dist_tune import __version__
-from dist_tune.cli.render import Answer, LeftOutWarning, RefusedError, complain, discard, failure, rendered, write_file, write_out
+from dist_tune.cli.render import Answer, RefusedError, complain, write_file
 
-_LEFT_OUT = 3
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
 _EXAMPLES = (
     "Examples:",
@@ -33,82 +32,70 @@ _EXAMPLES = (
     "dist-tune report                a page of the last tuning",
     "dist-tune doctor                what works on this machine",
 )
-_A_KEY = "a record's id or any beginning that no other id has, the name of its file, or a kernel's name for all its records"
+_A_KEY = "A record's id or any beginning that no other id has, or a kernel's name for all its records"
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []}
 _AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY[0].upper()}{_A_KEY[1:]}.")]
-AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help=f"{_A_KEY}; all records if left out.".capitalize())]
+Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
+AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")]
 # readable=False: a path that may not be read is one line of the command's, and no error of usage.
 Folder = Annotated[Path | None, typer.Argument(metavar="DIR", readable=False, help="Folder of the logs; DIST_TUNE_LOG_DIR if left out.")]
 
-app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", no_args_is_help=True)
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings=_HELP, no_args_is_help=True, rich_markup_mode=None)
+on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and write its answer; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell (>&-): what is written there goes nowhere
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the rest of the process
     failed = 2 if words[:1] == ["diff"] else 1  # of which 1 says that a winner is slower
-    told: dict[str, bool] = {}
-
-    def tell(message: Warning | str, category: type[Warning], *_args: object, **_kwargs: object) -> None:
-        if str(message) not in told:  # both sides of a comparison may be one folder
-            complain(str(message))
-        told[str(message)] = issubclass(category, LeftOutWarning)
-
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = tell  # the text alone: the line of the library that it comes from is of no use at a terminal
-        answer = _ask(words, failed)
-    if isinstance(answer, int):
-        return answer
-    for problem in answer.problems:
-        complain(problem)
-    try:
-        if "--json" in words or answer.page:
-            write_out(json.dumps(answer.values, indent=1) + "\n" if "--json" in words else rendered(answer.page))
-    except OSError as error:
-        complain(f"stdout: {error.strerror or error}")
-        return failed
-    return answer.exit_code or _LEFT_OUT * any(told.values())
+        # The text alone: the line of the library that it comes from is of no use at a terminal.
+        warnings.showwarning = lambda message, *_args, **_options: complain(str(message))
+        try:
+            answer = _ask(words, failed)
+            for problem in dict.fromkeys(answer.problems):  # both sides of a comparison may be one folder
+                complain(problem)
+            if "--json" in words or answer.lines:
+                typer.echo(json.dumps(answer.values, indent=1) if "--json" in words else "\n".join(answer.lines))
+                sys.stdout.flush()
+        except OSError as error:  # the reader has gone, as of ``| head``, or the disk is full
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return 0
+            complain(f"stdout: {error.strerror}")
+            return failed
+    return answer.exit_code
 
 
-def _ask(words: list[str], failed: int) -> Answer | int:
-    """The answer of a command, also where it cannot do what was asked; the exit code of a help, which has been written."""
-    # Frames and colours for a terminal alone: a pipe is for a program or a pager, and loading them takes half the time of a help.
-    app.rich_markup_mode = on_cache.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+def _ask(words: list[str], failed: int) -> Answer:
+    """The answer of a command, also where it cannot do what was asked."""
     try:
         answer: Answer | int | None = get_command(app).main(words, prog_name="dist-tune", standalone_mode=False)
-        return answer or 0
+        return answer if isinstance(answer, Answer) else Answer({}, exit_code=answer or 0)  # a help is written already
     except _USAGE_ERROR as error:
-        if "--json" in words:
-            return failure(2, error.format_message())  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
-        return 2
+        return Answer({"error": str(error)}, exit_code=2)
     except typer.Abort:
-        return 130
+        return Answer({"error": "aborted"}, exit_code=130)
     except RefusedError as error:
-        return failure(failed, str(error))
+        reason = str(error)
     except OSError as error:
-        if error.filename is None and error.strerror:  # of a help
-            discard()
-        return failure(failed, f"{error.filename or 'stdout'}: {error.strerror}" if error.strerror else str(error))
-    except ModuleNotFoundError as error:
-        remedy = f"pip install {error.name} there, or run dist-tune with the Python that has it"
-        return failure(1, f"{error.name} is not installed for {sys.executable}: {remedy}")
+        if error.strerror and not error.filename:  # of a help
+            raise
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
     except ValueError as error:
         from dist_tune.settings import SettingsError
 
         if not isinstance(error, SettingsError):
             raise
-        return failure(2, str(error))
+        reason, failed = str(error), 2
+    return Answer({"error": reason}, exit_code=failed, problems=[reason])
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -125,9 +112,7 @@ def _options(
 
 
 def since(text: str | datetime) -> datetime:
-    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01".
-
-    It has its time zone; a date or time without one is this machine's.
+    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01"; without a time zone it is this machine's.
 
     Raises:
         typer.BadParameter: it is neither.
@@ -158,38 +143,32 @@ def report(
     as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """A page about tunings.
-
-    It has the step before and after, the winners and all candidates. Exit code 3 if the events of a rank are damaged: the page is made
-    of the rest.
-    """
-    from dist_tune.cli.report import story_of
+    """A page about tunings. Exit code 3 if the events of a rank are damaged: the page is made of the rest."""
+    from dist_tune.cli.report import LEFT_OUT, story_of
     from dist_tune.output import amount
     from dist_tune.report import render, summary, text
 
     story = story_of(sources or [])
-    page = [text(story).rstrip("\n")] if as_text else []
+    lines = [text(story).rstrip("\n")] if as_text else []
     output = output or (None if as_text else Path("report.html"))
     if output is not None:
         write_file(output, render(story).encode())
-        page.append(f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB")
+        lines.append(f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB")
     values = {"page": str(output) if output else None, **summary(story)}
-    return Answer(values, page, problems=[] if as_text or as_json else story.notes)  # the text has them
+    problems = [*story.damage.values(), *([] if as_text or as_json else story.notes)]  # the text has the notes
+    return Answer(values, lines, LEFT_OUT * bool(story.damage), problems)
 
 
 @app.command()
 def watch(
     folder: Folder = None,
     once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
-    late_s: Annotated[
-        float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank or candidate is named.")
-    ] = 5.0,
+    late_s: Annotated[float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank is named.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
 ) -> Answer:
-    """Follow a running tuning from another terminal.
+    """Follow a running tuning from another terminal, until all in the folder have finished or Ctrl-C.
 
-    It ends when all tunings in the folder have finished. Where there are no events yet it waits for the first one. Ctrl-C ends it at any
-    time. Exit code 3 if the events of a rank are damaged: the others are followed.
+    Where there are no events yet it waits for the first one. Exit code 3 if the events of a rank are damaged: the others are followed.
     """
     from dist_tune.cli.report import follow, look
 
@@ -210,18 +189,18 @@ def diff(
     Exit code 3: nothing is slower, and a damaged event file was left out. Noise: the spread_ms of both winners added (the median
     distance of a launch from the median), and at least 1 % of the time.
     """
-    from dist_tune.cli.report import records_of
+    from dist_tune.cli.report import LEFT_OUT, records_of
     from dist_tune.output import amount
     from dist_tune.report import compare, comparison_lines
 
-    first, second = records_of(before), records_of(after)
-    found = compare(first, second)
+    (first, damage), (second, more_damage) = records_of(before), records_of(after)
+    found, damage = compare(first, second), damage + more_damage
     lines = comparison_lines(found)
     if found["pairs"]:
-        return Answer(found, lines, 1 if found["n_slower"] else 0)
+        return Answer(found, lines, 1 if found["n_slower"] else LEFT_OUT * bool(damage), damage)
     counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
     reason = f"nothing to compare: {counts}, with no kernel and key in common"
-    return Answer({**found, "error": reason}, lines, 2, [reason])
+    return Answer({**found, "error": reason}, lines, 2, [*damage, reason])
 
 
 @app.command()
@@ -230,26 +209,20 @@ def trace(
     output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
     as_json: AsJson = False,
 ) -> Answer:
-    """A trace of a tuning for ui.perfetto.dev or chrome://tracing.
-
-    Exit code 3 if the events of a rank are damaged: the trace has the rest.
-    """
-    from dist_tune.cli.report import story_of_logs
+    """A trace of a tuning for ui.perfetto.dev or chrome://tracing. Exit code 3 if the events of a rank are damaged."""
+    from dist_tune.cli.report import LEFT_OUT, story_of
     from dist_tune.report import trace_events
 
-    story = story_of_logs(folder)
-    events = list(trace_events(story))
+    story = story_of([str(folder)] if folder else [])
+    events, notes = list(trace_events(story)), [*story.damage.values(), *story.notes]
     write_file(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
-    values = {"path": str(output), "n_events": len(events), "notes": story.damage + story.notes}
-    return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], problems=story.notes)
+    values = {"path": str(output), "n_events": len(events), "notes": notes}
+    return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], LEFT_OUT * bool(story.damage), notes)
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> Answer:
-    """What works on this machine, and what does not.
-
-    Each thing is tried, and comes with the reason and what to do. Exit code 1 if nothing can be tuned here.
-    """
+    """Versions, GPUs, and what works on this machine, with the reason and what to do. Exit code 1 if nothing can be tuned here."""
     from dist_tune.cli.doctor import examine
 
     return examine()
@@ -257,10 +230,7 @@ def doctor(as_json: AsJson = False) -> Answer:
 
 @app.command(context_settings=_ALL_WORDS)
 def launch(words: typer.Context) -> int:
-    """Start ranks by torchrun, with defaults for this machine.
-
-    All that follows is torchrun's and the script's.
-    """
+    """Start ranks by torchrun, with defaults for this machine. All that follows is torchrun's and the script's."""
     script = Path(__file__).resolve().parents[1] / "launch.sh"
     # Sourced, so that $0 in its messages is the command as it was typed, and `python` a variable that no child inherits.
     source = 'python=$1 script=$2; shift 2; source "$script"'
@@ -295,23 +265,15 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """All records: what won, where and when.
-
-    Exit code 1 if files are damaged.
-    """
+    """All records: what won, where and when. Exit code 1 if files are damaged."""
     from dist_tune.cli import records
 
-    if quarantine and (kernel or device or newer):
-        raise typer.BadParameter("lists configs of all kernels: --kernel, --device and --since choose records", param_hint="--quarantine")
     return records.ls_quarantine() if quarantine else records.ls(kernel, device, newer, sort)
 
 
 @on_cache.command()
 def explain(key: AnyKey = None, as_json: AsJson = False) -> Answer:
-    """Reasons why records would be used here, or not.
-
-    Exit code 1 if files are damaged.
-    """
+    """Reasons why records would be used here, or not. Exit code 1 if files are damaged."""
     from dist_tune.cli import records
 
     return records.explain(key)
@@ -319,16 +281,11 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> Answer:
 
 @on_cache.command()
 def export(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", readable=False, help="An earlier export there is replaced, anything else is left alone.")
-    ],
-    name: Annotated[str | None, typer.Option(metavar="KEY", show_default=False, help="These records only; see show.")] = None,
+    file: Annotated[Path, typer.Argument(readable=False, help="An earlier export there is replaced, anything else is left alone.")],
+    name: Annotated[str | None, typer.Option(metavar="KEY", help="These records only; see show.")] = None,
     as_json: AsJson = False,
 ) -> Answer:
-    """Write records into one file.
-
-    Exit code 1 if files are damaged, unless KEY chooses records: no export holds those.
-    """
+    """Write records into one file. Exit code 1 if files are damaged, unless KEY chooses records: no export holds those."""
     from dist_tune.cli import records
 
     return records.export(file, name)
@@ -337,14 +294,11 @@ def export(
 @on_cache.command()
 def merge(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", readable=False, help="An exported file, a record's file, or a folder of such files.")
+        list[Path], typer.Argument(metavar="FILE", readable=False, help="An export, a record's file, or a folder of such files.")
     ],
     as_json: AsJson = False,
 ) -> Answer:
-    """Take in records from files and folders.
-
-    Of two with one key the better measured stays. Exit code 1 if any is refused.
-    """
+    """Take in records from files and folders. Of two with one key the better measured stays. Exit code 1 if any is refused."""
     from dist_tune.cli import records
 
     return records.merge(files)

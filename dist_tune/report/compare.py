@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,43 +20,43 @@ def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> di
     got slower by more than the noise. The verdict of a pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
     """
     is_named = len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel)
-    waiting: dict[str, list[TuningRecord]] = defaultdict(list)
-    for record in after:
-        waiting["" if is_named else f"{record.kernel} {record.key}"].append(record)
-    pairs, only_before = [], []
+    pairs, only_before, left = [], [], list(after)
     for record in before:
-        if rivals := waiting[name := "" if is_named else f"{record.kernel} {record.key}"]:
+        rivals = [each for each in left if is_named or _name(each) == _name(record)]
+        if rivals:
             nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.recency))
-            rivals.remove(nearest)
+            left.remove(nearest)
             pairs.append(_pair(record, nearest))
         else:
-            only_before.append(name)
-    only_after = [name for name, left in waiting.items() for _ in left]
+            only_before.append(_name(record))
     n_slower = sum(pair["verdict"] == "slower" for pair in pairs)
-    return {"pairs": pairs, "only_before": only_before, "only_after": only_after, "n_slower": n_slower}
+    return {"pairs": pairs, "only_before": only_before, "only_after": [_name(each) for each in left], "n_slower": n_slower}
+
+
+def _name(record: TuningRecord) -> str:
+    return f"{record.kernel} {record.key}"
 
 
 def comparison_lines(found: dict[str, Any]) -> list[str]:
     """For people: two or more lines for each pair, then what only one side has, then a summary of the pairs if there are any."""
     lines = []
     for pair in found["pairs"]:
-        before_ms, after_ms, times = pair["before_ms"], pair["after_ms"], "a winner without a time"
-        if before_ms is not None and after_ms is not None:
-            change = f" ({100 * (after_ms / before_ms - 1):+.1f} %)" if before_ms else ""
-            times = f"{before_ms:.4g} -> {after_ms:.4g} ms{change}, {pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
-        lines.append(f"{pair['kernel']} {pair['key']}: {times}")
-        lines += [f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"]]
-    lines += [f"only in the first: {each}" for each in found["only_before"]]
-    lines += [f"only in the second: {each}" for each in found["only_after"]]
-    n_of = Counter(pair["verdict"] for pair in found["pairs"])
-    counts = ", ".join(f"{n_of[each]} {each}" for each in ("slower", "faster", "as fast", "unknown") if n_of[each])
+        times = f"{pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
+        if pair["before_ms"] and pair["after_ms"]:
+            change = 100 * (pair["after_ms"] / pair["before_ms"] - 1)
+            times = f"{pair['before_ms']:.4g} -> {pair['after_ms']:.4g} ms ({change:+.1f} %), {times}"
+        lines += [f"{pair['name']}: {times}", *(f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"])]
+    lines += [f"only in the first: {each}" for each in found["only_before"]] + [
+        f"only in the second: {each}" for each in found["only_after"]
+    ]
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(pair["verdict"] for pair in found["pairs"]).items())
     return [*lines, *[f"{len(found['pairs'])} compared: {counts}"] * bool(counts)]
 
 
 def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
     """``noise_ms``: the ``spread_ms`` of both winners added, and at least 1 % of the time before."""
-    changes = _differences(before, after)
-    changes += [("winner", before.best.config, after.best.config), ("outcome", fates(before).text, fates(after).text)]
+    changes = [*_differences(before, after), ("winner", before.best.config, after.best.config)]
+    changes.append(("outcome", fates(before).text, fates(after).text))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
     noise_ms = max((before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0), LEAST_NOISE * (before_ms or 0.0))
     verdict = "unknown"
@@ -64,15 +64,14 @@ def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
         verdict = "as fast" if abs(after_ms - before_ms) <= noise_ms else "slower" if after_ms > before_ms else "faster"
     told = [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b]
     times = {"before_ms": before_ms, "after_ms": after_ms, "noise_ms": noise_ms, "verdict": verdict}
-    return {"kernel": after.kernel, "key": after.key, "changes": told, **times}
+    return {"name": _name(after), "kernel": after.kernel, "key": after.key, "changes": told, **times}
 
 
 def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, str, str]]:
     """Between their keys: name, before, after."""
-    a, b = before.cache_key, after.cache_key
-    named = [("kernel", a.name, b.name), ("key", a.key, b.key), ("code", a.source, b.source)]
-    if a.candidates != b.candidates:
-        n_common = len({each.config for each in before.candidates} & {each.config for each in after.candidates})
-        named.append(("candidates", f"{len(before.candidates)}", f"{len(after.candidates)}, {n_common} in common"))
+    n_common = len({each.config for each in before.candidates} & {each.config for each in after.candidates})
+    candidates = (f"{len(before.candidates)}", f"{len(after.candidates)}, {n_common} in common")
+    named = [(name, getattr(before, name), getattr(after, name)) for name in ("kernel", "key")] + [("code", before.source, after.source)]
+    named += [("candidates", *candidates)] * (before.cache_key.candidates != after.cache_key.candidates)
     named += [(name.replace("_", " "), str(value), str(getattr(after.environment, name))) for name, value in before.environment]
     return [each for each in named if each[1] != each[2]]

@@ -3,74 +3,65 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from datetime import UTC
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dist_tune.cache import TuningRecord, fates, gain, gain_told, lead, parts_of, short_config, slowest_rank
+from dist_tune.cache import (
+    TuningRecord,
+    differing,
+    fates,
+    from_fastest,
+    gain,
+    gain_told,
+    lead,
+    parts_of,
+    short_config,
+    slowest_rank,
+    weighing,
+    why_not,
+)
 from dist_tune.output import amount, events, lead_words, printable, site_name
-from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers, shortened
+from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
 
-LATE_S = 5.0
-"""Without an event, after which a rank is named."""
-_MAX_TUNINGS = 60
-"""In the head."""
-_MAX_SITES = 12
-_MAX_RANKS = 8
+_MAX_NAMED = 12
 """Sites and ranks of a tuning under way that are named."""
 
 
 def summary(story: Story) -> dict[str, Any]:
-    """All of it for programs: a JSON document."""
+    """All of it for programs: a JSON document. Texts are empty, and numbers None, where the story does not tell them."""
     titles = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
     title = ", ".join(titles[:3]) + f" and {len(titles) - 3} more" * (len(titles) > 3)
-    tunings = [_tuning(story, each) for each in list(story.tunings.values())[:_MAX_TUNINGS]]
-    words = {each["name"]: {what: each[what] for what in ("step", "took", "meetings") if each[what]} for each in tunings}
-    heads = {name: "; ".join(f"{what} {text}" for what, text in of.items()) for name, of in words.items() if of}
-    facts = machine(story) | (heads if len(tunings) > 1 else next(iter(words.values()), {}))
-    return {"title": title, "facts": facts, "tunings": tunings, "notes": story.damage + story.notes, "sites": rows(story)}
+    sites = []
+    for number, (tuning, name, site) in enumerate(story.sites, 1):
+        of = story.name_of(tuning) if len(story.tunings) > 1 else ""
+        sites.append({"number": number, "label": name, "tuning": of, "n_pruned": site.met.n_pruned, **_outcome(site)})
+    tunings = [_tuning(story, each) for each in story.tunings.values()]
+    return {"title": title, "machine": machine(story), "tunings": tunings, "notes": [*story.damage.values(), *story.notes], "sites": sites}
 
 
 def machine(story: Story) -> dict[str, str]:
-    """Ranks, devices and versions, from headers of events or from records."""
-    if story.runs:
-        run = story.runs[min(story.runs)]
-        hosts = len({each.host for each in story.runs.values()})
-        devices = ", ".join(dict.fromkeys(each.device for each in story.runs.values()))
-        return {
-            "begun": run.date,
-            "ranks": f"{amount(run.world_size, 'rank')} on {amount(hosts, 'host')}, {devices}",
-            "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
-            "command": " ".join([Path(run.command[0]).name, *run.command[1:]] if run.command else []),
-        }
-    records = [site.record for _, site in story.sites if site.record is not None]
-    if not records:
-        return {}
-    where, n_others = records[0].environment, len({record.environment for record in records}) - 1
+    """Ranks, devices and versions."""
+    runs = list(story.runs.values())
     return {
-        "tuned": f"{max(record.tuned_at for record in records).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        "ranks": f"{amount(where.world_size, 'rank')}, {where.device}" + f", and {n_others} other machines" * bool(n_others),
-        "versions": f"python {where.python}, torch {where.torch}, triton {where.triton}, cuda {where.cuda or 'none'}",
-    }
+        "tuned": max(run.date for run in runs),
+        "ranks": f"{amount(runs[0].world_size, 'rank')}, {', '.join(dict.fromkeys(run.device for run in runs))}",
+        "versions": ", ".join(f"{name} {version}" for name, version in runs[0].versions.items()),
+        "command": " ".join(runs[0].command),
+    } if runs else {}  # fmt: skip
 
 
 def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
-    """Steps and seconds of a tuning, in numbers and in words. Texts are empty where nothing is told."""
-    end, step, took, meetings = tuning.end, "", "", ""
+    """Steps and seconds of a tuning, in numbers and in words."""
+    end, parts = tuning.end, {name: seconds for name, seconds in parts_of(tuning.end.seconds).items() if seconds > 0.005}
+    told = {"name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": "", "took": ""}
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
-        step = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if parts := {name: seconds for name, seconds in parts_of(end.seconds).items() if name != "other" or seconds > 0.005}:
-        told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-        took = f"{end.seconds.get('total') or sum(parts.values()):.1f} s ({told}), {amount(end.n_replays, 'replay')}"
-    if end.seconds.get("meetings"):
-        meetings = f"{end.seconds['meetings']:.2f} s, a part of the phases"
-    return {
-        "name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": step, "took": took,
-        "meetings": meetings, "came_last": stragglers(tuning),
-    }  # fmt: skip
+        told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
+    if parts:
+        seconds = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
+        told["took"] = f"{end.seconds.get('total') or sum(parts.values()):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
+    meetings = end.seconds.get("meetings", 0.0)
+    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings), "came_last": stragglers(tuning)}
 
 
 def stragglers(tuning: TuningStory) -> str:
@@ -90,50 +81,39 @@ def stragglers(tuning: TuningStory) -> str:
     return ", ".join(f"rank {rank} ({n_last[rank]} of {n_meetings} meetings, the others waited {s:.3g} s)" for rank, s in worst)
 
 
-def messages(told: Sequence[events.Told], story: Story, limit: int) -> list[str]:
-    """Lines of the log, each once with the ranks that wrote it, and with names of sites in place of labels; at most ``limit``."""
-    names = {f"site={t.sites[number].met.label}": name for t in story.tunings.values() for number, name in t.site_names.items()}
+def messages(story: Story, limit: int) -> list[str]:
+    """Lines of the log, each once with the ranks that wrote it, and with names of sites in place of labels; the last ``limit``."""
+    names = {f"site={site.met.label}": name for _, name, site in story.sites}
     ranks = defaultdict[tuple[str, str], set[int]](set)
-    for each in told:
+    for each in story.messages:
         text = each.text
         for label in sorted(names, key=len, reverse=True) if "site=" in text else ():  # one label may begin with another
             text = text.replace(label, names[label])
         ranks[each.level, text].add(each.rank)
-    found = list(ranks.items())[:limit]
+    found = list(ranks.items())[-limit:]
     return [f"rank{'s' * (len(writers) > 1)} {numbers(writers)}, {level}: {text}" for (level, text), writers in found]
 
 
-def rows(story: Story) -> list[dict[str, Any]]:
-    """A row for each site, in the order of ``story.sites``. Texts are empty, and numbers None, where the story does not tell them."""
-    found: list[dict[str, Any]] = []
-    for tuning in story.tunings.values():
-        of = {"closure": tuning.closure, "tuning": story.name_of(tuning) if len(story.tunings) > 1 else ""}
-        for number, name in tuning.site_names.items():
-            found.append({"number": len(found) + 1, "label": name, **of, **_row(tuning.sites[number])})
-    return found
-
-
-def _row(site: SiteStory) -> dict[str, Any]:
-    record, won, rung = site.record, site.won, site.rung
-    row: dict[str, Any] = {"n_pruned": site.met.n_pruned, "record_id": won.record_id if won else ""}
-    if record is None:
-        best = f"; best so far: {site.config(rung.best)}" if rung else ""
+def _outcome(site: SiteStory) -> dict[str, Any]:
+    """The winner of a site, or how far the race has come."""
+    record, rung = site.record, site.rung
+    if record is None or site.won is None:
+        words = dict.fromkeys(("winner", "gain_words", "confidence", "weight", "slowest_rank", "record_id"), "")
+        reason = "not settled" + (f"; best so far: {site.config(rung.best)}" if rung else "")
         left = f", {rung.n_left} left in the race" if rung else ""
-        return row | {
-            **dict.fromkeys(("winner", "gain_words", "confidence", "slowest_rank"), ""), "gain": None, "first_ms": None,
-            "ms": rung.best_ms if rung else None, "reason": f"not settled{best}",
-            "outcomes": f"{len(site.met.configs)} candidates, {site.n_dropped} cannot run{left}",
-        }  # fmt: skip
-    return row | {
+        outcomes = f"{len(site.met.configs)} candidates, {site.n_dropped} cannot run{left}"
+        return {**words, "ms": rung.best_ms if rung else None, "gain": None, "reason": reason, "outcomes": outcomes}
+    return {
         "winner": short_config(record.best),
         "ms": record.best.latency_ms,
         "gain": gain(record),
         "gain_words": gain_told(record),
-        "first_ms": record.candidates[0].latency_ms,
         "confidence": confidence(record),
-        "reason": (won.reason if won else "") or record.reason,
+        "weight": weighing(record),
+        "reason": site.won.reason or record.reason,
         "outcomes": fates(record).text,
         "slowest_rank": slowest_rank(record),
+        "record_id": site.won.record_id,
     }
 
 
@@ -148,49 +128,62 @@ def confidence(record: TuningRecord) -> str:
     return f"{words}, {abs(ahead) / noise:.1f} x the noise" if noise else words
 
 
+def candidate_rows(record: TuningRecord) -> list[dict[str, Any]]:
+    """The table of a site, as the page and ``dist-tune show`` have it: heading -> value, the fastest candidate first, with its reason."""
+    names, best_ms = differing(record.candidates), record.best.latency_ms
+    return [
+        {
+            "#": each.index,
+            "ms": each.latency_ms,
+            "x winner": f"{each.latency_ms / best_ms:.2f}" if each.latency_ms and best_ms else None,
+            "+/- ms": each.known_spread_ms,
+            "step ms": each.closure_ms,
+            "replays": each.n_replays or None,
+            "registers": each.n_regs,
+            "spills": each.n_spills,
+            "shared KiB": f"{each.shared_bytes / 1024:.4g}" if each.shared_bytes is not None else None,
+            **({name: str(each.fields.get(name, "")) for name in names} if 0 < len(names) <= 12 else {"config": short_config(each)}),
+            "why": why_not(each, record),
+        }
+        for each in from_fastest(record)
+    ]
+
+
 def text(story: Story) -> str:
     """The head, then a few lines for each site."""
     told = summary(story)
-    lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["facts"].items())]
+    lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["machine"].items())]
     for each in told["tunings"]:
-        of = f" of {each['name']}" * (len(told["tunings"]) > 1)
-        lines += [f"  came last to meetings{of}: {each['came_last']}"] * bool(each["came_last"])
+        of = f"{each['name']}, " * (len(told["tunings"]) > 1)
+        facts = {"step": each["step"], "took": each["took"], "meetings": each["meetings"], "came last to meetings": each["came_last"]}
+        lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
     lines += [f"  note: {note}" for note in told["notes"]]
-    lines += [f"  {shortened(each)}" for each in messages(story.messages, story, 20)]
+    lines += [f"  {shortened(each)}" for each in messages(story, 20)]
     name = ""
     for row in told["sites"]:
         lines += ["", f"{row['tuning']}:"] * (row["tuning"] != name)
         name = row["tuning"]
-        lines += ["", *_of_site(row)]
+        times = [f"{row['ms']:.4g} ms" if row["ms"] is not None else "", row["gain_words"]]
+        pruned = f"; {row['n_pruned']} more pruned before" * bool(row["n_pruned"])
+        chosen = "; ".join(dict.fromkeys(filter(None, (row["reason"], row["confidence"]))))
+        lines += ["", f"{row['label']}  {', '.join(filter(None, times))}".rstrip(), *[f"  {row['winner']}"] * bool(row["winner"])]
+        lines += [
+            f"  {row['outcomes']}{pruned}",
+            f"  chosen: {chosen}",
+            *[f"  slowest rank: {row['slowest_rank']}"] * bool(row["slowest_rank"]),
+        ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _of_site(row: dict[str, Any]) -> list[str]:
-    times = f"{row['ms']:.4g} ms" if row["ms"] is not None else ""
-    reasons = "; ".join(dict.fromkeys(filter(None, (row["reason"], row["confidence"]))))
-    lines = [
-        f"{row['label']}  {', '.join(filter(None, [times, row['gain_words']]))}".rstrip(),
-        row["winner"] and f"  {row['winner']}",
-        f"  {row['outcomes']}" + f"; {row['n_pruned']} more pruned before" * bool(row["n_pruned"]),
-        f"  {'chosen: ' * bool(row['winner'])}{reasons}",
-        row["slowest_rank"] and f"  slowest rank: {row['slowest_rank']}",
-        row["record_id"] and f"  all of it: dist-tune show {row['record_id']}",
-    ]
-    return [line for line in lines if line]
-
-
-def progress_lines(story: Story, now: float, late_s: float = LATE_S) -> list[str]:
-    """The tunings under way, or the last one that has ended. ``now``: seconds since 1970."""
-    tunings = [each for each in story.tunings.values() if each.ranks]
-    if not tunings:
-        return ["no tuning has begun yet"]
+def progress_lines(story: Story, now: float, late_s: float = 5.0) -> list[str]:
+    """The tunings under way, or the last one that has ended. A rank is named after ``late_s`` of silence; ``now``: seconds since 1970."""
+    tunings = list(story.tunings.values())
     shown = [each for each in tunings if each.is_under_way][-4:] or tunings[-1:]
-    lines = [line for tuning in shown for line in _of_tuning(tuning, now, late_s)]
-    lines += [shortened(each) for each in messages(story.messages[-3:], story, 3)]
-    return [printable(line) for line in lines]
+    lines = [line for tuning in shown for line in _progress(tuning, now, late_s)]
+    return [printable(line) for line in [*lines, *(shortened(each) for each in messages(story, 3))]]
 
 
-def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
+def _progress(tuning: TuningStory, now: float, late_s: float) -> list[str]:
     ranks, n_ranks = list(tuning.ranks.values()), tuning.world_size
     phases, n_replays = tuning.teller.of(events.PhaseBegun), len(tuning.teller.of(events.Replayed))
     n_done, phase = sum(rank.done is not None for rank in ranks), tuning.teller.phase
@@ -202,33 +195,36 @@ def _of_tuning(tuning: TuningStory, now: float, late_s: float) -> list[str]:
         told.append(f"replay {n_replays}" + f" of at most {bound}" * bool(bound and n_replays <= bound))
     told.append(amount(len(ranks), "rank") if len(ranks) >= n_ranks else f"{len(ranks)} of {n_ranks} ranks")
     end = now if tuning.is_under_way else max(rank.last_at for rank in ranks)
-    told.append(_lasting(end - min(rank.told[0].at for rank in ranks)))
-    lines = [f"{tuning.title}: {', '.join(told)}"]
-    for number, name in list(tuning.site_names.items())[:_MAX_SITES]:
-        site = tuning.sites[number]
-        if site.won is not None:
-            state = f"winner {site.config(site.won.winner)}, {site.won.reason}"
-        elif rung := site.rung:
-            state = f"{rung.n_left} of {len(site.met.configs)} left, best so far {rung.best_ms:.4g} ms {site.config(rung.best)}"
-        else:
-            state = f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
-        lines.append(f"  {name}: {state}")
-    if len(tuning.sites) > _MAX_SITES:
-        lines.append(f"  and {len(tuning.sites) - _MAX_SITES} more sites")
-    quiet = [rank for rank in ranks if now - rank.last_at >= late_s and not rank.done] if tuning.is_under_way else []
-    lines += [_silence(rank, now) for rank in sorted(quiet, key=lambda rank: rank.last_at)[:_MAX_RANKS]]
-    return [*lines, *[f"  and {len(quiet) - _MAX_RANKS} more ranks"] * (len(quiet) > _MAX_RANKS)]
+    told.append(lasting(end - min(rank.told[0].at for rank in ranks)))
+    sites = [f"  {name}: {_state(site)}" for name, site in tuning.sites.items()]
+    quiet = sorted((rank for rank in ranks if now - rank.last_at >= late_s and not rank.done), key=lambda rank: rank.last_at)
+    late = [_silence(rank, now) for rank in quiet[:_MAX_NAMED]]
+    more = [f"  and {n} more {what}" for n, what in ((len(sites) - _MAX_NAMED, "sites"), (len(quiet) - _MAX_NAMED, "ranks")) if n > 0]
+    return [f"{tuning.title}: {', '.join(told)}", *sites[:_MAX_NAMED], *late, *more]
+
+
+def _state(site: SiteStory) -> str:
+    if site.won is not None:
+        return f"winner {site.config(site.won.winner)}, {site.won.reason}"
+    if rung := site.rung:
+        return f"{rung.n_left} of {len(site.met.configs)} left, best so far {rung.best_ms:.4g} ms {site.config(rung.best)}"
+    return f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
 
 
 def _silence(rank: RankStory, now: float) -> str:
     """A rank that has told nothing for some time: for how long, where it is, and which launches have not come back, if any."""
-    where = f"last event {_lasting(now - rank.last_at)} ago, in {rank.phase}, replay {len(rank.of(events.Replayed))}"
-    sites = [(each.candidate, rank.sites[each.site]) for each in rank.started[:_MAX_SITES] if each.site in rank.sites]
+    where = f"last event {lasting(now - rank.last_at)} ago, in {rank.phase}, replay {len(rank.of(events.Replayed))}"
+    sites = [(each.candidate, rank.sites[each.site]) for each in rank.started[:_MAX_NAMED] if each.site in rank.sites]
     runs = ", ".join(f"candidate {i} ({site.config(i)}) of {site_name(site.met.kernel, site.met.key)}" for i, site in sites)
     return f"  rank {rank.rank} is late: {where}" + f", first run of {runs}" * bool(runs)
 
 
-def _lasting(seconds: float) -> str:
+def lasting(seconds: float) -> str:
     """A duration in the largest unit of which there are five: "43 s", "12 min", "266 d"."""
     unit, length_s = next((each for each in (("d", 86400), ("h", 3600), ("min", 60)) if seconds >= 5 * each[1]), ("s", 1))
-    return f"{seconds / length_s:.0f} {unit}"
+    return f"{max(0.0, seconds) / length_s:.0f} {unit}"
+
+
+def shortened(text: str, limit: int = 240) -> str:
+    """A text for one line; the log and the JSON documents have all of it."""
+    return text if len(text) <= limit else f"{text[:limit]}\N{HORIZONTAL ELLIPSIS}"

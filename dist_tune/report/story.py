@@ -1,7 +1,7 @@
 """Tunings as plain values: what the events of a job's last run say, or records. Pure: no files, no clocks.
 
-``Story.take`` is the one mutator; events of one rank come in their order. Each rank tells of the sites by its own numbers, and one rank's
-word counts: ranks agree on sites, candidates and winners. Times of day are seconds since 1970.
+``take`` is the one mutator; events of one rank come in their order. Each rank tells of the sites by its own numbers, and one rank's word
+counts: ranks agree on sites, candidates and winners. Times of day are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,7 +20,6 @@ from dist_tune.output import AnyEvent, RunBegun, closure_name, events, first_mis
 
 Kind = TypeVar("Kind", bound=events.Event)
 _MIXED = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
-_NOT_ENDED = events.TuningEnded(at=0.0, rank=0)
 
 
 @dataclass
@@ -44,9 +44,8 @@ class SiteStory:
             return None
 
     def config(self, index: int) -> str:
-        """A candidate's config for people, without its hook, whose name says nothing of its speed."""
-        words = self.met.configs[index].split(" ") if 0 <= index < len(self.met.configs) else [f"candidate {index}"]
-        return " ".join(word for word in words if "pre_hook=" not in word)
+        """A candidate's config for people."""
+        return self.met.configs[index] if 0 <= index < len(self.met.configs) else f"candidate {index}"
 
 
 @dataclass
@@ -68,7 +67,7 @@ class RankStory:
     @property
     def last_at(self) -> float:
         """Time of its last event."""
-        return max((each.at for each in self.told), default=0.0)
+        return max(each.at for each in self.told)
 
     @property
     def phase(self) -> str:
@@ -116,26 +115,21 @@ class TuningStory:
         return next((rank for rank in ranks if rank.done and not rank.done.error), ranks[0])
 
     @property
-    def sites(self) -> dict[int, SiteStory]:
-        """By number."""
-        return self.teller.sites
+    def sites(self) -> dict[str, SiteStory]:
+        """By kernel and key for people, no two alike."""
+        sites = self.teller.sites.values()
+        otherwise = [f"{each.met.label} ({k})" for k, each in enumerate(sites, 1)]
+        return dict(zip(site_names([(each.met.kernel, each.met.key) for each in sites], otherwise), sites, strict=True))
 
     @property
     def end(self) -> events.TuningEnded:
         """Seconds, replays, and the step before and after; without figures until it has ended."""
-        return self.teller.done or _NOT_ENDED
+        return self.teller.done or events.TuningEnded(at=0.0, rank=0)
 
     @property
     def title(self) -> str:
         """The closure's name without its module."""
         return closure_name(self.closure) or self.name
-
-    @property
-    def site_names(self) -> dict[int, str]:
-        """Number -> kernel and key for people, no two alike."""
-        sites = [each.met for each in self.sites.values()]
-        names = site_names([(each.kernel, each.key) for each in sites], [f"{each.label} ({k})" for k, each in enumerate(sites, 1)])
-        return dict(zip(self.sites, names, strict=True))
 
     @property
     def is_under_way(self) -> bool:
@@ -151,20 +145,15 @@ class Story:
     """By rank."""
     tunings: dict[str, TuningStory] = field(default_factory=dict)
     messages: list[events.Told] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
-    """A sentence about each damaged file."""
+    damage: dict[int, str] = field(default_factory=dict)
+    """Rank -> a sentence about its damaged file, and what is left out for it."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what else is missing in the story."""
 
     @property
-    def sites(self) -> list[tuple[TuningStory, SiteStory]]:
-        """All sites with their tunings, in the order in which they were met."""
-        return [(tuning, site) for tuning in self.tunings.values() for site in tuning.sites.values()]
-
-    @property
-    def last_at(self) -> float:
-        """Time of the newest event of a tuning."""
-        return max((rank.last_at for tuning in self.tunings.values() for rank in tuning.ranks.values()), default=0.0)
+    def sites(self) -> list[tuple[TuningStory, str, SiteStory]]:
+        """All sites with their tunings and names, in the order in which they were met."""
+        return [(tuning, name, site) for tuning in self.tunings.values() for name, site in tuning.sites.items()]
 
     def name_of(self, tuning: TuningStory) -> str:
         """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""
@@ -197,24 +186,23 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
         # Sites of one tuning have these in common.
         together[f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"].append(record)
     for name, group in together.items():
-        rank, first = RankStory(0), group[0]
+        first, of = group[0], dict[str, Any](at=0.0, rank=0, tuning=name)
+        versions = first.environment.model_dump(include={"python", "torch", "triton", "cuda"}, exclude_none=True)
+        date = f"{first.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        header = dict[str, Any](date=date, device=first.environment.device, world_size=first.environment.world_size, versions=versions)
+        story.runs[len(story.runs)] = RunBegun(**of, **header, host="", pid=0, command=[])
+        story.take(events.TuningBegun(closure=first.closure, world_size=1, **of))
         for k, each in enumerate(group):
             label, configs = f"{each.kernel} {each.key}", [one.config for one in each.candidates]
-            rank.take(events.SiteMet(at=0.0, rank=0, site=k, label=label, kernel=each.kernel, key=each.key, configs=configs))
-            rank.sites[k].won = events.Won.model_construct(record=each, reason=each.reason, record_id="")
+            story.take(events.SiteMet(site=k, label=label, kernel=each.kernel, key=each.key, configs=configs, **of))
+            story.take(events.Won.model_construct(site=k, record=each, reason=each.reason, record_id="", **of))
         first_ms, best_ms = step_times(group)
-        seconds = {phase: seconds for phase, seconds in first.spent.model_dump().items() if seconds}
         # Unchecked, because figures of a record have other limits than those of an event.
-        rank.done = events.TuningEnded.model_construct(seconds=seconds, n_replays=first.n_replays, first_ms=first_ms, best_ms=best_ms)
-        story.tunings[name] = TuningStory(name, first.closure, ranks={0: rank})
+        of |= {"seconds": first.spent.model_dump(), "n_replays": first.n_replays, "first_ms": first_ms, "best_ms": best_ms, "error": ""}
+        story.take(events.TuningEnded.model_construct(**of))
     return story
 
 
 def numbers(ranks: Collection[int]) -> str:
     """The first eight of them: "0, 1, 2, 3, 4, 5, 6, 7, ..."."""
     return ", ".join(map(str, sorted(ranks)[:8])) + ", ..." * (len(ranks) > 8)
-
-
-def shortened(text: str, limit: int = 240) -> str:
-    """A message of the log for a terminal, which has all of it in the log."""
-    return text if len(text) <= limit else f"{text[:limit]}\N{HORIZONTAL ELLIPSIS}"

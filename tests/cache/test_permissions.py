@@ -66,16 +66,13 @@ def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o2770
 
 
-@pytest.mark.parametrize(("shared", "mode"), [("", 0o600), ("1", 0o660)])
-def test_an_export_into_the_cache_is_as_private_as_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, mode: int):
-    """Elsewhere its permissions follow the umask, as of any file that is to be handed on."""
+def test_an_export_follows_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As any file that is to be handed on."""
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)
-    Cache(tmp_path / "cache", is_shared=bool(shared)).store(record())
+    Cache(tmp_path / "cache").store(record())
     with umask(0o022):
-        for name in ("cache/export.json", "export.json"):
-            assert main(["cache", "export", str(tmp_path / name)]) == 0
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache/export.json", "export.json")] == [mode, 0o644]
+        assert main(["cache", "export", str(tmp_path / "export.json")]) == 0
+    assert stat.S_IMODE((tmp_path / "export.json").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """``dist-tune show`` and ``dist-tune cache`` path, ls, explain and clear: tables, JSON documents, and files that go or stay."""
 
 import json
-import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -35,24 +34,20 @@ def test_path_is_nothing_but_the_path(cache: Cache, ask: Answers):
 
 
 def test_ls_says_what_won_where_and_when(cache: Cache, ask: Answers):
-    """A line for each record, under the environment that it was made in; a hook's name says nothing of a config's speed."""
-    fresh = NOW - timedelta(hours=2, minutes=5)
+    """A line for each record, and nothing of it is wrapped or cut on its way to grep; a hook's name says nothing of a config's speed."""
     hooked = [candidate(0, config="BLOCK=64 pre_hook=m.f", fields={"BLOCK": 64, "pre_hook": "m.f"}, left=None)]
-    elsewhere = environment(world_size=16, ranks_per_host=8, device_count=8, cuda=None)
-    stems = keep(
-        cache, record(tuned_at=fresh), record(key="[8192]", tuned_at=fresh, candidates=hooked, winner=0), record(environment=elsewhere)
-    )
+    config = " ".join(f"BLOCK_{index}=128" for index in range(14))
+    long = [candidate(0, config=config, fields={}), candidate(1, config=config, fields={})]
+    elsewhere = environment(world_size=16, ranks_per_host=8, device_count=8)
+    three = record(tuned_at=NOW - timedelta(hours=7)), record(key="[8192]", candidates=hooked, winner=0), record(key="[1]", candidates=long)
+    stems = keep(cache, *three, record(environment=elsewhere))
     out = ask("ls")
-    first, second, third = (next(line for line in out.splitlines() if stem[:8] in line) for stem in stems)
-    for word in ("model.gemm", "[4096,2752,bfloat16]", "1.1000", "BLOCK_M=32 num_warps=4", "2 h", " 3 "):
+    first, second, third, fourth = (next(line for line in out.splitlines() if stem[:8] in line) for stem in stems)
+    for word in ("model.gemm", "[4096,2752,bfloat16]", "1.1000", "BLOCK_M=32 num_warps=4", "7 h", " 3 ", "4 ranks on 4 x NVIDIA H200"):
         assert word in first
-    assert "[8192]" in second
-    assert second.endswith("BLOCK=64")
-    assert " d " in third
-    assert "16 ranks, 8 per host, on 8 x NVIDIA H200 · Python 3.11 · torch 2.13.0 · triton 3.6.0 · no CUDA" in out
-    assert out.count("4 ranks on 4 x NVIDIA H200") == 1
-    assert out.index("16 ranks") < out.index("4 ranks on"), "the newest at the end"
-    assert out.splitlines()[-1].startswith("3 records, ")
+    assert ("[8192]" in second, second.endswith("BLOCK=64"), third.endswith(config)) == (True, True, True)
+    assert ("16 ranks, 8 per host, on 8 x NVIDIA H200" in fourth, " d " in fourth) == (True, True)
+    assert out.splitlines()[-1] == f"4 records in {cache.folder}"
 
 
 def test_ls_for_programs_has_every_record(cache: Cache, ask: Answers):
@@ -60,8 +55,8 @@ def test_ls_for_programs_has_every_record(cache: Cache, ask: Answers):
     (row,) = ask.json("ls")["records"]
     assert (row["stem"], row["id"], row["path"]) == (stem, stem[:8], str(cache.path_of(record().cache_key)))
     assert (row["kernel"], row["key"]) == ("model.gemm", "[4096,2752,torch.bfloat16]")
-    assert row["winner"] == {"index": 1, "config": record().best.config, "fields": record().best.fields}
-    assert (row["latency_ms"], row["n_candidates"], row["n_dropped"], row["n_samples"]) == (1.1, 3, 0, 15)
+    best = {"index": 1, "config": record().best.config, "fields": record().best.fields, "latency_ms": 1.1, "closure_ms": 1.3}
+    assert (row["winner"], row["n_candidates"], row["n_dropped"]) == (best, 3, 0)
     assert row["environment"] == environment().model_dump()
     assert datetime.fromisoformat(row["tuned_at"]) == record().tuned_at
 
@@ -92,68 +87,36 @@ def test_ls_chooses_and_sorts(cache: Cache, ask: Answers, options: str, keys: li
     keep(cache, new, record(key="[a100]", candidates=fast, winner=0, seconds=3.0, **a100), record(key="[old]", seconds=5.0))
     assert [each["key"] for each in ask.json("ls", *options.split())["records"]] == keys
     out = ask("ls", *options.split())
-    of_gemm = [key for key in keys if key != "[a100]"]  # another table
-    assert [out.index(key) for key in of_gemm] == sorted(out.index(key) for key in of_gemm)
+    assert [out.index(key) for key in keys] == sorted(out.index(key) for key in keys)
     assert sum(key in out for key in ("[a100]", "[new]", "[old]")) == len(keys)
     total = out.splitlines()[-1]
     assert total.startswith({0: "no records", 1: "1 record"}.get(len(keys), f"{len(keys)} records"))
     assert (" of 3" in total) is (len(keys) < 3)
 
 
-def test_a_line_of_a_pipe_is_a_record(cache: Cache, ask: Answers):
-    """Nothing is wrapped, cut or padded on its way to grep, however long a config is."""
-    config = " ".join(f"BLOCK_{index}=128" for index in range(14))
-    keep(cache, record(candidates=[candidate(0, config=config, fields={}), candidate(1, config=config, fields={})]))
-    lines = ask("ls").splitlines()
-    assert sum(config in line for line in lines) == 1
-    assert all(line == line.rstrip() for line in lines)
-
-
-def test_a_narrow_terminal_loses_no_digit(cache: Cache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """There the terminal breaks lines; a wide table makes the facts above it no wider."""
-    from dist_tune.cli import main
-
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    keep(cache, record())
-    assert main(["show", "gemm"]) == 0
-    out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
-    for word in ("0.1000", "1.1000", "2.1000", "96.0 KiB", "255"):
-        assert word in out
-    title, *lines = out.splitlines()
-    assert title.startswith("model.gemm")
-    assert max(map(len, lines[: lines.index("")])) <= 40
-
-
-def test_damaged_files_are_shown_and_set_the_exit_code(cache: Cache, ask: Answers):
+def test_damaged_files_are_told_and_set_the_exit_code(cache: Cache, ask: Answers):
     """Beside the whole records, with the reason; the file stays where it is, and its id says what is wrong with it."""
     whole, broken = keep(cache, record(), record(key="[1]"))
     path = cache.path_of(record(key="[1]").cache_key)
     path.write_text("{")
     reason = "Invalid JSON: EOF while parsing an object at line 1 column 1"
+    told = f"cache file {path} is not used: {reason}. What it was for is tuned again and takes its place, or delete it"
     ask("ls", code=1)
-    assert (
-        ask.err == f"dist-tune: cache file {path} is not used: {reason}. What it was for is tuned again and takes its place, or delete it\n"
-    )
+    assert ask.err == f"dist-tune: {told}\n"
+    assert ask.json("ls", code=1)["damaged"] == [{"path": str(path), "reason": reason}]
     for command in ("ls", "explain"):
-        assert f"{path}  {reason}" in ask(command, code=1)
-        answer = ask.json(command, code=1)
-        assert answer["damaged"] == [{"path": str(path), "reason": reason}]
-        assert [each["stem"] for each in answer["records"]] == [whole]
+        assert [each["stem"] for each in ask.json(command, code=1)["records"]] == [whole]
     assert ask.json("show", broken, code=1)["error"] == f"{path} is damaged: {reason}"
     assert ask.json("show", whole)["records"]
     assert ask.json("explain", whole)["records"], "exit code 1 where it was asked for"
     assert path.read_text() == "{"
-    cache.path_of(record().cache_key).write_text("{")
-    ask("show", "gemm", code=1)
-    assert ask.err.splitlines()[-1] == f"dist-tune: nothing is called 'gemm' in {cache.folder}: there are no records that can be read"
 
 
 # -- show and what KEY stands for --------------------------------------------------------------------------------------
 
 
 def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
-    """Candidates from fastest to slowest with all that was measured, the dropped ones last with the reason, the winner marked."""
+    """Candidates from fastest to slowest with all that was measured, the dropped ones last with the reason, as the page has them."""
     rows = [
         candidate(0, latency_ms=None, rank_latencies_ms={}, failure="rank 1: OutOfResources:\n shared memory"),
         candidate(1, latency_ms=0.25, left=None, rank_latencies_ms={0: 0.25, 7: 0.2}, shared_bytes=232448),
@@ -161,22 +124,23 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
         candidate(3, latency_ms=None, rank_latencies_ms={}, left=NOT_TRIED),
     ]
     spent = Seconds(total=10.0, discover=1.0, race=7.0, meetings=3.0, compile_cpu=99.0)
-    keep(cache, record(candidates=rows, winner=1, spent=spent))
+    keep(cache, record(candidates=rows, winner=1, spent=spent, not_followed=["helper.work"]))
     out = ask("show", "gemm")
     assert out == run("show", "gemm").stdout, "the lines of a tuning name it so"
-    table = out.splitlines()[-4:]
-    assert [line.split()[0] for line in table] == [">", "2", "3", "0"]
-    assert table[0].split()[:6] == [">", "1", "0.2500", "0.0100", "1.3000", "0.2000"]
-    assert table[0].endswith("winner")
-    for word in ("+1.0%", "12"):
+    table = out.splitlines()[-5:-1]
+    assert [line.split()[0] for line in table] == ["1", "2", "3", "0"]
+    assert table[0].split()[:8] == ["1", "0.2500", "1.00", "0.0100", "1.3000", "5", "255", "0"]
+    assert "winner: fastest step" in table[0]
+    for word in ("1.01", "12", "rung 2"):
         assert word in table[1]
     assert table[3].endswith("rank 1: OutOfResources: shared memory")
-    for word in ("slowest rank 0, fastest 0.2000 ms", "227.0 KiB", "90 replays of step", "2026-03-01 12:00:00 UTC"):
+    for word in ("kernel 0.250 ms, step 1.300 ms, slowest rank 0 (+25.0 %)", " 227 ", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
-    # CPU-seconds of all threads, and meetings inside phases, are no phases.
-    assert "10.0 s (discover 1.0, race 7.0, of it in meetings 3.0, CPU-seconds of compilation 99.0)" in out
+    assert "10.0 s (discover 1.0, race 7.0, meetings 3.0, compile_cpu 99.0)" in out
     assert "3 tried: 1 in the finals, 1 raced out, 1 cannot run here (shared memory), 1 untried" in out
     assert "winner      1: BLOCK_M=32 num_warps=4 SCALE=1" in out, "with what is the same in all candidates"
+    assert "without helper.work: if these change, the record still counts" in out
+    assert "helper.work" in ask("explain", "gemm")
 
 
 def test_show_for_programs_is_the_whole_record(cache: Cache, ask: Answers):
@@ -192,8 +156,8 @@ def test_show_without_measured_times(cache: Cache, ask: Answers):
     keep(cache, record(candidates=[candidate(0, **bare)], winner=0))
     out = ask("show", "gemm")
     assert "not measured" in out
-    assert out.splitlines()[-1].split() == [">", "0", "BLOCK_M=16", "num_warps=4", "SCALE=0", "winner"]
-    assert "regs" not in out
+    assert out.splitlines()[-2].split() == ["0", "BLOCK_M=16", "num_warps=4", "SCALE=0", "winner:", "fastest", "step"]
+    assert "registers" not in out
 
 
 def test_show_leaves_no_candidate_without_a_reason(cache: Cache, ask: Answers):
@@ -204,14 +168,6 @@ def test_show_leaves_no_candidate_without_a_reason(cache: Cache, ask: Answers):
     assert "chosen as it was stored" in page
     assert "not chosen: +1000.0% by its kernel, +1.0000 ms by the step" in page
     assert page.count("the same kernel as candidate 1") == 1
-
-
-def test_imports_that_a_source_leaves_out_are_shown(cache: Cache, ask: Answers):
-    """A change of their code is not noticed, and the page says so."""
-    stem, other = keep(cache, record(not_followed=["helper.work", "import_module(...)"]), record(key="[8192]"))
-    assert "without helper.work, import_module(...): if these change, the record still counts" in ask("show", stem)
-    assert "helper.work, import_module(...)" in ask("explain", stem)
-    assert "helper" not in ask("show", other) + ask("explain", other)
 
 
 def test_a_record_has_many_names(cache: Cache, ask: Answers):
@@ -339,7 +295,7 @@ def test_of_several_folders_the_first_alone_is_cleared(cache: Cache, ask: Answer
     assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.gemm", "model.theirs"]
     ask("clear", "theirs", "--yes", code=1)
     assert f"is not in the cache folder {cache.folder}" in ask.err
-    assert ask("clear", "--yes") == "deleted all 1 record\n"
+    assert ask("clear", "--yes") == "deleted all 1 record, 1 file\n"
     assert [each["kernel"] for each in ask.json("ls")["records"]] == ["model.theirs"]
 
 
@@ -374,7 +330,7 @@ def test_clear_asks_first(cache: Cache, ask: Answers, monkeypatch: pytest.Monkey
 
 
 def bar(cache: Cache, key: str, kernel: str, config: str) -> None:
-    one = QuarantinedConfig(kernel=kernel, key="[64]", config=config, rank=1, since=time.time() - 7200)
+    one = QuarantinedConfig(kernel=kernel, key="[64]", config=config, rank=1, since=time.time() - 25_300)
     quarantine(cache.folder / "quarantine" / f"{key}.jsonl", one)
 
 
@@ -384,7 +340,7 @@ def test_configs_in_quarantine_are_listed(cache: Cache, ask: Answers):
         bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32 num_warps=4")
     bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64\x1b[2J")
     page = ask("ls", "--quarantine")
-    for word in ("library.gemm", "[64]", "BLOCK=32 num_warps=4", "2 h", "0123456789abcdef", "2 configs in quarantine"):
+    for word in ("library.gemm", "[64]", "BLOCK=32 num_warps=4", "7 h ago", "0123456789abcdef", "2 configs in quarantine"):
         assert word in page
     assert "\x1b" not in page
     path = cache.folder / "quarantine" / "0123456789abcdef.jsonl"
@@ -395,14 +351,10 @@ def test_configs_in_quarantine_are_listed(cache: Cache, ask: Answers):
 
 
 def test_configs_in_quarantine_may_run_again(cache: Cache, ask: Answers):
-    """Those of one kernel, those of one id by any beginning that is its own, then all."""
+    """Those of one kernel, then all."""
     bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32")
-    bar(cache, "0123f56789abcdef", "library.scan", "BLOCK=16")
     bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64")
-    for key in ("nothing", "0f", "0123"):
-        ask("clear", "--quarantine", key, code=1)
-        assert f"no config of {key}" in ask.err
-    assert "1 config may run again" in ask("clear", "--quarantine", "0123f")
+    assert "no config of nothing" in ask.json("clear", "--quarantine", "nothing", code=1)["error"]
     assert "1 config may run again" in ask("clear", "--quarantine", "gemm")
     assert [each["kernel"] for each in ask.json("ls", "--quarantine")["quarantine"]] == ["library.softmax"]
     assert len(ask.json("clear", "--quarantine")["cleared"]) == 1

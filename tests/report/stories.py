@@ -9,21 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
-from dist_tune.output.events import (
-    AnyEvent,
-    Compiled,
-    Dropped,
-    Met,
-    PhaseBegun,
-    Ranked,
-    Replayed,
-    RunBegun,
-    SiteMet,
-    Started,
-    TuningBegun,
-    TuningEnded,
-    Won,
-)
+from dist_tune.output import events as kinds
 from tests.cached_records import NOON, environment
 
 BEGIN = NOON.timestamp()
@@ -70,16 +56,16 @@ def _candidate(chance: random.Random, index: int, n_ranks: int) -> CandidateReco
     )  # fmt: skip
 
 
-def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> RunBegun:
+def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> kinds.RunBegun:
     values: dict[str, Any] = {
         "at": at, "rank": rank, "date": (NOON + timedelta(seconds=at - BEGIN)).isoformat(), "host": "node-1", "pid": 4000 + rank,
         "world_size": n_ranks, "command": ["train.py", "--layers", "2"], "device": "NVIDIA H200",
         "versions": {"dist_tune": "0.2.0", "python": "3.11.7", "torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0"},
     }  # fmt: skip
-    return RunBegun(**{**values, **changes})
+    return kinds.RunBegun(**{**values, **changes})
 
 
-def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: int = 3, name: str = "step#1") -> Iterator[AnyEvent]:
+def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: int = 3, name: str = "step#1") -> Iterator[kinds.AnyEvent]:
     """All that one rank tells of a tuning of these sites; ``straggler`` comes to each meeting 30 ms after the others."""
     now, of = BEGIN + 1.0, {"rank": rank, "tuning": name}
 
@@ -90,47 +76,47 @@ def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: 
 
     def meeting(topic: str) -> Any:
         late_s = 0.03 if rank == straggler else 0.0
-        return told(Met, 0.031, topic=topic, seconds=0.031 - late_s)
+        return told(kinds.Met, 0.031, topic=topic, seconds=0.031 - late_s)
 
     yield header(rank, n_ranks)
-    yield told(TuningBegun, closure="step", world_size=n_ranks, options={"search": "racing"})
-    yield told(PhaseBegun, phase="discover")
+    yield told(kinds.TuningBegun, closure="step", world_size=n_ranks, options={"search": "racing"})
+    yield told(kinds.PhaseBegun, phase="discover")
     for number, each in enumerate(records):
         met = {"label": f"{each.kernel} {each.key}", "kernel": each.kernel, "key": each.key, "miss": "no record of this kernel and key"}
-        yield told(SiteMet, 0.02, site=number, configs=[one.config for one in each.candidates], n_pruned=16, **met)
+        yield told(kinds.SiteMet, 0.02, site=number, configs=[one.config for one in each.candidates], n_pruned=16, **met)
     yield meeting("manifest")
-    yield told(PhaseBegun, phase="compile")
+    yield told(kinds.PhaseBegun, phase="compile")
     for number, each in enumerate(records):
         for one in each.candidates[rank::n_ranks]:
-            yield told(Compiled, 0.01, site=number, candidate=one.index, seconds=0.05, worker=one.index % 3)
+            yield told(kinds.Compiled, 0.01, site=number, candidate=one.index, seconds=0.05, worker=one.index % 3)
     for number, each in enumerate(records):
         for one in each.candidates:
             if one.failure is not None:
-                yield told(Dropped, site=number, candidate=one.index, failure="load", reason=one.failure)
+                yield told(kinds.Dropped, site=number, candidate=one.index, failure="load", reason=one.failure)
     yield meeting("vote")
-    yield told(PhaseBegun, phase="race", bound=400)
+    yield told(kinds.PhaseBegun, phase="race", bound=400)
     n_race = max(len(each.candidates) for each in records)
     for replay in range(n_race):
         ran = {number: replay % len(each.candidates) for number, each in enumerate(records)}
         for number, index in ran.items():
-            yield told(Started, site=number, candidate=index, replay=replay)
-        yield told(Replayed, 0.01, replay=replay, seconds=0.009, candidates=ran)
+            yield told(kinds.Started, site=number, candidate=index, replay=replay)
+        yield told(kinds.Replayed, 0.01, replay=replay, seconds=0.009, candidates=ran)
     yield meeting("rung 0")
     for number, each in enumerate(records):
-        yield told(Ranked, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms)
-    yield told(PhaseBegun, phase="finals", bound=40)
+        yield told(kinds.Ranked, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms)
+    yield told(kinds.PhaseBegun, phase="finals", bound=40)
     for replay in range(n_race, n_race + 20):
-        yield told(Replayed, 0.01, replay=replay, seconds=0.009, candidates={})
+        yield told(kinds.Replayed, 0.01, replay=replay, seconds=0.009, candidates={})
     yield meeting("round 0")
-    yield told(PhaseBegun, phase="settle")
+    yield told(kinds.PhaseBegun, phase="settle")
     for number, each in enumerate(records):
         won = {"winner": each.winner, "reason": "fastest step", "record_id": f"{number:06x}", "record": each.model_dump(mode="json")}
-        yield told(Won, 0.01, site=number, **won)
+        yield told(kinds.Won, 0.01, site=number, **won)
     seconds = {phase: value for phase, value in records[0].spent.model_dump().items() if value}
-    yield told(TuningEnded, 0.1, seconds=seconds, n_replays=420, first_ms=2.31, best_ms=1.62)
+    yield told(kinds.TuningEnded, 0.1, seconds=seconds, n_replays=420, first_ms=2.31, best_ms=1.62)
 
 
-def lines(told: Iterator[AnyEvent] | list[AnyEvent]) -> bytes:
+def lines(told: Iterator[kinds.AnyEvent] | list[kinds.AnyEvent]) -> bytes:
     return b"".join(event.model_dump_json().encode() + b"\n" for event in told)
 
 

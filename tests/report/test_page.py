@@ -1,4 +1,4 @@
-"""The page and the text: self-contained, escaped, small. The page's data is read as the browser reads it."""
+"""The page, the text and the trace: self-contained, escaped, small. The page's data is read as the browser reads it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import triton
 
 from dist_tune.configs import config_fields
-from dist_tune.output.events import Met, Told, TuningEnded
-from dist_tune.report import Story, progress_lines, render, story_of_folder, story_of_records, summary, text
+from dist_tune.output.events import Met, PhaseBegun, Told, TuningEnded
+from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text, trace_events
 from dist_tune.report.page import python_config
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
@@ -51,7 +51,24 @@ def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_ou
     assert [len(site["candidates"]) for site in content(story)["sites"]] == [200] * 20
 
 
-def test_texts_of_unknown_origin_are_no_html():
+def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
+    """The step before and after, who came last, each candidate with its ranks, its reason and its config."""
+    told = content(story)
+    assert told["machine"]["ranks"] == "4 ranks, NVIDIA H200"
+    (tuning,) = told["tunings"]
+    assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
+    assert "rank 3 (4 of 4 meetings" in tuning["came_last"]
+    site = told["sites"][0]
+    best, *others = site["candidates"]
+    assert (best["is_best"], best["cells"][0], best["python"]) == (True, record(0).winner, python_config(record(0).best.fields))
+    assert [rank for rank, _ in best["ranks"]] == [0, 1, 2, 3]
+    assert all(dict(zip(site["headings"], each["cells"], strict=True))["why"] for each in others)
+    assert "cannot run here (shared memory)" in site["outcomes"]
+    assert text(story).startswith("Tuning of step\n")
+    assert [text(story).count(each["label"]) for each in told["sites"]] == [1] * 20
+
+
+def test_texts_of_unknown_origin_are_no_html_and_do_not_fill_the_page():
     """Kernel names, keys, configs, reasons, hosts, commands, messages: the page has the elements of its template alone."""
     fields = {FORGED: FORGED, "B": 1}
     candidates = [candidate(i, config=f"{FORGED} {i}", fields=fields | {"B": i}, left=FORGED, failure=None) for i in range(3)]
@@ -61,43 +78,22 @@ def test_texts_of_unknown_origin_are_no_html():
     told.take(header(0, 2, host=FORGED, device=FORGED, command=[FORGED], date=FORGED, versions={FORGED: FORGED}))
     told.take(Told(at=0.0, rank=0, tuning="step#1", level=FORGED, text=f"{FORGED}<!-- --><script>"))
     told.notes.append(FORGED)
-    plain = render(Story()).count("<")
     for each in (story_of_records([forged]), told):
-        page = render(each)
-        assert page.count("<") == plain
-        assert FORGED in content(each)["sites"][0]["candidates"][0]["why"]
+        assert render(each).count("<") == render(Story()).count("<")
+        assert FORGED in content(each)["sites"][0]["candidates"][0]["cells"][-1]
     odd = story_of_records([small_record(kernel="gemm\x1b[31m\u202e")])
     assert not re.search("[\x1b\u202e]", render(odd) + text(odd))
-
-
-def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
-    """The step before and after, who came last, each candidate with its ranks, its reason and its config."""
-    told = content(story)
-    assert dict(told["machine"])["ranks"] == "4 ranks on 1 host, NVIDIA H200"
-    (tuning,) = told["tunings"]
-    assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
-    assert "rank 3 (4 of 4 meetings" in tuning["came_last"]
-    site = told["sites"][0]
-    best, *others = site["candidates"]
-    assert (best["index"], best["python"]) == (site["best"], python_config(record(0).best.fields))
-    assert [rank for rank, _ in best["ranks"]] == [0, 1, 2, 3]
-    assert all(each["why"] for each in others)
-    assert "cannot run here (shared memory)" in site["outcomes"]
-    assert text(story).startswith("Tuning of step\n")
-    assert [text(story).count(each["label"]) for each in told["sites"]] == [1] * 20
+    name = "k" * 5000
+    long = content(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
+    assert max(map(len, (long["title"], long["sites"][0]["label"]))) < 300
 
 
 def test_the_reason_of_the_choice_is_the_one_that_was_stored():
     """In the page, the text and the document alike; of events the winner's, of records the record's."""
-    reason = "as it was decided"
-    stored = record(1, 12).model_copy(update={"reason": reason})
-    won = [
-        each.model_copy(update={"reason": reason}) if each.kind == "winner" else each for each in events([record(1, 12, reason="")], 0, 1)
-    ]
-    for told in (story_of_records([stored]), story_of(*won)):
-        assert content(told)["sites"][0]["reason"] == reason
-        assert f"  chosen: {reason}; " in text(told)
-        assert summary(told)["sites"][0]["reason"] == reason
+    won = [each.model_copy(update={"reason": "as decided"}) if each.kind == "winner" else each for each in events([record(1, 12)], 0, 1)]
+    for told in (story_of_records([record(1, 12, reason="as decided")]), story_of(*won)):
+        assert (content(told)["sites"][0]["reason"], summary(told)["sites"][0]["reason"]) == ("as decided", "as decided")
+        assert "  chosen: as decided; " in text(told)
 
 
 @pytest.mark.parametrize(
@@ -117,32 +113,22 @@ def test_a_config_can_be_copied_as_python(config: Any):
 def test_two_tunings_of_one_closure_are_told_apart():
     """By the number of the call: ten calls of one step have the same eleven sites, and each is told once below the name of its call."""
     told = story_of(*(event for n in (1, 4) for event in list(events([record(1, 12)], 0, 1, name=f"train.step, call {n}"))[1:]))
-    facts = summary(told)["facts"]
-    assert facts["step, call 1"].startswith("step 2.31 ms with the first configs")
-    assert "; took 14.2 s" in facts["step, call 4"]
     assert summary(told)["title"] == "step"
     assert [(row["label"], row["tuning"]) for row in summary(told)["sites"]] == [("gemm_1 [1024, 2752]", f"step, call {n}") for n in (1, 4)]
     assert [each["name"] for each in content(told)["tunings"]] == ["step, call 1", "step, call 4"]
+    assert "  step, call 1, step: 2.31 ms with the first configs" in text(told)
     assert "\nstep, call 4:\n" in text(told)
 
 
 def test_what_all_ranks_say_is_said_once_and_names_sites_as_the_rest_of_the_page():
     """With the numbers of the ranks; a label of 250 characters fills three rows of a page."""
     told = story_of(*events([record(1, 6)], 0, 1))
-    ((_, site),) = told.sites
+    ((_, _, site),) = told.sites
     for rank in range(3):
         told.take(Told(at=0.0, rank=rank, tuning="step#1", level="WARNING", text=f"site={site.met.label} is tuned: it differs in source"))
     told.take(Told(at=0.0, rank=2, tuning="step#1", level="ERROR", text="gone"))
     lines = ["ranks 0, 1, 2, WARNING: gemm_1 [1024, 2752] is tuned: it differs in source", "rank 2, ERROR: gone"]
     assert content(told)["notes"] == lines
-    assert progress_lines(told, 0.0)[-1] == lines[1]
-
-
-def test_names_of_thousands_of_letters_do_not_fill_the_page():
-    """A site's heading and the page's title end with an ellipsis; the table of winners, too."""
-    name = "k" * 5000
-    told = content(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
-    assert max(map(len, (told["title"], told["sites"][0]["label"]))) < 300
 
 
 def test_a_site_that_is_not_settled_is_on_the_page():
@@ -150,8 +136,7 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
     (site,) = content(told)["sites"]
     assert site["reason"].startswith("not settled; best so far: BLOCK_M=")
-    assert (site["candidates"], summary(told)["sites"][0]["winner"]) == ([], "")
-    assert "not settled" in text(told)
+    assert (site["candidates"], site["winner"], "not settled" in text(told)) == ([], "", True)
 
 
 @pytest.mark.parametrize(
@@ -166,22 +151,48 @@ def test_a_site_that_is_not_settled_is_on_the_page():
 def test_a_lead_is_told_beside_the_noise(times: tuple[float | None, ...], winner: int, words: str):
     """The spreads of the winner and of the fastest other, added: 0.02 ms here. A winner by its step may have the slower kernel."""
     rows = [candidate(i, latency_ms=ms, spread_ms=0.01, failure="no" if ms is None else None, left=None) for i, ms in enumerate(times)]
-    told = story_of_records([small_record(candidates=rows, winner=winner)])
-    assert summary(told)["sites"][0]["confidence"] == words
+    assert summary(story_of_records([small_record(candidates=rows, winner=winner)]))["sites"][0]["confidence"] == words
 
 
-def test_the_last_to_come_is_the_one_who_waits_least():
-    """Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
+def test_seconds_and_the_last_to_come():
+    """Meetings are a part of the phases. Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
     waits = [(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]
     of: dict[str, Any] = {"tuning": "t", "topic": "rung"}
     told = story_of(*(Met(at=1000.0 * rank, rank=rank, seconds=s, **of) for rank, each in enumerate(waits) for s in each))
     first, second = "rank 0 (1 of 3 meetings, the others waited 0.3 s)", "rank 1 (2 of 3 meetings, the others waited 0.2 s)"
+    told.take(TuningEnded(at=1.0, rank=0, tuning="t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1))
     assert f"  came last to meetings: {first}, {second}\n" in text(told)
+    assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  meetings: 2.00 s, a part of the phases\n" in text(told)
 
 
-def test_phases_add_up_to_the_total():
-    """Meetings are a part of them, and what is left is called other."""
-    seconds = {"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}
-    told = story_of(TuningEnded(at=1.0, rank=0, tuning="t", seconds=seconds, n_replays=1))
-    facts = {"took": "10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay", "meetings": "2.00 s, a part of the phases"}
-    assert summary(told)["facts"] == facts
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_is_a_process_with_its_threads():
+    """Phases, replays, meetings, and three compile workers, with names; rungs, drops, winners and errors are marks."""
+    told = Story()
+    for rank in range(2):
+        for event in events([record(0, 20)], rank, 2):
+            is_failed = rank == 1 and event.kind == "done"
+            told.take(event.model_copy(update={"error": "ValueError: x"}) if is_failed else event)
+    found = json.loads(json.dumps(list(trace_events(told)), allow_nan=False))
+    threads = ("phases", "replays", "meetings", "compile worker 0", "compile worker 1", "compile worker 2")
+    names = {(each["pid"], each["args"]["name"]) for each in found if each["ph"] == "M"}
+    assert names == {(rank, each) for rank in range(2) for each in (*threads, f"rank {rank} (node-1, NVIDIA H200)")}
+    spans = [each for each in found if each["ph"] == "X"]
+    assert len(spans) == 2 * (5 + 40 + 4 + 10)
+    assert all(each["ts"] > 0 and each["dur"] >= 0 for each in spans)
+    marks = [each["name"] for each in found if each["ph"] == "i"]
+    assert f"winner: site 0 candidate {record(0, 20).winner}" in marks
+    assert [each for each in marks if each.startswith("failed")] == ["failed: ValueError: x"]
+    assert list(trace_events(Story())) == []
+
+
+@pytest.mark.parametrize(("total_s", "end_s"), [(3.0, 8.0), (0.0, 9.0)])
+def test_the_last_phase_ends_with_the_tunings_seconds(total_s: float, end_s: float):
+    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
+    of: dict[str, Any] = {"rank": 0, "tuning": "t"}
+    ended = TuningEnded(at=9.0, seconds={"total": total_s} if total_s else {}, **of)
+    told = story_of(PhaseBegun(at=5.0, phase="discover", **of), PhaseBegun(at=7.0, phase="settle", **of), ended)
+    ends = {each["name"]: (each["ts"] + each["dur"]) / 1e6 for each in trace_events(told) if each["ph"] == "X"}
+    assert ends == {"discover": 7.0, "settle": end_s}
