@@ -363,6 +363,5 @@ def _end_all() -> None:
 
 
 def n_compile_threads(n_ranks_of_host: int) -> int:
-    """This process's part of the cores that it may run on. Ranks of the job that take no part in the tuning count as well."""
-    n_ranks = max(n_ranks_of_host, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    """This process's part of the cores that it may run on."""
+    return max(1, len(os.sched_getaffinity(0)) // n_ranks_of_host)

@@ -15,9 +15,8 @@ from dist_tune.distributed.group import (
     n_collectives,
     ranks_of,
 )
-from dist_tune.distributed.messages import Part, Reduction, Result
+from dist_tune.distributed.messages import Part, Reduction, Result, is_secondary
 from dist_tune.distributed.store import Asked, WorkQueue
-from dist_tune.distributed.verdicts import is_secondary
 
 __all__ = [
     "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "WorkQueue", "check_group", "device_identity", "group_of", "is_secondary",

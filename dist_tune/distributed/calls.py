@@ -7,10 +7,11 @@ call must not replay it with a rank that has come to its fourth.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dist_tune.distributed.processes import GONE, RUNS, STOPPED
+State = Literal["", "gone", "runs", "stopped"]
+"""Of a process, as others of its host see it; empty on another host, or in another namespace."""
 
 
 class Place(NamedTuple):
@@ -33,8 +34,7 @@ class Calls:
     """The calls of one closure on this rank."""
 
     n_calls: int = 0
-    """Calls that are over, or that may end in a meeting; the latter are ``under_way`` until they are over."""
-    under_way: list[Place] = field(default_factory=list)
+    """Those that are over, or that may end in a meeting."""
 
 
 class Call(NamedTuple):
@@ -49,25 +49,17 @@ class Call(NamedTuple):
     @property
     def key(self) -> str:
         """Its part of the store, the same on all ranks: by collectives where these show the call, by its number elsewhere."""
-        return key_of(self.place, has_talked=self.has_talked)
+        return f"{self.place.closure}/{f'c{self.place.before}' if self.has_talked else f'n{self.place.number}'}"
 
-    def holds(self, other: Place) -> bool:
-        """True if a rank that is at ``other`` is in this very call."""
-        mine = self.place
-        return mine.closure == other.closure and (mine.before == other.before if self.has_talked else mine.number == other.number)
-
-
-def key_of(place: Place, *, has_talked: bool) -> str:
-    """See ``Call.key``."""
-    return f"{place.closure}/{f'c{place.before}' if has_talked else f'n{place.number}'}"
+    def holds(self, *others: Place) -> bool:
+        """True if a rank that is at one of ``others`` is in this very call."""
+        return any(Call(each, self.has_talked, 0).key == self.key for each in others)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """What a rank says of itself when a peer asks. A JSON object."""
 
-    question: int
-    """Number of the question that it will answer next."""
     process: str
     """See ``process_name``."""
     n_issued: int
@@ -85,12 +77,12 @@ class Card:
     """Collectives that it has issued on all groups."""
     waits: Call | None = None
     """The call whose first meeting it waits in."""
-    topic: str = ""
-    """Of that meeting."""
-    is_over: bool = False
-    """True at the end of its program."""
     first_run_s: float = 0.0
     """Seconds of the first run of its call: a replay may take twice as long."""
+    question: int = 0
+    """Number of the question that it will answer next."""
+    is_over: bool = False
+    """True at the end of its program."""
 
     @property
     def text(self) -> str:
@@ -107,8 +99,8 @@ class Peer:
     """Its latest answer; None of a rank that has had no call which might end in a meeting, or whose answer cannot be read."""
     silent_s: float = 0.0
     """Seconds since a question that it has not answered yet."""
-    state: str = ""
-    """Of its process, see ``state_of``."""
+    state: State = ""
+    """Of its process."""
     is_fresh: bool = False
     """True if the answer was given after the first question to it."""
 
@@ -117,22 +109,22 @@ class Peer:
         """Where it is, since when, and how its process does, for people."""
         if self.card is None:
             return "nothing yet"
-        state = {GONE: "its process has ended", STOPPED: "its process is stopped"}.get(self.state, "")
+        state = {"gone": "its process has ended", "stopped": "its process is stopped"}.get(self.state, "")
         silence = f"no sign of life for {self.silent_s:.1f} s" if self.silent_s >= 1.0 else ""
         return ", ".join(filter(None, [self.card.text, state, silence]))
 
 
 def has_passed(call: Call, card: Card) -> bool:
     """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
-    is_inside, has_gone_on = any(map(call.holds, card.inside)), card.n_issued > call.n_issued
+    has_gone_on = card.n_issued > call.n_issued
     # In a call with collectives, ranks may count those differently (see ``Agreed.is_even``); in one without, its number may be another's.
-    if is_inside and (call.has_talked or not has_gone_on):
+    if call.holds(*card.inside) and (call.has_talked or not has_gone_on):
         return False
     return has_gone_on or card.n_calls.get(call.place.closure, 0) >= call.place.number
 
 
-Outcome = Literal["", "alone", "timed out", "mismatch"]
-"""Of a wait; empty: go on waiting."""
+Outcome = Literal["", "alone", "timed out", "crossed"]
+"""Of a wait. Empty: go on waiting; crossed: another rank waits in another call for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +148,31 @@ class Limits:
 
         ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in this call.
         """
-        passed = [rank for rank, peer in missing.items() if peer.card is not None and has_passed(call, peer.card)]
+        cards = {rank: peer.card for rank, peer in missing.items() if peer.card is not None}
+        passed = [rank for rank, card in cards.items() if has_passed(call, card)]
         if self.is_gathering and passed:
             return "alone", passed
-        for rank, peer in missing.items():
-            if (card := peer.card) is None:
-                continue
-            is_here = any(map(call.holds, card.inside))
-            has_died = peer.state == GONE and not card.is_over
-            # One of this host that is stopped, or too busy to answer, comes to the call that it is in.
-            is_held = is_here and not self.is_broken and peer.state in ((RUNS, STOPPED) if self.is_gathering else (STOPPED,))
-            patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
-            is_silent = peer.silent_s >= patience_s and not is_held
-            is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
-            is_stuck = not self.is_gathering and is_here and is_slow and not is_held
-            if has_died or card.is_over or is_silent or is_stuck:
+        for rank, card in cards.items():
+            peer, is_here = missing[rank], call.holds(*card.inside)
+            has_died = peer.state == "gone" and not card.is_over
+            if has_died or card.is_over or self._is_stuck(peer, card, is_here=is_here):
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
                 return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
             waits = card.waits
             is_elsewhere = waits is not None and waits.key != call.key and (call.holds(waits.place) or not has_passed(waits, mine))
-            if self.is_first and peer.is_fresh and is_elsewhere:  # each waits for the other
-                return "mismatch", [rank]
+            if self.is_first and peer.is_fresh and is_elsewhere:
+                return "crossed", [rank]
         patience_s = self.deadline_s if self.is_optional or not self.is_gathering else self.gather_s
         if waited_s >= patience_s:
             return ("alone" if self.is_optional else "timed out"), list(missing)
         return "", []
+
+    def _is_stuck(self, peer: Peer, card: Card, *, is_here: bool) -> bool:
+        """True if a rank answers no more, or in a later meeting does one and the same thing for too long."""
+        # A process of this host that is stopped comes to the call that it is in; so does one that is too busy to answer in its first run.
+        will_come = peer.state == "stopped" or (peer.state == "runs" and self.is_gathering)
+        if is_here and will_come and not self.is_broken:
+            return False
+        patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
+        is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
+        return peer.silent_s >= patience_s or (is_here and is_slow and not self.is_gathering)

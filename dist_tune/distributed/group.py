@@ -7,16 +7,16 @@ nothing: a gloo group that timed out is dead, and an NCCL communicator may take 
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -39,23 +39,30 @@ class Ranks(Meetings):
     """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0) -> None:
-        self._group = group
+        self._ref = None if group is None else ref(group)
         if group is None:
             # Its rank names its log, also where other processes tune beside it.
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
             super().__init__(None, rank, (rank,), deadline_s)
         else:
             members = tuple(dist.get_process_group_ranks(group))
-            name = f"dist_tune/{group.group_name}/{'-'.join(map(str, members))}"
+            # Groups of other members may have the same name.
+            name = f"dist_tune/{group.group_name}/{sha256(str(members).encode()).hexdigest()[:16]}"
             _generations[name] += 1
             store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(c10d._get_default_store()))
             super().__init__(store, dist.get_rank(), members, deadline_s)
-            _made.add(self)
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None
         """True of a process that decides alone, of which there may be others beside it."""
-        self.neighbours = neighbours(self.rank, self.members)
+        self.n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+        """Ranks of the job on this host, as torchrun says; 0 without it."""
+        self.neighbours = neighbours(self.rank, self.members, self.n_local or len(self.members))
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        """The process group; not kept alive, so that destroying it frees peers, and the interpreter's end finds no gloo thread of it."""
+        return None if self._ref is None else self._ref()
 
     @property
     def is_first(self) -> bool:
@@ -65,24 +72,18 @@ class Ranks(Meetings):
     @property
     def writes_progress(self) -> bool:
         """True on the rank that writes to the terminal; of processes that tune each alone beside one another, on rank 0."""
-        return self.rank == (0 if self._group is None else self.members[0])
+        return self.rank == (0 if self.is_alone else self.members[0])
 
     @property
     def n_issued(self) -> int:
         """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
-        try:
-            return int(self._group._get_sequence_number_for_group()) if self._group is not None else 0  # type: ignore[attr-defined]
-        except RuntimeError:
-            return 0
+        group = self._group
+        return _n_issued(group) if group is not None else 0
 
     @property
     def n_of_process(self) -> int:
         """Collectives that this process has issued on all groups."""
         return n_collectives()
-
-    def running(self, number: int, doing: str) -> AbstractContextManager[None]:
-        """A run of the closure."""
-        return self.activity.run(number, doing)
 
     def work_queue(self, n_tasks: int) -> WorkQueue:
         """The queue of one call: every rank makes it. Raises ``StoreGoneError``."""
@@ -90,24 +91,16 @@ class Ranks(Meetings):
         calls.n_calls += 1
         return WorkQueue(dist.PrefixStore(f"work/{calls.n_calls}", own_client(self._root)), n_tasks)
 
-    def watch_troubles(self, troubles: list[str]) -> None:
-        """Tell peers of candidates that fail here between their collectives, as they are added to this list."""
-        self.activity.troubles = troubles
-
     def align(self) -> None:
         """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
 
         Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
         """
-        if (
-            self._group is None
-            or not torch.cuda.is_available()
-            or torch.device("cuda") not in self._group._device_types
-            or not dist.is_nccl_available()
-        ):
+        group, cuda = self._group, torch.device("cuda")
+        if group is None or not torch.cuda.is_available() or cuda not in group._device_types or not dist.is_nccl_available():
             return
-        if isinstance(self._group._get_backend(torch.device("cuda")), dist.ProcessGroupNCCL):
-            dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
+        if isinstance(group._get_backend(cuda), dist.ProcessGroupNCCL):
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
@@ -117,7 +110,7 @@ class Ranks(Meetings):
         others to four times the deadline, because the process is gone when NCCL's expires.
         """
         before = []
-        for backend in _backends() if self._group is not None else ():
+        for backend in () if self.is_alone else _backends():
             is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
             short = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0))
             if backend.options._timeout > short:
@@ -130,12 +123,8 @@ class Ranks(Meetings):
                 backend._set_default_timeout(timeout)
 
 
-def neighbours(rank: int, members: Sequence[int]) -> tuple[int, int]:
-    """Position of this rank among the members on its host, and how many these are.
-
-    The ranks of a host have consecutive numbers, and torchrun says how many they are; without it all are taken to be here.
-    """
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or len(members))
+def neighbours(rank: int, members: Sequence[int], n_local: int) -> tuple[int, int]:
+    """Position of this rank among the members on its host, and how many these are: ranks of a host have consecutive numbers."""
     here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
     return here.index(rank), len(here)
 
@@ -166,19 +155,8 @@ def check_group(option: str, group: object) -> None:
     )
 
 
-_groups: dict[int, tuple[dist.ProcessGroup, Ranks]] = {}
-_made: WeakSet[Ranks] = WeakSet()
-"""Also those whose process group was destroyed; what a tuning has left in cycles may hold them."""
-
-
-@atexit.register
-def _let_go() -> None:
-    # A gloo group that lives until the interpreter ends may abort it: its thread then asks for an interpreter that is gone.
-    _groups.clear()
-    for each in list(_made):
-        each._group = None
-
-
+_groups: dict[int, Ranks] = {}
+"""By the identity of a group that lives."""
 _groups_lock = threading.Lock()
 
 
@@ -197,9 +175,9 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
     if group is None:
         group = dist.group.WORLD
     with _groups_lock:
-        for key, (known, _) in list(_groups.items()):
-            if known not in c10d._world.pg_map:  # destroyed since; peers that wait for this rank there are told
-                _groups.pop(key)[1].close()
+        for key, known in list(_groups.items()):
+            if known._group not in c10d._world.pg_map:  # destroyed since; peers that wait for this rank there are told
+                _groups.pop(key).close()
         if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
             raise ValueError(
                 f"rank {dist.get_rank()}: the group that is to decide has been destroyed (destroy_process_group); only keys that have "
@@ -208,8 +186,8 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
             raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
         if id(group) not in _groups:
-            _groups[id(group)] = (group, Ranks(group, deadline_s))
-        ranks = _groups[id(group)][1]
+            _groups[id(group)] = Ranks(group, deadline_s)
+        ranks = _groups[id(group)]
     ranks.deadline_s = deadline_s
     # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
     ranks.gather_s = max([deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))])
@@ -242,8 +220,11 @@ def is_symmetric(tensor: torch.Tensor) -> bool:
 
 def n_collectives() -> int:
     """Collectives that this process has issued on all groups so far, as far as their backends count them."""
-    count = 0
-    for group in c10d._world.pg_map:
-        with suppress(RuntimeError):  # a backend that does not count
-            count += group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # missing in torch's stubs
-    return count
+    return sum(map(_n_issued, list(c10d._world.pg_map)))
+
+
+def _n_issued(group: dist.ProcessGroup) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # missing in torch's stubs
+    except RuntimeError:  # a backend that does not count
+        return 0

@@ -1,10 +1,8 @@
 """The protocol of meetings on a c10d store: parts, a count, and one verdict that every rank reads. docs/distributed.md has it on one page.
 
-Knows a store and the names of ranks, nothing of process groups. Keys are of one call, ``{closure}/{id}/{k}/...``: calls share none. ``id``
-is ``c{collectives before the call}`` if its first run has issued some on the group, because those take all ranks, and else the call's
-number on this rank, ``n{number}``; ``k`` counts the meetings of the call. Each member brings its part to each meeting once, or ends the
-call; one ``compare_set`` fixes the verdict of a meeting, and all read that one, late ones too. The first verdict that is not "agreed" is
-the end of the call.
+Knows a store and the names of ranks, nothing of process groups. Each member brings its part to each meeting once, or ends the call; one
+``compare_set`` fixes the verdict of a meeting, and all read that one, late ones too. The first verdict that is not "agreed" is the end of
+the call.
 """
 
 from __future__ import annotations
@@ -17,27 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.distributed.activity import Activity
-from dist_tune.distributed.calls import Call, Calls, Limits, Place, has_passed, key_of
-from dist_tune.distributed.messages import (
-    Aborted,
-    Agreed,
-    Alone,
-    Header,
-    Mismatch,
-    Part,
-    Reduction,
-    Result,
-    TimedOut,
-    Verdict,
-    part_text,
-    read_part,
-    read_verdict,
-    verdict_text,
-)
-from dist_tune.distributed.presence import Presence, Questions
+from dist_tune.distributed import messages
+from dist_tune.distributed.calls import Call, Calls, Limits, Peer, Place, has_passed
+from dist_tune.distributed.messages import FAILED, Agreed, Ended, Header, Part, Reduction, Result, Verdict
+from dist_tune.distributed.presence import Activity, Presence, Questions
 from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
-from dist_tune.distributed.verdicts import FAILED, cause_of, end_by, error_of, is_secondary, text_of
 from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
 
 _CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
@@ -69,14 +51,10 @@ class Meetings:
         self._presence: Presence | None = None
         self._lacks: StoreGoneError | None = None
         """Why there is no presence; the first meeting raises it."""
-        self._first_run: Place | None = None
-        """The call whose first run this rank is in, or has left by an exception."""
-        self._call = Call(Place("", 0), has_talked=False, n_issued=0)
         self._step, self._k = "", 0
-        self._doubted: Aborted | None = None
-        """The end of this call by a rank that has called again, as collectives show."""
         self._is_over = False
         self._last_check = 0.0
+        self._looking, self._questions = Thread(), Questions(store)
         self._garbage: list[str] = []
         """Keys of meetings, which no rank reads any more once all have come to another one."""
 
@@ -97,7 +75,7 @@ class Meetings:
         if self._presence is None and self._has_peers:
             try:
                 with self._hosted("the first call"):
-                    self._presence = Presence(self._root, own_client(self._root), self.rank, self.members, self.activity.card)
+                    self._presence = Presence(self._root, own_client(self._root), self.activity)
             except StoreGoneError as error:
                 self._lacks = error
         return self.activity.calls.setdefault(closure, Calls())
@@ -105,43 +83,24 @@ class Meetings:
     @contextmanager
     def calling(self, closure: str) -> Iterator[int]:
         """A call that may end in a meeting, with its number; peers that ask learn that this rank is inside it."""
-        calls = self.calls(closure)
+        calls, inside = self.calls(closure), self.activity.inside
         place = Place(closure, calls.n_calls + 1, self._n_issued())
-        calls.under_way.append(place)  # first: a peer that asks between these lines would take the call for one that is over
+        if self.activity.call.place not in inside:  # else another thread is tuning: what is said until that ends is about its call
+            self.activity.begin(place)
+        inside.append(place)  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
-        if self._call.place not in self.activity.inside():  # another thread is tuning: what is said until that ends is about its call
-            self._first_run = place
-            self.activity.begin()
         try:
             yield place.number
         finally:
-            calls.under_way.remove(place)
+            inside.remove(place)
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, has_raised: bool = False, is_broken: bool = False) -> None:
-        """Come to the meetings of a call of ``closure``, whose first run ``has_raised``; ``is_broken``: because a collective failed.
-
-        Raises:
-            DistTuneError: a rank has ended this very call.
-        """
-        known = [each for each in self.activity.inside() if (each.closure, each.number) == (closure, number)]
+    def enter(self, closure: str, number: int = 0, options: str = "", *, has_raised: bool = False) -> None:
+        """Come to the meetings of a call of ``closure``, whose first run ``has_raised``."""
         n_issued = self._n_issued()
+        known = [each for each in self.activity.inside if each[:2] == (closure, number)]
         place = known[-1] if known else Place(closure, number, n_issued)
-        self._call = self.activity.call = Call(place, n_issued > place.before, n_issued)
-        self._step, self._k, self._doubted, self._is_over = f"{closure}{options}", 0, None, False
-        self._first_run = place if has_raised else None
-        self.activity.at("work before the first meeting")
-        found: Verdict | None = None
-        with suppress(dist.DistNetworkError):  # the store's host is gone: the first meeting says so
-            while self._presence is not None and self._has_verdict():  # nothing is agreed without this rank
-                found, _ = self._verdict()
-                if isinstance(found, Alone) and not has_raised:
-                    return  # the first meeting says so
-                self._k += 1
-                if not is_broken and not self._has_gone_on(found):
-                    raise self._error(found)
-        if found is not None and is_broken:
-            raise self._error(found)
-        self._doubted = found if isinstance(found, Aborted) else None
+        self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
+        self._step, self._k, self._is_over = f"{closure}{options}", 0, False
 
     def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
@@ -171,10 +130,7 @@ class Meetings:
             PeerFailedError: another rank aborted; the first to do so is named on all ranks.
             RankMismatchError: ranks are in different closures, or at different steps of one.
         """
-        if not self._has_peers:
-            return fn({self.rank: part})
-        with self._hosted(topic):
-            return fn.load(self._met(topic, fn.dump(part), fn.of_texts, self._limits(is_broken=topic.startswith(FAILED))))
+        return self._reduced(topic, part, fn, self._limits())
 
     def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
         """As ``reduce``, in a call that other ranks may come to late, or may have passed.
@@ -186,12 +142,8 @@ class Meetings:
             AloneError: another rank has passed this call without coming to a meeting; or this rank's patience is at its end.
             AbsentRanksError, PeerFailedError, RankMismatchError: as ``reduce``.
         """
-        if not self._has_peers:
-            return fn({self.rank: part})
-        with self._hosted(topic):
-            self._call = self.activity.call = self._call._replace(n_issued=self._n_issued())  # a run may have come in between
-            limits = self._limits(is_gathering=True, is_optional=is_optional)
-            return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
+        self.activity.call = self.activity.call._replace(n_issued=self._n_issued())  # a run may have come in between
+        return self._reduced(topic, part, fn, self._limits(is_gathering=True, is_optional=is_optional))
 
     def beat(self, doing: str, *, is_new: bool = False, may_last: bool = False) -> None:
         """Between replays: note what begins, and at most four times a second leave if the call was ended.
@@ -207,14 +159,13 @@ class Meetings:
         now = time.monotonic()
         self.activity.at(doing, may_last=may_last)
         is_due = now - self._last_check >= max(_CHECK_EVERY_S, len(self.members) / _CHECKS_PER_S)
-        if is_new or is_due:
-            with self._hosted(doing):
-                if is_new:
-                    self._store.set(f"beat/{self.rank}", doing)
-                if is_due:
-                    self._last_check = now
-                    if self._has_verdict():  # none is agreed without this rank
-                        raise self._error(self._read_verdict()[0])
+        with self._hosted(doing):
+            if is_new:
+                self._store.set(f"beat/{self.rank}", doing)
+            if is_due:
+                self._last_check = now
+                if self._has_verdict():  # none is agreed without this rank
+                    raise self._error(self._read_verdict()[0])
 
     def abort(self, error: BaseException) -> None:
         """End the call on all ranks because of ``error``. Returns if this rank shall raise ``error`` itself.
@@ -227,13 +178,12 @@ class Meetings:
         """
         if self._is_over or not self._has_peers:
             return  # it was the others' end that was raised here
-        if is_secondary(error):
-            with self._hosted("abort"):
-                try:
-                    self._met(f"{FAILED}{text_of(error)}", "", lambda parts: "", self._limits(is_broken=True))
-                except DistTuneError as cause:
-                    raise cause from error
-            return
+        if messages.is_secondary(error):
+            try:
+                with self._hosted("abort"):
+                    self._met(f"{FAILED}{messages.text_of(error)}", "", lambda parts: "", self._limits(is_broken=True))
+            except DistTuneError as cause:
+                raise cause from error
         self._is_over = True
         try:
             with self._hosted("abort"):
@@ -249,33 +199,25 @@ class Meetings:
         """A call of the store for this rank's tuning that has no answer yet."""
         return self._store.asked if self._presence is not None else None
 
-    def minder(self, tell: Callable[[str], object]) -> Callable[[], None]:
-        """What another thread calls a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
-        questions: list[Questions] = []
-        looks: list[Thread] = []
+    def look(self, tell: Callable[[str], object]) -> None:
+        """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
+        # On a thread of its own: the store may be silent, and the calling thread has more to mind.
+        if self._has_peers and self.activity.is_waiting(tell) and not self._looking.is_alive():
+            self._looking = Thread(target=self._compare, args=(tell,), name="dist_tune look", daemon=True)
+            with suppress(RuntimeError):  # no more threads
+                self._looking.start()
+                self._looking.join(0.25)
 
-        def compare() -> None:
-            with suppress(dist.DistError, StoreGoneError):  # the next meeting says so
-                if not questions:
-                    questions.append(Questions(own_client(self._root)))
-                self.activity.compare(questions[0].ask(self.activity.others), tell)
-
-        def look() -> None:
-            # On a thread of its own: the store may be silent, and the calling thread has more to mind.
-            if self._has_peers and self.activity.is_waiting(tell) and not (looks and looks[-1].is_alive()):
-                looks[:] = [Thread(target=compare, name="dist_tune look", daemon=True)]
-                with suppress(RuntimeError):  # no more threads
-                    looks[0].start()
-                    looks[0].join(0.25)
-
-        return look
+    def _compare(self, tell: Callable[[str], object]) -> None:
+        with suppress(dist.DistError):  # the next meeting says so
+            self.activity.compare(self._questions.ask(self.activity.others), tell)
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
         if not self._has_peers:
             return {}
         store = self._beside()
-        return {rank: text for rank in self.members if rank != self.rank and (text := _last_beat(store, rank))}
+        return {rank: text for rank in self.activity.others if (text := _last_beat(store, rank))}
 
     def end_from_outside(self, error: DistTuneError) -> str:
         """End the call on all ranks from another thread, because the tuning's hangs. The error of the peer that has done so before."""
@@ -291,59 +233,61 @@ class Meetings:
     def _limits(self, *, is_gathering: bool = False, is_optional: bool = False, is_broken: bool = False) -> Limits:
         return Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional, is_broken)
 
+    def _reduced(self, topic: str, part: Part, fn: Reduction[Part, Result], limits: Limits) -> Result:
+        if not self._has_peers:
+            return fn({self.rank: part})
+        with self._hosted(topic):
+            return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
+
     def _met(self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> bytes:
         """The result of a meeting; it is held again while a rank that had ended this call is on its way to it."""
-        while True:
-            self.activity.topic = topic if limits.is_first else ""
-            try:
-                verdict, result = self._meet(topic, part, reduce, limits)
-            finally:
-                self.activity.topic = ""
-            if isinstance(verdict, Agreed):
-                return result
-            if limits.is_gathering and self._has_gone_on(verdict):
-                assert isinstance(verdict, Aborted)
-                self._doubted = verdict
-                continue
-            # A rank that seemed to have called again has not: its end stands.
-            raise self._error(self._doubted if isinstance(verdict, Alone) and self._doubted is not None else verdict)
-
-    def _meet(self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> tuple[Verdict, bytes]:
-        """Bring a part, and take the verdict away. The last to come writes it."""
         if self._lacks is not None and self._presence is None:
             self._is_over = True  # peers cannot be told
             raise self._lacks
-        activity, key = self.activity, self._key()
+        doubted: Ended | None = None
+        while True:
+            key = self._key()
+            self.activity.waits = limits.is_first
+            try:
+                self._bring(key, topic, part, reduce, limits)
+                verdict, result = self._read_verdict()
+            finally:
+                self.activity.waits = False
+            if isinstance(verdict, Agreed):
+                self._forget(key)
+                return result
+            self._garbage += [f"{key}/{name}" for name in (f"part/{self.rank}", "count", "verdict")]
+            if not (limits.is_gathering and self._has_gone_on(verdict)):
+                # A rank that seemed to have called again has not: its end stands.
+                raise self._error(doubted if doubted is not None and verdict.state == "alone" else verdict)
+            doubted = verdict
+
+    def _bring(self, key: str, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
+        """Bring a part; there is a verdict after it, which the last to come writes."""
+        activity = self.activity
         late = activity.late() if limits.is_broken else None
         activity.at(f"the meeting for {topic!r}", is_meeting=True)
-        header = Header(self._step, topic, list(activity.runs), activity.odd, self.n_issued, activity.troubles[:1], late)
-        self._store.set(f"{key}/part/{self.rank}", part_text(header, part))
+        header = Header(self._step, topic, activity.latest_runs(), self.n_issued, activity.troubles[:1], late)
+        self._store.set(f"{key}/part/{self.rank}", messages.spell(messages.HEADER, header, part))
         if self._store.add(f"{key}/count", 1) == len(self.members):
             self._agree(key, reduce)
         else:
             self._wait(key, topic, reduce, limits)
-        verdict, result = self._read_verdict()
-        if isinstance(verdict, Agreed):
-            self._forget(key)
-        else:
-            self._garbage += [f"{key}/{name}" for name in (f"part/{self.rank}", "count", "verdict")]
-        return verdict, result
 
     def _agree(self, key: str, reduce: Callable[[dict[int, bytes]], str]) -> None:
         texts = self._store.multi_get([f"{key}/part/{rank}" for rank in self.members])
-        read = {rank: read_part(text, rank) for rank, text in zip(self.members, texts, strict=True)}
-        headers = {rank: header for rank, (header, _) in read.items()}
-        steps = {rank: (header.step, header.topic) for rank, header in headers.items()}
-        if len(set(steps.values())) == 1 and not next(iter(steps.values()))[1].startswith(FAILED):
-            is_even = len({header.n_issued for header in headers.values()}) == 1
-            self._decide(key, Agreed(is_even=is_even), reduce({rank: part for rank, (_, part) in read.items()}))
-            return
-        doing = {rank: _last_beat(self._store, rank) for rank in self.members}
-        self._decide(key, Mismatch(steps=steps, doing=doing, cause=cause_of(headers)))
+        headers, parts = dict[int, Header](), dict[int, bytes]()
+        for rank, text in zip(self.members, texts, strict=True):
+            headers[rank], parts[rank] = messages.read(messages.HEADER, text, rank, "its part of a meeting")
+        if len({header[:2] for header in headers.values()}) > 1 or headers[self.rank].topic.startswith(FAILED):
+            doing = {rank: _last_beat(self._store, rank) for rank in self.members}
+            self._decide(key, messages.mismatched(headers, doing, self.activity.call.place))
+        else:
+            self._decide(key, Agreed(is_even=len({header.n_issued for header in headers.values()}) == 1), reduce(parts))
 
     def _wait(self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Wait for a verdict; fix it if no other rank will."""
-        questions = Questions(self._store)
+        questions, call = Questions(self._store), self.activity.call
         began = here_at = time.monotonic()
         parts = {f"{key}/part/{rank}": rank for rank in self.members}
         for now in self._looks(key):
@@ -353,30 +297,21 @@ class Meetings:
                     self._agree(key, reduce)  # the rank that should have written the verdict has died over it
                 continue
             peers = questions.ask(missing)
-            if any(peer.card is not None and any(map(self._call.holds, peer.card.inside)) for peer in peers.values()):
+            if any(peer.card is not None and call.holds(*peer.card.inside) for peer in peers.values()):
                 here_at = now
-            outcome, ranks = limits.outcome(self._call, self.activity.card(0), peers, now - here_at)
+            outcome, ranks = limits.outcome(call, self.activity.card(), peers, now - here_at)
             if outcome == "alone":
-                gone = {rank: peers[rank] for rank in ranks if (card := peers[rank].card) is None or not has_passed(self._call, card)}
-                where = "; ".join(f"rank {rank} has not come to it: {self._where(rank, peer.text)}" for rank, peer in gone.items())
-                self._decide(key, Alone(passed=ranks, where=where))
+                self._decide(key, self._alone(ranks, peers))
             elif outcome == "timed out":
                 last = {rank: self._where(rank, peers[rank].text) for rank in ranks}
-                others = {self.rank: self.activity.card(0).text}
-                verdict = TimedOut(missing=last, others=others, topic=topic, by=self.rank, within_s=round(now - began, 1))
-                self._decide(key, verdict)
-            elif outcome == "mismatch":
-                (other,) = ranks
-                card = peers[other].card
+                when = f"within {now - began:.1f} s (noticed by rank {self.rank})"
+                self._decide(key, messages.timed_out(last, topic, call.place, when))
+            elif outcome == "crossed":
+                card = peers[ranks[0]].card
                 assert card is not None
                 assert card.waits is not None
-                mine, theirs = self._call.place, card.waits.place
-                crossed: Verdict = Mismatch(steps={self.rank: (mine.closure, topic), other: (theirs.closure, card.topic)})
-                if limits.is_gathering or self._call.holds(theirs):
-                    where = f"rank {self.rank} waits in {mine.text} and rank {other} in {theirs.text}"
-                    crossed = Alone(passed=sorted([self.rank, other]), where=where, is_even=not self._call.holds(theirs))
                 for each in (key, f"{card.waits.key}/0"):
-                    self._decide(each, crossed)
+                    self._decide(each, self._crossed(ranks[0], card.waits.place, limits))
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
@@ -392,6 +327,20 @@ class Meetings:
             else:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
 
+    def _alone(self, ranks: list[int], peers: dict[int, Peer]) -> Ended:
+        """Ranks have passed this call, or this rank goes on without them."""
+        passed = [rank for rank in ranks if (card := peers[rank].card) is not None and has_passed(self.activity.call, card)]
+        late = [f"rank {rank} has not come to it: {self._where(rank, peers[rank].text)}" for rank in ranks if rank not in passed]
+        return messages.alone("; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks)
+
+    def _crossed(self, other: int, theirs: Place, limits: Limits) -> Ended:
+        """This rank and another one wait in different calls for each other, or in one whose collectives they count differently."""
+        mine, ranks = self.activity.call.place, sorted([self.rank, other])
+        where, is_even = f"rank {self.rank} waits in {mine.text} and rank {other} in {theirs.text}", not self.activity.call.holds(theirs)
+        if is_even and not limits.is_gathering:
+            return messages.out_of_order(where, ranks)
+        return messages.alone(where, ranks, is_even=is_even)
+
     def _where(self, rank: int, text: str) -> str:
         """Where a rank is, by its latest answer and by its last sign of progress: it answers no more if it holds the interpreter's lock."""
         beat = _last_beat(self._store, rank)
@@ -403,54 +352,51 @@ class Meetings:
         return self.n_issued if self._is_even else 0
 
     def _key(self) -> str:
-        return f"{self._call.key}/{self._k}"
+        return f"{self.activity.call.key}/{self._k}"
 
     def _has_verdict(self) -> bool:
         return self._has_peers and bool(self._store.check([f"{self._key()}/verdict"]))
 
     def _read_verdict(self) -> tuple[Verdict, bytes]:
         """The verdict of this meeting; the next one has the next number."""
-        found = self._verdict()
+        verdict, result = self._understood(self._store.get(f"{self._key()}/verdict"))
+        self._is_even &= verdict.is_even
         self._k += 1
-        return found
-
-    def _verdict(self) -> tuple[Verdict, bytes]:
-        verdict, result = read_verdict(self._store.get(f"{self._key()}/verdict"), self.rank)
-        if isinstance(verdict, Agreed | Alone):
-            self._is_even &= verdict.is_even
         return verdict, result
+
+    def _understood(self, verdict: bytes) -> tuple[Verdict, bytes]:
+        return messages.read(messages.VERDICT, verdict, -1, f"the verdict of a meeting, as rank {self.rank} reads it,")
 
     def _decide(self, key: str, verdict: Verdict, result: str = "") -> None:
         """Only the first verdict of a meeting counts."""
-        self._store.compare_set(f"{key}/verdict", "", verdict_text(verdict, result))
+        self._store.compare_set(f"{key}/verdict", "", messages.spell(messages.VERDICT, verdict, result))
 
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
         """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""
-        mine = end_by(self.rank, error, self._n_issued())
-        place, keys = self._call.place, [(self._call.key, self._k)]
-        if self._first_run is not None:  # its peers may have issued collectives since, or not
-            place = self._first_run
-            keys = [(key_of(place, has_talked=True), 0)]
-            if mine.n_issued == place.before:
-                keys.append((key_of(place, has_talked=False), 0))
+        call, n_issued = self.activity.call, self._n_issued()
+        mine = messages.spell(messages.VERDICT, messages.aborted(error, self.rank, call.place, n_issued))
+        meetings = [(call.key, self._k)]
+        if self.activity.is_first_run:  # its peers may have issued collectives since, or not
+            keys = [call._replace(has_talked=each).key for each in (True, False)]
+            meetings = [(key, 0) for key in (keys if n_issued == call.place.before else keys[:1])]
         before = None
-        for key, k in keys:
-            text = verdict_text(mine)
-            while (found := store.compare_set(f"{key}/{k}/verdict", "", text)) != text.encode():
-                verdict, _ = read_verdict(found, self.rank)
-                before = before or (None if isinstance(verdict, Agreed) else error_of(verdict, self.rank, place))
+        for key, k in meetings:
+            while (found := store.compare_set(f"{key}/{k}/verdict", "", mine)) != mine.encode():
+                verdict, _ = self._understood(found)
+                before = before or (messages.error_of(verdict, self.rank, call.place) if isinstance(verdict, Ended) else None)
                 k += 1
             self._garbage.append(f"{key}/{k}/verdict")
         return before
 
-    def _has_gone_on(self, verdict: Verdict) -> bool:
+    def _has_gone_on(self, ended: Ended) -> bool:
         """True if the rank that has ended this call has called again since: it had issued fewer collectives, and each takes all ranks."""
-        return isinstance(verdict, Aborted) and self._call.has_talked and verdict.n_issued < self._call.n_issued
+        call = self.activity.call
+        return ended.state == "aborted" and call.has_talked and ended.n_issued < call.n_issued
 
     def _error(self, verdict: Verdict) -> DistTuneError:
-        assert not isinstance(verdict, Agreed)
+        assert isinstance(verdict, Ended)
         self._is_over = True
-        return error_of(verdict, self.rank, self._call.place)
+        return messages.error_of(verdict, self.rank, self.activity.call.place)
 
     def _forget(self, key: str) -> None:
         """Delete the agreed meeting before this one, which all have left: each rank its part, the first one what is of all."""
@@ -469,7 +415,7 @@ class Meetings:
             yield
         except dist.DistNetworkError as error:
             raise StoreGoneError(
-                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self._call.place.closure}: its host (rank 0, or "
+                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self.activity.call.place.closure}: its host (rank 0, or "
                 f"torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
             ) from error
 

@@ -1,17 +1,28 @@
 """What ranks post on the store, and how it comes back: checked, because another program, or another version, may write there.
 
-Knows the forms of parts and verdicts, and nothing of what they decide. A message that does not fit is a ``PeerFailedError`` that names its
-rank and its first mistake. A part and a verdict are a line of JSON, and after it the text that they carry.
+Knows the forms of parts and verdicts, and the errors that verdicts mean; nothing of stores. A part and a verdict are a line of JSON, and
+after it the text that they carry. One that does not fit is a ``PeerFailedError`` that names its rank and its first mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
+import torch.distributed as dist
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from dist_tune.errors import DistTuneError, PeerFailedError
+from dist_tune.distributed.calls import Place
+from dist_tune.errors import (
+    SHARED_ERRORS,
+    AbsentRanksError,
+    AloneError,
+    DistTuneError,
+    PeerFailedError,
+    StuckConfigError,
+)
 from dist_tune.output import first_mistake, printable
 
 MAX_BYTES = 8 * 2**20
@@ -20,10 +31,27 @@ _HEADER_BYTES = 2**16
 """Room for the line before the text."""
 _MAX_SPELLED = 200
 """Characters of a reason in an error."""
+_MAX_TEXT = 100_000
+"""Characters of an error's message that peers are told."""
+FAILED = "failed: "
+"""Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
+# Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
+_SECONDARY = re.compile(
+    r"/gloo/|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE
+)
 
 Message = TypeVar("Message")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+
+
+class Run(NamedTuple):
+    """A run of the closure. A JSON array."""
+
+    number: int
+    n_collectives: int
+    text: str = ""
+    """What it ran; empty of one like most others."""
 
 
 class Header(NamedTuple):
@@ -33,15 +61,13 @@ class Header(NamedTuple):
     """The closure with its options."""
     topic: str
     """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a consequence."""
-    runs: list[tuple[int, int]]
-    """Number of each of its latest runs, and collectives that it issued there."""
-    odd: dict[int, str]
-    """Number of a run with another number of collectives than most -> what it ran."""
-    n_issued: int
+    runs: list[Run] = []
+    """Its latest ones."""
+    n_issued: int = 0
     """Collectives of the group that it has issued so far; see ``Agreed.is_even``."""
-    troubles: list[str]
+    troubles: list[str] = []
     """Candidates that failed here between two of their collectives."""
-    late: tuple[int, str] | None
+    late: tuple[int, str] | None = None
     """After a failed collective: a rank that was late for it, and where it was."""
 
 
@@ -53,89 +79,45 @@ class Agreed(BaseModel):
     """False if ranks have issued different numbers of collectives up to the same point: gloo counts what two ranks send each other, too."""
 
 
-class Mismatch(BaseModel):
-    """All ranks have come, to different meetings or with failed collectives; or some wait in different calls for each other."""
+class Ended(BaseModel):
+    """The call is over on all ranks."""
 
-    state: Literal["mismatch"] = "mismatch"
-    steps: dict[int, tuple[str, str]]
-    """Rank -> closure with its options, and topic."""
-    doing: dict[int, str] = {}
-    """Rank -> what it last did."""
-    cause: tuple[int, str] | None = None
-    """The rank that left others in a collective, and how."""
-
-
-class Alone(BaseModel):
-    """Ranks have passed the call, or go on without it."""
-
-    state: Literal["alone"] = "alone"
-    passed: list[int]
-    where: str = ""
-    """Where those are that have not passed it, for people."""
+    state: Literal["alone", "aborted", "timed out", "mismatch"]
+    kind: str
+    """Class of the error that ranks raise which read this."""
+    ranks: list[int]
+    """The rank that failed; those that did not come; those that have passed the call, or go on without it."""
+    text: str
+    """What has happened, for people."""
+    error: str = ""
+    """Of the rank that failed."""
+    n_issued: int = 0
+    """Collectives of the group that the rank which ends the call had issued by then."""
     is_even: bool = True
     """As of ``Agreed``: False if ranks are in this call under other numbers of collectives."""
 
 
-class TimedOut(BaseModel):
-    """Ranks did not come."""
-
-    state: Literal["timed out"] = "timed out"
-    missing: dict[int, str]
-    """Rank -> what it last did."""
-    others: dict[int, str] = {}
-    topic: str
-    by: int
-    within_s: float = Field(ge=0, allow_inf_nan=False)
+Verdict = Agreed | Ended
+HEADER: TypeAdapter[Header] = TypeAdapter(Header)
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Annotated[Verdict, Field(discriminator="state")])
 
 
-class Aborted(BaseModel):
-    """A rank has ended the call with an exception."""
-
-    state: Literal["aborted"] = "aborted"
-    rank: int
-    kind: str
-    error: str
-    """The exception on one line or more."""
-    message: str
-    n_issued: int = 0
-    """Collectives of the group that the rank had issued by then."""
+def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
+    """A message and the text that it carries, for the store."""
+    return f"{kind.dump_json(message).decode()}\n{text}"
 
 
-Verdict = Agreed | Mismatch | Alone | TimedOut | Aborted
-
-_HEADER: TypeAdapter[Header] = TypeAdapter(Header)
-_VERDICT: TypeAdapter[Verdict] = TypeAdapter(Annotated[Verdict, Field(discriminator="state")])
-
-
-def part_text(header: Header, part: str) -> str:
-    """A rank's part of a meeting, for the store."""
-    return f"{_HEADER.dump_json(header).decode()}\n{part}"
-
-
-def read_part(content: bytes, rank: int) -> tuple[Header, bytes]:
-    """A rank's part of a meeting. Raises ``PeerFailedError`` for what is none."""
-    line, _, part = content.partition(b"\n")
-    header = read_message(_HEADER, line, rank, "its part of a meeting")
-    return header._replace(step=printable(header.step), topic=printable(header.topic), troubles=[*map(printable, header.troubles)]), part
-
-
-def verdict_text(verdict: Verdict, result: str = "") -> str:
-    """A verdict, for the store. ``result``: of one that is agreed."""
-    return f"{verdict.model_dump_json()}\n{result}"
-
-
-def read_verdict(content: bytes, reader: int) -> tuple[Verdict, bytes]:
-    """The verdict of a meeting, and its result. Raises ``PeerFailedError`` for what is none; says which rank has read it."""
-    line, _, result = content.partition(b"\n")
-    return read_message(_VERDICT, line, -1, f"the verdict of a meeting, as rank {reader} reads it,"), result
-
-
-def read_message(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> Message:
-    """A message of a rank, -1 if any may have posted it.
+def read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> tuple[Message, bytes]:
+    """A message of a rank, -1 if any may have posted it, and the text that follows its line.
 
     Raises:
         PeerFailedError: it is too large, or not of this kind; with the first mistake in it.
     """
+    line, _, text = content.partition(b"\n")
+    return _read(kind, line, rank, what), text
+
+
+def _read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> Message:
     try:
         if len(content) <= MAX_BYTES:
             return kind.validate_json(content)
@@ -171,18 +153,124 @@ class Reduction(Generic[Part, Result]):
 
     def of_texts(self, texts: Mapping[int, bytes]) -> str:
         """The result as JSON, from all parts as JSON. Raises ``PeerFailedError`` for a part that is none."""
-        parts = {rank: read_message(self._part, text, rank, "its part of a meeting") for rank, text in texts.items()}
+        parts = {rank: _read(self._part, text, rank, "its part of a meeting") for rank, text in texts.items()}
         return _checked(self._result.dump_json(self(parts)), "the result of a meeting")
 
     def load(self, text: bytes) -> Result:
         """The result from its JSON. Raises ``PeerFailedError`` for text that is none."""
-        return read_message(self._result, text, -1, "the result of a meeting")
+        return _read(self._result, text, -1, "the result of a meeting")
 
 
 def _checked(text: bytes, what: str) -> str:
     if len(text) > MAX_BYTES - _HEADER_BYTES:
-        raise DistTuneError(
-            f"{what} takes {len(text)} bytes, and a message on the c10d store at most {MAX_BYTES - _HEADER_BYTES}: tune with fewer "
-            f"candidates"
-        )
+        most = MAX_BYTES - _HEADER_BYTES
+        raise DistTuneError(f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune with fewer candidates")
     return text.decode()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+def is_secondary(error: BaseException) -> bool:
+    """True for a collective that failed because a peer did: such an error is never the root cause."""
+    if isinstance(error, DistTuneError):
+        return False  # its text holds names of the user's, such as a kernel's
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))
+
+
+def text_of(error: BaseException) -> str:
+    """An error on one line or more, cut to what a message can hold."""
+    return f"{type(error).__name__}: {str(error)[:2000]}"
+
+
+def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ended:
+    """A rank ends the call because of its error."""
+    kind, text = type(error).__name__, str(error)[:_MAX_TEXT]
+    if kind not in SHARED_ERRORS and kind != StuckConfigError.__name__:
+        text = (
+            f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process groups whose collectives were under way can "
+            f"no longer be used."
+        )
+    return Ended(state="aborted", kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
+
+
+def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Ended:
+    """Ranks did not come. ``missing``: rank -> where it is. ``when``: after how long, and who has noticed."""
+    last = "; ".join(f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items()))
+    failed = topic.removeprefix(FAILED) if topic.startswith(FAILED) else ""
+    where = "after a collective had failed there" if failed else f"to the meeting for {topic!r}"
+    text = (
+        f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}.{failed and f' That error: {failed}.'} Every rank "
+        f"of the group must call the closure, and a kernel whose key is new on one rank must be launched on all. DIST_TUNE_DEADLINE_S sets "
+        f"the deadline."
+    )
+    return Ended(state="timed out", kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
+
+
+def mismatched(headers: Mapping[int, Header], doing: Mapping[int, str], place: Place) -> Ended:
+    """All ranks have come, to different meetings or with failed collectives. ``doing``: rank -> its last sign of progress."""
+    topics = {rank: header.topic for rank, header in headers.items()}
+    failed = {rank: topic.removeprefix(FAILED) for rank, topic in topics.items() if topic.startswith(FAILED)}
+    if not failed:
+        first, *others = headers
+        other = next((rank for rank in others if headers[rank][:2] != headers[first][:2]), first)
+        steps = [f"rank {rank} is in {headers[rank].step}, step {headers[rank].topic!r}" for rank in (first, other)]
+        return out_of_order(", ".join(steps), [first, other])
+    waiting, error = next(iter(failed.items()))
+    cause = _cause_of(headers)
+    rank, why = cause or (waiting, error)
+    others_at = [f"rank {each} at {topic!r} (last seen at: {doing[each]})" for each, topic in topics.items() if each not in failed]
+    text = (
+        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} left {place.closure} with {error} while it was being tuned; "
+        f"ranks {list(failed)} failed so, {', '.join(others_at) or 'no other'} did not. A collective of the closure did not find all its "
+        f"ranks in time: does every rank call the same collectives in the same order in every replay, and does group= hold all ranks that "
+        f"they touch? Or is a config slow on one rank only?"
+    )
+    return Ended(state="mismatch", kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
+
+
+def alone(where: str, ranks: Sequence[int], *, is_even: bool = True) -> Ended:
+    """Ranks have passed the call, or go on without it."""
+    return Ended(state="alone", kind=AloneError.__name__, ranks=list(ranks), text=where, is_even=is_even)
+
+
+def out_of_order(where: str, ranks: Sequence[int]) -> Ended:
+    """Ranks are in different closures, or at different steps of one."""
+    text = f"{where}. Call tuned closures in the same order on all ranks of their group."
+    return Ended(state="mismatch", kind="RankMismatchError", ranks=list(ranks), text=text)
+
+
+def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
+    """The rank that left others in a collective, and how: what failed there, a run with fewer collectives than elsewhere, or lateness."""
+    for rank, header in headers.items():
+        if header.troubles:
+            return rank, f"left {header.troubles[0]}, between two of its collectives"
+    runs: dict[int, dict[int, Run]] = {}
+    for rank, header in headers.items():
+        for run in header.runs:
+            runs.setdefault(run.number, {})[rank] = run
+    usual = Counter(run.n_collectives for by_rank in runs.values() for run in by_rank.values()).most_common(1)
+    for number, by_rank in sorted(runs.items()):
+        counts = {rank: run.n_collectives for rank, run in by_rank.items()}
+        expected = max([*counts.values(), usual[0][0]])
+        rank = min(counts, key=counts.__getitem__)
+        if counts[rank] < expected and (len(set(counts.values())) > 1 or len(counts) < len(headers)):
+            what = next((run.text for run in by_rank.values() if run.text), f"run {number}")
+            return rank, f"issued {counts[rank]} collectives where {expected} are usual, in {what}"
+    return next((header.late for header in headers.values() if header.late is not None), None)
+
+
+def error_of(ended: Ended, rank: int, place: Place) -> DistTuneError:
+    """The error that the end of a call means on a rank, in this call."""
+    is_list = ended.state == "aborted" and ended.kind in SHARED_ERRORS  # of configs, one a line
+    text = "\n".join(map(printable, ended.text.split("\n") if is_list else [ended.text]))
+    if ended.kind in SHARED_ERRORS:
+        return SHARED_ERRORS[ended.kind](text)
+    if ended.state == "alone":
+        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in ended.ranks if each != rank])
+    if ended.state == "timed out":
+        return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(ended.ranks))
+    cause, error = ended.ranks[0] if ended.ranks else -1, printable(ended.error)
+    if ended.kind == StuckConfigError.__name__:
+        return StuckConfigError(text, cause, error)
+    return PeerFailedError(f"{text} Rank {rank} stops for that.", cause, error)

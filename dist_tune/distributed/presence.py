@@ -1,4 +1,4 @@
-"""Questions between ranks: where is each, and does it live? A thread of each rank answers for it.
+"""What a rank says of itself, and what its peers see of it: what it does, where it is, and whether its process lives.
 
 A call with nothing to tune says nothing to any rank, a rank that waits in a collective cannot talk, and one that is stopped cannot say so.
 So a rank that waits asks. The thread of each rank waits for questions inside the store, on a client of its own, and costs nothing before.
@@ -11,24 +11,162 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
-from dist_tune.distributed.calls import Card, Peer
-from dist_tune.distributed.processes import state_of
+from dist_tune.distributed.calls import Call, Calls, Card, Peer, Place, State
+from dist_tune.distributed.messages import Run
 from dist_tune.distributed.store import absent, within
 
+_LATE_S, _SLOW_S = 1.0, 2.0
+"""Where this rank waits, a rank is told as late after so long without an answer, or if it answers and is elsewhere."""
+_LOOK_S, _LOOKS_PER_S = 0.5, 64.0
+"""Of one rank at all others, and of all ranks: at 4096 each looks every 64 s."""
+_N_RUNS = 16
+"""Latest runs whose numbers of collectives are told."""
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
 _FAREWELL_S = 0.5
 """Seconds that rank 0, which may host the store, waits at its end for peers to leave it: torch warns of one that is cut off."""
 CARD = TypeAdapter(Card)
+
+
+class Doing(NamedTuple):
+    """What the tuning's thread does."""
+
+    text: str
+    since: float
+    """Monotonic clock, in seconds."""
+    may_last: bool = False
+    is_meeting: bool = False
+
+
+class Activity:
+    """What one rank does in one group, noted by the tuning's thread, which it costs no talk.
+
+    ``n_issued``, ``n_of_process``: collectives issued on the group, and on all groups.
+    """
+
+    def __init__(self, rank: int, members: Sequence[int], n_issued: Callable[[], int], n_of_process: Callable[[], int]) -> None:
+        self.rank = rank
+        self.members = tuple(members)
+        self.others = [each for each in members if each != rank]
+        self.calls: dict[str, Calls] = {}
+        """Of each closure that these ranks tune, on this one."""
+        self.inside: list[Place] = []
+        """Calls under way that may end in a meeting."""
+        self.call = Call(Place("", 0), has_talked=False, n_issued=0)
+        """The latest call that may end in a meeting."""
+        self.is_first_run = False
+        """True until the first run of that call has returned; what collectives it issues is not known before."""
+        self.waits = False
+        """True while this rank waits in the first meeting of that call."""
+        self.doing = Doing("", time.monotonic())
+        self.first_run_s = 0.0
+        """Seconds of the first run of that call; 0 where it has none yet."""
+        self.runs: deque[Run] = deque(maxlen=_N_RUNS)
+        self.troubles: list[str] = []
+        """Candidates that failed here between two of their collectives; shared with the tuning that adds to it."""
+        self.absent: Sequence[int] = ()
+        """Ranks that have not come to this rank's call, as of the latest look; looked at while this rank waits."""
+        self._n_issued, self._n_of_process = n_issued, n_of_process
+        self._process = process_name() if self.others else ""
+        self._told: dict[int, tuple[float, str]] = {}
+        """Ranks told as late -> since when this rank had waited, and what was told."""
+        self._moved: tuple[tuple[Doing, int], float] = ((self.doing, 0), 0.0)
+        self._looked_at = 0.0
+
+    def begin(self, place: Place) -> None:
+        """A call begins that may end in a meeting."""
+        self.call, self.is_first_run = Call(place, has_talked=False, n_issued=place.before), True
+        self.runs.clear()
+        self.troubles, self.absent, self.first_run_s = [], (), 0.0
+        self.doing = Doing("its first run", time.monotonic(), may_last=True)
+
+    def enter(self, call: Call, *, has_raised: bool) -> None:
+        """A call comes to its meetings."""
+        if self.is_first_run:
+            self.first_run_s = time.monotonic() - self.doing.since
+        self.call, self.is_first_run = call, has_raised
+        self.at("work before the first meeting")
+
+    def at(self, text: str, *, may_last: bool = False, is_meeting: bool = False) -> None:
+        """Note what this rank does from now on."""
+        if text != self.doing.text:
+            self.doing = Doing(text, time.monotonic(), may_last, is_meeting)
+
+    @contextmanager
+    def run(self, number: int, text: str) -> Iterator[None]:
+        """A run of the closure; counts its collectives, unless it raises."""
+        self.at(text)
+        before = self._n_of_process()
+        yield
+        self.runs.append(Run(number, self._n_of_process() - before, text))
+
+    def latest_runs(self) -> list[Run]:
+        """The latest runs, with texts of those alone that issued another number of collectives than most."""
+        usual = Counter(run.n_collectives for run in self.runs).most_common(1)
+        return [run._replace(text="" if run.n_collectives == usual[0][0] else run.text) for run in self.runs]
+
+    def late(self) -> tuple[int, str] | None:
+        """A rank that this one waits for, and where that was when it was told."""
+        return next(((rank, text) for rank, (_, text) in self._told.items()), None)
+
+    def card(self) -> Card:
+        """What this rank says of itself. Called by any thread."""
+        doing, call = self.doing, self.call
+        # Calls under way are read last: one that begins meanwhile is counted as under way, and not as over.
+        n_calls = {closure: calls.n_calls for closure, calls in list(self.calls.items())}
+        return Card(
+            self._process, self._n_issued(), n_calls, list(self.inside), doing.text, round(time.monotonic() - doing.since, 1), doing.may_last,
+            n_of_process=self._n_of_process(), waits=call if self.waits else None, first_run_s=round(self.first_run_s, 1),
+        )  # fmt: skip
+
+    # -- the minding thread --------------------------------------------------------------------------------------
+
+    def is_waiting(self, tell: Callable[[str], object]) -> bool:
+        """True if this rank has waited for so long that its peers are worth a look. ``tell`` gets a line when it goes on."""
+        now, mine = time.monotonic(), (self.doing, self._n_of_process())
+        if self._moved[0] != mine:
+            for rank, (since, _) in self._told.items():
+                tell(f"rank {self.rank} goes on, after {now - since:.1f} s in which rank {rank} was late")
+            self._told, self._moved, self.absent = {}, (mine, now), ()
+        every_s = max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
+        if not self.others or now - self._moved[1] < _LATE_S / 2 or now - self._looked_at < every_s:
+            return False
+        self._looked_at = now
+        return bool(self.inside)
+
+    def compare(self, peers: Mapping[int, Peer], tell: Callable[[str], object]) -> None:
+        """Tell of ranks that this one waits for, each once."""
+        (doing, n_mine), since = self._moved
+        if not (inside := list(self.inside)):
+            return  # the call has ended meanwhile
+        waited_s = time.monotonic() - since
+        # In a first run, which may yet issue collectives or not, a peer in a call of either key may be in this one.
+        calls = [self.call._replace(has_talked=each) for each in (True, False)] if self.is_first_run else [self.call]
+        here = {rank for rank, peer in peers.items() if peer.card is not None and any(call.holds(*peer.card.inside) for call in calls)}
+        self.absent = [rank for rank in self.others if rank not in here]
+        for rank, peer in peers.items():
+            n_issued, peer_does = (peer.card.n_of_process, peer.card.doing) if peer.card is not None else (0, "")
+            is_elsewhere = n_issued < n_mine or (doing.is_meeting and not (rank in here and peer_does == doing.text))
+            if rank in self._told or not (peer.silent_s >= _LATE_S or (waited_s >= _SLOW_S and is_elsewhere)):
+                continue
+            text = peer.text
+            if rank in here and n_issued < n_mine and not doing.is_meeting:
+                # No error follows from this: a step may issue on one rank what another issues after it.
+                text += f", after {n_issued} collectives of its process where rank {self.rank} is in number {n_mine}"
+            self._told[rank] = since, f"was late: {text}"
+            tell(f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}")
 
 
 class Questions:
@@ -41,9 +179,8 @@ class Questions:
 
     def ask(self, ranks: Sequence[int]) -> dict[int, Peer]:
         """What is known of these ranks. Does not wait; each that has answered the question before is asked again."""
-        keys = [f"card/{rank}" for rank in ranks]
-        lacking = set(absent(self._store, keys))
-        known = [rank for rank, key in zip(ranks, keys, strict=True) if key not in lacking]
+        lacking = set(absent(self._store, [f"card/{rank}" for rank in ranks]))
+        known = [rank for rank in ranks if f"card/{rank}" not in lacking]
         texts = self._store.multi_get([f"card/{rank}" for rank in known]) if known else []
         peers, now = {rank: Peer(None) for rank in ranks}, time.monotonic()
         for rank, text in zip(known, texts, strict=True):
@@ -64,12 +201,10 @@ class Questions:
 class Presence:
     """The answers of this rank to the members of one group. ``client``: of the same keys as ``store``, for the thread alone."""
 
-    def __init__(self, store: Any, client: Any, rank: int, members: Sequence[int], card: Callable[[int], Card]) -> None:
+    def __init__(self, store: Any, client: Any, activity: Activity) -> None:
         self._store = store
         self._client = client
-        self._rank = rank
-        self._members = members
-        self._card = card
+        self._activity = activity
         self._question = 0
         self._is_over = False
         self._pid = os.getpid()
@@ -89,27 +224,70 @@ class Presence:
             within(4 * _FAREWELL_S, self._say_farewell)
 
     def _say_farewell(self) -> None:
-        store = self._store
-        store.set(f"ask/{self._rank}/{self._question}", "")
+        self._store.set(self._awaited(), "")
         self._thread.join(_FAREWELL_S)
-        others = [rank for rank in self._members if rank != self._rank] if self._rank == 0 else []
-        questions, until = Questions(store), time.monotonic() + _FAREWELL_S
+        others = self._activity.others if self._activity.rank == 0 else []
+        questions, until = Questions(self._store), time.monotonic() + _FAREWELL_S
         if others:
-            store.set("host over", "")
+            self._store.set("host over", "")
         while others and time.monotonic() < until:
             others = [rank for rank, peer in questions.ask(others).items() if peer.card is not None and not peer.card.is_over]
             time.sleep(0.005)
 
+    def _awaited(self) -> str:
+        return f"ask/{self._activity.rank}/{self._question}"
+
     def _post(self) -> None:
-        card = self._card(self._question)
-        self._client.set(f"card/{self._rank}", CARD.dump_json(replace(card, is_over=self._is_over)).decode())
+        card = replace(self._activity.card(), question=self._question, is_over=self._is_over)
+        self._client.set(f"card/{self._activity.rank}", CARD.dump_json(card).decode())
 
     def _answer(self) -> None:
         with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job
             while not self._is_over:
                 with suppress(dist.DistStoreError):  # nothing was asked for days
-                    self._client.wait([f"ask/{self._rank}/{self._question}"], _WAIT)
-                    self._client.delete_key(f"ask/{self._rank}/{self._question}")
+                    self._client.wait([self._awaited()], _WAIT)
+                    self._client.delete_key(self._awaited())
                     self._question += 1
                     self._is_over = self._is_over or self._client.check(["host over"])
                     self._post()
+
+
+# -- processes, as others of the same host see them --------------------------------------------------------------
+
+
+def process_name() -> str:
+    """This process among all of all hosts: boot, namespace of process numbers, number, and start; empty where that cannot be read."""
+    try:
+        return f"{_namespace()} {os.getpid()} {_fields(os.getpid())[19]}"
+    except OSError:
+        return ""
+
+
+def state_of(name: str) -> State:
+    """The state of the process of this ``process_name``."""
+    here, pid, start = [*name.rsplit(" ", 2), "", ""][:3]
+    if not here or here != _namespace() or not pid.isdecimal():
+        return ""
+    try:
+        fields = _fields(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    except OSError:  # no descriptor is left to look
+        return ""
+    if fields[19] != start or fields[0] in "ZX":
+        return "gone"
+    return "stopped" if fields[0] in "Tt" else "runs"
+
+
+def _fields(pid: int) -> list[str]:
+    # Of /proc/PID/stat, from the state on: the second field is a program's name in parentheses, which may hold any character.
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].decode().split()
+
+
+@cache
+def _namespace() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -103,7 +104,7 @@ def own_client(store: dist.Store) -> dist.Store:
     try:
         return within(deadline_s, connect)
     except (dist.DistError, TimeoutError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "no answer"
+        reason = str(error).partition("\n")[0] or f"no answer within {deadline_s:g} s"
         raise StoreGoneError(
             f"this process cannot reach the c10d store, whose host is rank 0 or torchrun's agent: {reason}. Is that stopped, or this "
             f"process out of file descriptors (ulimit -n)?"
@@ -111,32 +112,20 @@ def own_client(store: dist.Store) -> dist.Store:
 
 
 def within(seconds: float, talk: Callable[[], Result]) -> Result:
-    """The result of a talk with a store, on a thread that is left behind if that takes longer.
-
-    Raises:
-        TimeoutError: it does.
-        Exception: what ``talk`` raises.
-    """
-    results, errors = list[Result](), list[Exception]()
+    """The result of a talk with a store, on a thread that is left behind if that takes longer. Raises ``TimeoutError`` then."""
+    future = Future[Result]()
 
     def run() -> None:
         try:
-            results.append(talk())
+            future.set_result(talk())
         except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="dist_tune connection", daemon=True)
     try:
-        thread.start()
+        threading.Thread(target=run, name="dist_tune connection", daemon=True).start()
     except RuntimeError:  # no more threads
         run()
-    else:
-        thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return future.result(seconds)
 
 
 def absent(store: Any, keys: Sequence[str]) -> list[str]:

@@ -225,7 +225,7 @@ class Replayer:
         try:
             if whole is not None:
                 whole.begin()
-            with self._ranks.running(self.n_replays, doing):
+            with self._ranks.activity.run(self.n_replays, doing):
                 value = closure()
             if whole is not None:
                 whole.end()

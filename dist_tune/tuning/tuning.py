@@ -15,8 +15,8 @@ from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
-from dist_tune.distributed import Ranks, is_secondary
-from dist_tune.errors import DistTuneError, Failures
+from dist_tune.distributed import Ranks
+from dist_tune.errors import Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, Terminal, closure_name, tuning_log
 from dist_tune.replays import FirstRun, Replayer, Trials, Variants
@@ -50,7 +50,8 @@ class Tuning:
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose, story=story))
         story.begin(name, log, asdict(options.plan))
         placement = Placement(host_of_cache(), *ranks.neighbours)
-        compiler = Compiler(n_compile_threads(placement.n_ranks), settings.deadline_s)
+        # Ranks of the job that take no part in the tuning compile beside this one.
+        compiler = Compiler(n_compile_threads(max(placement.n_ranks, ranks.n_local)), settings.deadline_s)
         self._exit.callback(compiler.end)
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
         lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
@@ -64,7 +65,7 @@ class Tuning:
             self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
-        ranks.watch_troubles(trials.suspects)
+        ranks.activity.troubles = trials.suspects
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
         self._trials = trials
         self._context = TuningContext(
@@ -159,15 +160,8 @@ class Tuning:
         Raises:
             DistTuneError: another rank is the cause.
         """
-        self._context.sites.journal.end_with(error)
         with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
-            try:
-                self._begin(has_raised=True, is_broken=is_secondary(error))
-            except DistTuneError as cause:
-                if is_secondary(error):
-                    raise cause from error
-                error.add_note(f"the tuning had ended before this on the other ranks: {cause}")
-                return
+            self._begin(has_raised=True)
             self._end(error)
 
     # -- phases --------------------------------------------------------------------------------------------------
@@ -224,10 +218,10 @@ class Tuning:
                 self._end(error)
                 raise
 
-    def _begin(self, *, has_raised: bool = False, is_broken: bool = False) -> None:
+    def _begin(self, *, has_raised: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised, is_broken=is_broken)
+        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised)
         self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:

@@ -123,7 +123,6 @@ class Watchdog:
         self._exit, self._over, self._lock = ExitStack(), Event(), Lock()
         self._is_armed = False
         self._thread: Thread | None = None
-        self._look = ranks.minder(log.warning)
 
     def mind(self) -> None:
         """Let the thread tell of late ranks from here on; it watches the tuning's thread once ``watch`` was called there."""
@@ -209,7 +208,7 @@ class Watchdog:
             self._pause(pause_s)
             late_at_s, pause_s = pause_s + 4 * tick_s, tick_s
             if not self._over.is_set():
-                self._look()
+                self._ranks.look(self.log.warning)
             if not self._watched:
                 continue
             self._arm()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dist_tune.distributed import Asked
-from dist_tune.distributed.activity import Doing
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
+from dist_tune.distributed.presence import Doing
 from dist_tune.watch.watchdog import Watchdog
 
 DEADLINE_S = 4.0
@@ -39,7 +40,7 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
         raise _Left(what)
 
     activity = SimpleNamespace(absent=(), doing=Doing("", 0.0))
-    ranks: Any = SimpleNamespace(rank=0, asked=asked, activity=activity, gather_s=60.0, is_alone=True, minder=lambda tell: lambda: None)
+    ranks: Any = SimpleNamespace(rank=0, asked=asked, activity=activity, gather_s=60.0, is_alone=True, look=lambda tell: None)
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
     monkeypatch.setattr("dist_tune.watch.watchdog.LastWords", lambda *args: SimpleNamespace(tell=tell, leave=leave))
     anything: Any = SimpleNamespace(warning=None)
@@ -59,7 +60,7 @@ def test_a_process_that_did_not_run_says_in_what(begins: float, told: str, monke
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     ranks = Meetings(None, 0, (0, 1), DEADLINE_S)
     ranks.is_alone = False  # type: ignore[attr-defined]  # of the group
-    ranks.activity.begin()
+    ranks.activity.begin(Place("f", 1))
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S, log_dir=Path())
     log: Any = SimpleNamespace(warning=lines.append)
     anything: Any = SimpleNamespace()
