@@ -80,7 +80,7 @@ def meet(pipe: Connection, rank: int, n_ranks: int, port: int) -> None:
 
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     group = Meetings(store, rank, tuple(range(n_ranks)), 30.0)
-    group.enter("bench", group.calling("bench").__enter__())
+    group.enter(group.calling("bench").__enter__())
     vars(group)["_store"] = Counting()
     part = "x" * PART_BYTES
     for _ in range(4):

@@ -117,7 +117,7 @@ class Peer:
 def has_passed(call: Call, card: Card) -> bool:
     """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
     has_gone_on = card.n_issued > call.n_issued
-    # In a call with collectives, ranks may count those differently (see ``Agreed.is_even``); in one without, its number may be another's.
+    # In a call with collectives, ranks may count those differently (see ``Verdict.is_even``); in one without, its number may be another's.
     if call.holds(*card.inside) and (call.has_talked or not has_gone_on):
         return False
     return has_gone_on or card.n_calls.get(call.place.closure, 0) >= call.place.number

@@ -17,20 +17,15 @@ import torch.distributed as dist
 
 from dist_tune.distributed import messages
 from dist_tune.distributed.calls import Call, Calls, Limits, Peer, Place, has_passed
-from dist_tune.distributed.messages import FAILED, Agreed, Ended, Header, Part, Reduction, Result, Verdict
+from dist_tune.distributed.messages import FAILED, Header, Part, Reduction, Result, Verdict
 from dist_tune.distributed.presence import Activity, Presence, Questions
 from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
 from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
 
-_CHECK_EVERY_S, _CHECKS_PER_S = 0.25, 1024.0  # of one rank, and of all
-_POLL_S = 1e-4
-"""Shortest pause between two looks for a verdict; it grows to a twentieth of the time waited so far."""
-_POLLS_PER_S = (20_000.0, 2000.0)
-"""Polls of one store per second over all ranks, at first and after long waits."""
-_ASK_S = (0.02, 0.25)
-"""Shortest and longest pause between two questions to missing ranks."""
-_ANSWERS_PER_S = 500.0
-"""Answers per second over all ranks, which bounds questions; small groups ask faster."""
+# Seconds between two requests of one rank, and requests a second of all ranks, which bound those of large groups:
+_CHECK_S, _CHECKS_PER_S = 0.25, 1024.0
+_ASK_S, _LATER_S, _ANSWERS_PER_S = 0.02, 0.25, 500.0  # questions to missing ranks, the first ones and later ones
+_POLL_S, _POLLS_PER_S, _LATER_PER_S = 1e-4, 20_000.0, 2000.0  # of a verdict; the pause grows to a twentieth of the time waited so far
 
 
 class Meetings:
@@ -81,8 +76,8 @@ class Meetings:
         return self.activity.calls.setdefault(closure, Calls())
 
     @contextmanager
-    def calling(self, closure: str) -> Iterator[int]:
-        """A call that may end in a meeting, with its number; peers that ask learn that this rank is inside it."""
+    def calling(self, closure: str) -> Iterator[Place]:
+        """A call that may end in a meeting; peers that ask learn that this rank is inside it."""
         calls, inside = self.calls(closure), self.activity.inside
         place = Place(closure, calls.n_calls + 1, self._n_issued())
         if self.activity.call.place not in inside:  # else another thread is tuning: what is said until that ends is about its call
@@ -90,60 +85,55 @@ class Meetings:
         inside.append(place)  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
         try:
-            yield place.number
+            yield place
         finally:
             inside.remove(place)
 
-    def enter(self, closure: str, number: int = 0, options: str = "", *, has_raised: bool = False) -> None:
-        """Come to the meetings of a call of ``closure``, whose first run ``has_raised``."""
+    def enter(self, place: Place, options: str = "", *, has_raised: bool = False) -> None:
+        """Come to the meetings of a call, whose first run ``has_raised``. The first meeting says if a rank has ended it."""
         n_issued = self._n_issued()
-        known = [each for each in self.activity.inside if each[:2] == (closure, number)]
-        place = known[-1] if known else Place(closure, number, n_issued)
         self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
-        self._step, self._k, self._is_over = f"{closure}{options}", 0, False
+        self._step, self._k, self._is_over = f"{place.closure}{options}", 0, False
 
     def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
 
         The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
         """
-        with self.calling(closure) as number:
+        with self.calling(closure) as place:
             try:
                 part = work()
             except BaseException as error:
-                self.enter(closure, number, has_raised=True)
+                self.enter(place, has_raised=True)
                 self.abort(error)
                 raise
-            self.enter(closure, number)
+            self.enter(place)
             return self.reduce(topic, part, fn)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
+    def reduce(
+        self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_gathering: bool = False, is_optional: bool = False
+    ) -> Result:
         """Bring a part and take ``fn`` of all parts away. Collective: every member calls this for the same closure and topic.
 
-        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). The last rank to come reads all parts, so what the others
-        read does not grow with the group. Waits for a rank as long as that rank makes progress.
+        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Waits for a rank as long as that rank makes progress. With
+        ``is_gathering``, in a call that other ranks may come to late or may have passed, for ``gather_s``, and longer for one in its first
+        run of this call; with ``is_optional``, if this rank can do without the result, for ``deadline_s``.
 
         Raises:
+            AloneError: where it gathers: another rank has passed this call without a meeting, or this rank's patience is at its end.
             AbsentRanksError: a rank died, or made no progress; all ranks that come raise it.
             PeerFailedError: another rank aborted; the first to do so is named on all ranks.
             RankMismatchError: ranks are in different closures, or at different steps of one.
         """
-        return self._reduced(topic, part, fn, self._limits())
-
-    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool = False) -> Result:
-        """As ``reduce``, in a call that other ranks may come to late, or may have passed.
-
-        Waits for a rank that lives for ``gather_s``, and longer while it is in its first run of this call; with ``is_optional``, if
-        this rank can do without the result, for ``deadline_s``.
-
-        Raises:
-            AloneError: another rank has passed this call without coming to a meeting; or this rank's patience is at its end.
-            AbsentRanksError, PeerFailedError, RankMismatchError: as ``reduce``.
-        """
-        self.activity.call = self.activity.call._replace(n_issued=self._n_issued())  # a run may have come in between
-        return self._reduced(topic, part, fn, self._limits(is_gathering=True, is_optional=is_optional))
+        if not self._has_peers:
+            return fn({self.rank: part})
+        if is_gathering:
+            self.activity.call = self.activity.call._replace(n_issued=self._n_issued())  # a run may have come in between
+        with self._hosted(topic):
+            limits = Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional)
+            return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
 
     def beat(self, doing: str, *, is_new: bool = False, may_last: bool = False) -> None:
         """Between replays: note what begins, and at most four times a second leave if the call was ended.
@@ -158,7 +148,7 @@ class Meetings:
             return
         now = time.monotonic()
         self.activity.at(doing, may_last=may_last)
-        is_due = now - self._last_check >= max(_CHECK_EVERY_S, len(self.members) / _CHECKS_PER_S)
+        is_due = now - self._last_check >= max(_CHECK_S, len(self.members) / _CHECKS_PER_S)
         with self._hosted(doing):
             if is_new:
                 self._store.set(f"beat/{self.rank}", doing)
@@ -181,7 +171,8 @@ class Meetings:
         if messages.is_secondary(error):
             try:
                 with self._hosted("abort"):
-                    self._met(f"{FAILED}{messages.text_of(error)}", "", lambda parts: "", self._limits(is_broken=True))
+                    limits = Limits(self.deadline_s, self.gather_s, self._k == 0, is_broken=True)
+                    self._met(f"{FAILED}{messages.text_of(error)}", "", lambda parts: "", limits)
             except DistTuneError as cause:
                 raise cause from error
         self._is_over = True
@@ -230,21 +221,12 @@ class Meetings:
 
     # -- one meeting ---------------------------------------------------------------------------------------------
 
-    def _limits(self, *, is_gathering: bool = False, is_optional: bool = False, is_broken: bool = False) -> Limits:
-        return Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional, is_broken)
-
-    def _reduced(self, topic: str, part: Part, fn: Reduction[Part, Result], limits: Limits) -> Result:
-        if not self._has_peers:
-            return fn({self.rank: part})
-        with self._hosted(topic):
-            return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
-
     def _met(self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> bytes:
         """The result of a meeting; it is held again while a rank that had ended this call is on its way to it."""
         if self._lacks is not None and self._presence is None:
             self._is_over = True  # peers cannot be told
             raise self._lacks
-        doubted: Ended | None = None
+        doubted: Verdict | None = None
         while True:
             key = self._key()
             self.activity.waits = limits.is_first
@@ -253,10 +235,14 @@ class Meetings:
                 verdict, result = self._read_verdict()
             finally:
                 self.activity.waits = False
-            if isinstance(verdict, Agreed):
-                self._forget(key)
+            # The parts of an agreed one stay: another rank may have fixed it for the last to come, which has yet to read them.
+            mine, of_all = f"{key}/part/{self.rank}", [f"{key}/count", f"{key}/verdict"]
+            if verdict.state == "agreed":  # all have left the ones before
+                for each in self._garbage:
+                    self._store.delete_key(each)
+                self._garbage = [mine, *of_all] if self.rank == self.members[0] else [mine]
                 return result
-            self._garbage += [f"{key}/{name}" for name in (f"part/{self.rank}", "count", "verdict")]
+            self._garbage += [mine, *of_all]
             if not (limits.is_gathering and self._has_gone_on(verdict)):
                 # A rank that seemed to have called again has not: its end stands.
                 raise self._error(doubted if doubted is not None and verdict.state == "alone" else verdict)
@@ -283,7 +269,7 @@ class Meetings:
             doing = {rank: _last_beat(self._store, rank) for rank in self.members}
             self._decide(key, messages.mismatched(headers, doing, self.activity.call.place))
         else:
-            self._decide(key, Agreed(is_even=len({header.n_issued for header in headers.values()}) == 1), reduce(parts))
+            self._decide(key, Verdict(state="agreed", is_even=len({header.n_issued for header in headers.values()}) == 1), reduce(parts))
 
     def _wait(self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Wait for a verdict; fix it if no other rank will."""
@@ -317,23 +303,23 @@ class Meetings:
         """The time, now and then until there is a verdict, at growing distances."""
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         n, began = len(self.members), time.monotonic()
-        looked, every_s = began, max(_ASK_S[0], n / _ANSWERS_PER_S)
-        shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S[0]), n / _POLLS_PER_S[1]
+        looked, every_s = began, max(_ASK_S, n / _ANSWERS_PER_S)
+        shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S), n / _LATER_PER_S
         while not self._store.check([f"{key}/verdict"]):
             now = time.monotonic()
             if now - looked >= every_s:
-                looked, every_s = now, min(1.5 * every_s, max(_ASK_S[1], n / _ANSWERS_PER_S))
+                looked, every_s = now, min(1.5 * every_s, max(_LATER_S, n / _ANSWERS_PER_S))
                 yield now
             else:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
 
-    def _alone(self, ranks: list[int], peers: dict[int, Peer]) -> Ended:
+    def _alone(self, ranks: list[int], peers: dict[int, Peer]) -> Verdict:
         """Ranks have passed this call, or this rank goes on without them."""
         passed = [rank for rank in ranks if (card := peers[rank].card) is not None and has_passed(self.activity.call, card)]
         late = [f"rank {rank} has not come to it: {self._where(rank, peers[rank].text)}" for rank in ranks if rank not in passed]
         return messages.alone("; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks)
 
-    def _crossed(self, other: int, theirs: Place, limits: Limits) -> Ended:
+    def _crossed(self, other: int, theirs: Place, limits: Limits) -> Verdict:
         """This rank and another one wait in different calls for each other, or in one whose collectives they count differently."""
         mine, ranks = self.activity.call.place, sorted([self.rank, other])
         where, is_even = f"rank {self.rank} waits in {mine.text} and rank {other} in {theirs.text}", not self.activity.call.holds(theirs)
@@ -383,27 +369,19 @@ class Meetings:
         for key, k in meetings:
             while (found := store.compare_set(f"{key}/{k}/verdict", "", mine)) != mine.encode():
                 verdict, _ = self._understood(found)
-                before = before or (messages.error_of(verdict, self.rank, call.place) if isinstance(verdict, Ended) else None)
+                before = before or (None if verdict.state == "agreed" else messages.error_of(verdict, self.rank, call.place))
                 k += 1
             self._garbage.append(f"{key}/{k}/verdict")
         return before
 
-    def _has_gone_on(self, ended: Ended) -> bool:
+    def _has_gone_on(self, ended: Verdict) -> bool:
         """True if the rank that has ended this call has called again since: it had issued fewer collectives, and each takes all ranks."""
         call = self.activity.call
         return ended.state == "aborted" and call.has_talked and ended.n_issued < call.n_issued
 
     def _error(self, verdict: Verdict) -> DistTuneError:
-        assert isinstance(verdict, Ended)
         self._is_over = True
         return messages.error_of(verdict, self.rank, self.activity.call.place)
-
-    def _forget(self, key: str) -> None:
-        """Delete the agreed meeting before this one, which all have left: each rank its part, the first one what is of all."""
-        for each in self._garbage:
-            self._store.delete_key(each)
-        # The parts of this one stay: another rank may have fixed the verdict for the last to come, which has yet to read them.
-        self._garbage = [f"{key}/{name}" for name in (f"part/{self.rank}", *(("count", "verdict") if self.rank == self.members[0] else ()))]
 
     def _beside(self) -> Any:
         """A client for a few words from another thread: this one's own, which costs no connection, unless that has no answer."""
@@ -414,9 +392,9 @@ class Meetings:
         try:
             yield
         except dist.DistNetworkError as error:
+            where = f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self.activity.call.place.closure}"
             raise StoreGoneError(
-                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self.activity.call.place.closure}: its host (rank 0, or "
-                f"torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
+                f"{where}: its host (rank 0, or torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
             ) from error
 
 

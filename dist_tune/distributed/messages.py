@@ -9,20 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch.distributed as dist
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dist_tune.distributed.calls import Place
-from dist_tune.errors import (
-    SHARED_ERRORS,
-    AbsentRanksError,
-    AloneError,
-    DistTuneError,
-    PeerFailedError,
-    StuckConfigError,
-)
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, AloneError, DistTuneError, PeerFailedError, StuckConfigError
 from dist_tune.output import first_mistake, printable
 
 MAX_BYTES = 8 * 2**20
@@ -61,67 +54,52 @@ class Header(NamedTuple):
     """The closure with its options."""
     topic: str
     """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a consequence."""
-    runs: list[Run] = []
+    runs: list[Run]
     """Its latest ones."""
-    n_issued: int = 0
-    """Collectives of the group that it has issued so far; see ``Agreed.is_even``."""
-    troubles: list[str] = []
+    n_issued: int
+    """Collectives of the group that it has issued so far; see ``Verdict.is_even``."""
+    troubles: list[str]
     """Candidates that failed here between two of their collectives."""
-    late: tuple[int, str] | None = None
+    late: tuple[int, str] | None
     """After a failed collective: a rank that was late for it, and where it was."""
 
 
-class Agreed(BaseModel):
-    """All ranks have come, and take the result that follows the line."""
+class Verdict(BaseModel):
+    """What a meeting has come to, for all ranks. The result follows the line of one that is agreed; any other is the end of the call."""
 
-    state: Literal["agreed"] = "agreed"
+    state: Literal["agreed", "alone", "aborted", "timed out", "mismatch"]
     is_even: bool = True
     """False if ranks have issued different numbers of collectives up to the same point: gloo counts what two ranks send each other, too."""
-
-
-class Ended(BaseModel):
-    """The call is over on all ranks."""
-
-    state: Literal["alone", "aborted", "timed out", "mismatch"]
-    kind: str
+    kind: str = ""
     """Class of the error that ranks raise which read this."""
-    ranks: list[int]
+    ranks: list[int] = []
     """The rank that failed; those that did not come; those that have passed the call, or go on without it."""
-    text: str
+    text: str = ""
     """What has happened, for people."""
     error: str = ""
     """Of the rank that failed."""
     n_issued: int = 0
     """Collectives of the group that the rank which ends the call had issued by then."""
-    is_even: bool = True
-    """As of ``Agreed``: False if ranks are in this call under other numbers of collectives."""
 
 
-Verdict = Agreed | Ended
 HEADER: TypeAdapter[Header] = TypeAdapter(Header)
-VERDICT: TypeAdapter[Verdict] = TypeAdapter(Annotated[Verdict, Field(discriminator="state")])
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
     """A message and the text that it carries, for the store."""
-    return f"{kind.dump_json(message).decode()}\n{text}"
+    return f"{kind.dump_json(message, exclude_defaults=True).decode()}\n{text}"
 
 
 def read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> tuple[Message, bytes]:
-    """A message of a rank, -1 if any may have posted it, and the text that follows its line.
-
-    Raises:
-        PeerFailedError: it is too large, or not of this kind; with the first mistake in it.
-    """
+    """A message of a rank, -1 if any may have posted it, and the text after its line. Raises ``PeerFailedError`` for what is none."""
     line, _, text = content.partition(b"\n")
     return _read(kind, line, rank, what), text
 
 
 def _read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> Message:
     try:
-        if len(content) <= MAX_BYTES:
-            return kind.validate_json(content)
-        reason = f"it takes {len(content)} bytes, more than {MAX_BYTES}"
+        return kind.validate_json(content)
     except ValidationError as error:
         reason = printable(first_mistake(error))[:_MAX_SPELLED]
     whose = f"rank {rank} posted what cannot be read: " if rank >= 0 else ""
@@ -183,18 +161,18 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:2000]}"
 
 
-def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ended:
+def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Verdict:
     """A rank ends the call because of its error."""
     kind, text = type(error).__name__, str(error)[:_MAX_TEXT]
     if kind not in SHARED_ERRORS and kind != StuckConfigError.__name__:
         text = (
-            f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process groups whose collectives were under way can "
-            f"no longer be used."
+            f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process groups whose collectives were under way "
+            f"can no longer be used."
         )
-    return Ended(state="aborted", kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
+    return Verdict(state="aborted", kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
 
 
-def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Ended:
+def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
     """Ranks did not come. ``missing``: rank -> where it is. ``when``: after how long, and who has noticed."""
     last = "; ".join(f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items()))
     failed = topic.removeprefix(FAILED) if topic.startswith(FAILED) else ""
@@ -204,10 +182,10 @@ def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -
         f"of the group must call the closure, and a kernel whose key is new on one rank must be launched on all. DIST_TUNE_DEADLINE_S sets "
         f"the deadline."
     )
-    return Ended(state="timed out", kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
+    return Verdict(state="timed out", kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
 
 
-def mismatched(headers: Mapping[int, Header], doing: Mapping[int, str], place: Place) -> Ended:
+def mismatched(headers: Mapping[int, Header], doing: Mapping[int, str], place: Place) -> Verdict:
     """All ranks have come, to different meetings or with failed collectives. ``doing``: rank -> its last sign of progress."""
     topics = {rank: header.topic for rank, header in headers.items()}
     failed = {rank: topic.removeprefix(FAILED) for rank, topic in topics.items() if topic.startswith(FAILED)}
@@ -226,18 +204,18 @@ def mismatched(headers: Mapping[int, Header], doing: Mapping[int, str], place: P
         f"ranks in time: does every rank call the same collectives in the same order in every replay, and does group= hold all ranks that "
         f"they touch? Or is a config slow on one rank only?"
     )
-    return Ended(state="mismatch", kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
+    return Verdict(state="mismatch", kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
 
 
-def alone(where: str, ranks: Sequence[int], *, is_even: bool = True) -> Ended:
+def alone(where: str, ranks: Sequence[int], *, is_even: bool = True) -> Verdict:
     """Ranks have passed the call, or go on without it."""
-    return Ended(state="alone", kind=AloneError.__name__, ranks=list(ranks), text=where, is_even=is_even)
+    return Verdict(state="alone", kind=AloneError.__name__, ranks=list(ranks), text=where, is_even=is_even)
 
 
-def out_of_order(where: str, ranks: Sequence[int]) -> Ended:
+def out_of_order(where: str, ranks: Sequence[int]) -> Verdict:
     """Ranks are in different closures, or at different steps of one."""
     text = f"{where}. Call tuned closures in the same order on all ranks of their group."
-    return Ended(state="mismatch", kind="RankMismatchError", ranks=list(ranks), text=text)
+    return Verdict(state="mismatch", kind="RankMismatchError", ranks=list(ranks), text=text)
 
 
 def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
@@ -260,17 +238,17 @@ def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
     return next((header.late for header in headers.values() if header.late is not None), None)
 
 
-def error_of(ended: Ended, rank: int, place: Place) -> DistTuneError:
+def error_of(verdict: Verdict, rank: int, place: Place) -> DistTuneError:
     """The error that the end of a call means on a rank, in this call."""
-    is_list = ended.state == "aborted" and ended.kind in SHARED_ERRORS  # of configs, one a line
-    text = "\n".join(map(printable, ended.text.split("\n") if is_list else [ended.text]))
-    if ended.kind in SHARED_ERRORS:
-        return SHARED_ERRORS[ended.kind](text)
-    if ended.state == "alone":
-        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in ended.ranks if each != rank])
-    if ended.state == "timed out":
-        return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(ended.ranks))
-    cause, error = ended.ranks[0] if ended.ranks else -1, printable(ended.error)
-    if ended.kind == StuckConfigError.__name__:
+    is_list = verdict.state == "aborted" and verdict.kind in SHARED_ERRORS  # of configs, one a line
+    text = "\n".join(map(printable, verdict.text.split("\n") if is_list else [verdict.text]))
+    if verdict.kind in SHARED_ERRORS:
+        return SHARED_ERRORS[verdict.kind](text)
+    if verdict.state == "alone":
+        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in verdict.ranks if each != rank])
+    if verdict.state == "timed out":
+        return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(verdict.ranks))
+    cause, error = verdict.ranks[0] if verdict.ranks else -1, printable(verdict.error)
+    if verdict.kind == StuckConfigError.__name__:
         return StuckConfigError(text, cause, error)
     return PeerFailedError(f"{text} Rank {rank} stops for that.", cause, error)

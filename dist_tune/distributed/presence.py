@@ -123,12 +123,12 @@ class Activity:
 
     def card(self) -> Card:
         """What this rank says of itself. Called by any thread."""
-        doing, call = self.doing, self.call
+        doing = self.doing
         # Calls under way are read last: one that begins meanwhile is counted as under way, and not as over.
         n_calls = {closure: calls.n_calls for closure, calls in list(self.calls.items())}
         return Card(
-            self._process, self._n_issued(), n_calls, list(self.inside), doing.text, round(time.monotonic() - doing.since, 1), doing.may_last,
-            n_of_process=self._n_of_process(), waits=call if self.waits else None, first_run_s=round(self.first_run_s, 1),
+            self._process, self._n_issued(), n_calls, list(self.inside), doing.text, round(time.monotonic() - doing.since, 1),
+            doing.may_last, self._n_of_process(), self.call if self.waits else None, round(self.first_run_s, 1),
         )  # fmt: skip
 
     # -- the minding thread --------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class TuningContext:
     def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool) -> Result:
         """As ``reduce``, in the first meeting of a call, which other ranks may have passed."""
         with self._meeting(topic):
-            return self.ranks.gather(topic, part, fn, is_optional=is_optional)
+            return self.ranks.reduce(topic, part, fn, is_gathering=True, is_optional=is_optional)
 
     @contextmanager
     def _meeting(self, topic: str) -> Iterator[None]:

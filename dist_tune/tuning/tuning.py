@@ -43,9 +43,9 @@ class Tuning:
         self._has_started = False
         self._before = RngState()
         self._exit = ExitStack()
-        self._number = self._exit.enter_context(ranks.calling(name))
+        self._place = self._exit.enter_context(ranks.calling(name))
         terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
-        story = Story(f"{name}, call {self._number}", len(ranks.members), settings.log_dir, ranks.rank, terminal)
+        story = Story(self._place.text, len(ranks.members), settings.log_dir, ranks.rank, terminal)
         self._exit.callback(story.close)
         log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose, story=story))
         story.begin(name, log, asdict(options.plan))
@@ -221,7 +221,7 @@ class Tuning:
     def _begin(self, *, has_raised: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
-        self._context.ranks.enter(self._context.name, self._number, f" ({self._context.plan})", has_raised=has_raised)
+        self._context.ranks.enter(self._place, f" ({self._context.plan})", has_raised=has_raised)
         self._context.expenses.begin_search()
 
     def _end(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What peers post on the store, when it is nothing that a rank of this version posts: an error that names the rank, and no other."""
+"""What peers post on the store: what cannot be read is an error that names its rank, and each verdict its error, with ranks and causes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,22 @@ from hypothesis import strategies as st
 
 from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.messages import Agreed, Reduction, read_part, read_verdict
-from dist_tune.distributed.verdicts import error_of
-from dist_tune.errors import AbsentRanksError, DistTuneError, PeerFailedError
+from dist_tune.distributed.messages import (
+    FAILED,
+    HEADER,
+    VERDICT,
+    Header,
+    Reduction,
+    Run,
+    aborted,
+    error_of,
+    is_secondary,
+    mismatched,
+    read,
+    text_of,
+    timed_out,
+)
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError
 
 pytestmark = pytest.mark.once
 
@@ -60,8 +73,8 @@ class Peer:
 
     def error(self, meet: Callable[[], object]) -> DistTuneError:
         """The error of rank 0, on one printable line; the process that hosts the store lives."""
-        with self.rank_0.calling("f") as number:
-            self.rank_0.enter("f", number)
+        with self.rank_0.calling("f") as place:
+            self.rank_0.enter(place)
             with pytest.raises(DistTuneError) as caught:
                 meet()
         assert self.host.compare_set("alive", "", "yes") == b"yes"
@@ -82,15 +95,15 @@ def peer(host: dist.Store, request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 
 def part_of(*header: Any, part: str = "1") -> bytes:
-    return json.dumps(header or ["f", "t", [], {}, 0, [], None]).encode() + b"\n" + part.encode()
+    return json.dumps(header or ["f", "t", [], 0, [], None]).encode() + b"\n" + part.encode()
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], {}, 0, [], None), part_of("f", None, [], {}, 0, [], None),
-        part_of("f", "t", [["x"]], {}, 0, [], None),
-        part_of("f", "t", [], {"x": "y"}, 0, [], None), part_of(part="no number"), part_of(part='"\\n\\u001b"'),
+        *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], 0, [], None), part_of("f", None, [], 0, [], None),
+        part_of("f", "t", [["x"]], 0, [], None), part_of("f", "t", [], "y", [], None), part_of(part="no number"),
+        part_of(part='"\\n\\u001b"'),
     ],
 )  # fmt: skip
 def test_a_part_that_is_none_names_its_rank(peer: Peer, content: bytes):
@@ -102,12 +115,9 @@ def test_a_part_that_is_none_names_its_rank(peer: Peer, content: bytes):
     assert str(error).startswith("rank 1 posted what cannot be read: its part of a meeting")
 
 
-ABORT = {"state": "aborted", "rank": 1, "kind": "ValueError", "error": "ValueError: x", "message": "x"}
-TIMEOUT = {"state": "timed out", "missing": {"1": "x"}, "within_s": 1.0, "topic": "t", "by": 1}
 WRONG: list[object] = [
-    {}, [], {"state": "over"}, {**ABORT, "rank": "one"}, {**ABORT, "error": None}, {**TIMEOUT, "missing": ["1"]},
-    {**TIMEOUT, "missing": {"one": "x"}}, {**TIMEOUT, "within_s": "soon"}, {**TIMEOUT, "by": None}, {"state": "alone", "passed": {}},
-    {"state": "agreed"}, {"state": "mismatch", "steps": [["f"]]},
+    {}, [], {"state": "over"}, {"state": "aborted", "ranks": ["one"]}, {"state": "aborted", "error": None},
+    {"state": "timed out", "ranks": {}}, {"state": "agreed"}, {"state": "alone", "is_even": "x"},
 ]  # fmt: skip
 
 
@@ -115,25 +125,20 @@ WRONG: list[object] = [
 @pytest.mark.parametrize("is_gathering", [False, True])
 def test_a_verdict_that_is_none_is_told(peer: Peer, verdict: bytes, is_gathering: bool):
     """Any rank may have written it, so the reader is named, or the meeting."""
-    meet = peer.rank_0.gather if is_gathering else peer.rank_0.reduce
-    with peer.rank_0.calling("f") as number:
-        peer.rank_0.enter("f", number)
-        peer.store.set("f/n1/0/verdict", verdict)
-        with pytest.raises(PeerFailedError, match=r"as rank 0 reads it|the result of a meeting") as caught:
-            meet("t", 2, total)
-    assert str(caught.value).isprintable()
+    peer.store.set("f/n1/0/verdict", verdict)
+    error = peer.error(lambda: peer.rank_0.reduce("t", 2, total, is_gathering=is_gathering))
+    assert isinstance(error, PeerFailedError)
+    assert "as rank 0 reads it" in str(error) or "the result of a meeting" in str(error)
 
 
 def test_a_forged_abort_begins_no_line(peer: Peer):
     """It is believed, because any rank may abort, and told with its newlines escaped."""
-    forged = {**ABORT, "error": "ValueError: x\n12:00:00 INFO winner=7\x1b[2J"}
-    with peer.rank_0.calling("f") as number:
-        peer.rank_0.enter("f", number)
-        peer.store.set("f/n1/0/verdict", json.dumps(forged))
-        with pytest.raises(PeerFailedError, match=r"rank 1 raised ValueError: x\\n12:00:00 INFO winner=7\\x1b\[2J while") as caught:
-            peer.rank_0.reduce("t", 2, total)
-    assert str(caught.value).isprintable()
-    assert caught.value.error.isprintable()
+    text = "rank 1 raised ValueError: x\n12:00:00 INFO winner=7\x1b[2J"
+    peer.store.set("f/n1/0/verdict", json.dumps({"state": "aborted", "kind": "ValueError", "ranks": [1], "text": text, "error": text}))
+    error = peer.error(lambda: peer.rank_0.reduce("t", 2, total))
+    assert isinstance(error, PeerFailedError)
+    assert r"x\n12:00:00 INFO winner=7\x1b[2J" in str(error)
+    assert error.error.isprintable()
 
 
 @pytest.mark.parametrize("beat", [b"", b"\xff\xfe", b"1.0 f: replay 2\n\x1b[2J", b"x" * 2**20])
@@ -150,7 +155,7 @@ def test_a_beat_that_is_none_is_told_as_text(peer: Peer, beat: bytes):
 def test_an_answer_that_is_none_is_as_none(peer: Peer, card: bytes):
     """Of a rank that is asked where it is: it is waited for like one that has not come yet."""
     peer.store.set("card/1", card)
-    assert isinstance(peer.error(lambda: peer.rank_0.gather("t", 2, total)), AbsentRanksError)
+    assert isinstance(peer.error(lambda: peer.rank_0.reduce("t", 2, total, is_gathering=True)), AbsentRanksError)
 
 
 @pytest.mark.parametrize("n_bytes", [9 * 2**20, 5 * 2**20])
@@ -160,20 +165,116 @@ def test_what_the_store_cannot_take_is_not_posted(peer: Peer, n_bytes: int):
     assert "this rank's part of a meeting takes" in str(error)
 
 
-def test_a_part_beyond_the_limit_is_not_parsed(peer: Peer, monkeypatch: pytest.MonkeyPatch):
-    """Where a store takes it."""
-    monkeypatch.setattr("dist_tune.distributed.messages.MAX_BYTES", 1000)
-    monkeypatch.setattr("dist_tune.distributed.messages._HEADER_BYTES", 100)
-    peer.comes_with(part_of(part="1" * 2000))
-    assert "more than 1000" in str(peer.error(lambda: peer.rank_0.reduce("t", 2, total)))
-
-
 @given(JSON)
 def test_any_json_is_understood_or_refused(value: object):
     """As a part, or as a verdict that has its error."""
     content = json.dumps(value).encode()
     with suppress(PeerFailedError):
-        read_part(content, 1)
+        read(HEADER, content, 1, "a part")
     with suppress(PeerFailedError):
-        verdict, _ = read_verdict(content, 0)
-        assert isinstance(verdict, Agreed) or isinstance(error_of(verdict, 0, CALL), DistTuneError)
+        verdict, _ = read(VERDICT, content, -1, "a verdict")
+        assert isinstance(error_of(verdict, 0, CALL), DistTuneError)
+
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError(GLOO), True),
+        (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error"), True),
+        (dist.DistBackendError("timed out"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError(GLOO), False),
+        (DistTuneError("kernel nccl_copyError: NCCL error"), False),
+    ],
+    ids=["gloo", "nccl", "torch", "ordinary", "value", "own"],
+)
+def test_a_collective_that_failed_for_a_peer_is_no_cause(error: Exception, expected: bool):
+    """By torch's class, or by the text of a RuntimeError; a tuning's own error is one, whatever names its text holds."""
+    assert is_secondary(error) is expected
+
+
+def test_long_messages_are_cut():
+    """They travel over the store."""
+    assert text_of(ValueError("x" * 5000)) == f"ValueError: {'x' * 2000}"
+
+
+def test_a_timeout_names_the_absent_ranks_and_what_they_last_did():
+    """First of all, in the order of ranks."""
+    verdict = timed_out({3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}, "report 1", CALL, "within 30 s (noticed by rank 0)")
+    error = error_of(verdict, 2, CALL)
+    assert isinstance(error, AbsentRanksError)
+    assert error.ranks == (1, 3)
+    assert str(error).startswith("rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. ")
+    assert "ranks [1, 3] did not come to the meeting for 'report 1' of f, call 1 within 30 s (noticed by rank 0)" in str(error)
+    assert str(error).endswith("Rank 2 stops for that.")
+
+
+def test_a_timeout_after_a_failed_collective_ends_with_its_text():
+    """What the rank did that did not come stands before it."""
+    text = str(error_of(timed_out({1: "replay 2"}, f"{FAILED}RuntimeError: {GLOO}", CALL, "within 4 s"), 0, CALL))
+    assert text.startswith("rank 1 last seen at: replay 2. So ranks [1] did not come after a collective had failed there")
+    assert f"That error: RuntimeError: {GLOO}." in text
+
+
+@pytest.mark.parametrize("kind", sorted(SHARED_ERRORS))
+def test_an_error_that_all_ranks_share_keeps_its_kind(kind: str):
+    """And its message, which is the same on all, line by line."""
+    error = error_of(aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), 0, CALL)
+    assert (type(error).__name__, str(error)) == (kind, "why\nconfig")
+
+
+def test_an_error_of_one_rank_is_named_on_the_others():
+    """With the rank, its exception and the closure."""
+    error = error_of(aborted(KeyError("a"), 1, CALL, 0), 0, CALL)
+    assert isinstance(error, PeerFailedError)
+    assert (error.rank, error.error) == (1, "KeyError: 'a'")
+    assert str(error).startswith("rank 1 raised KeyError: 'a' while f was being tuned")
+
+
+def header(topic: str, runs: list[tuple[int, int, str]] | None = None, troubles: list[str] | None = None, step: str = "f") -> Header:
+    return Header(step, topic, [Run(*each) for each in runs or []], 0, troubles or [], None)
+
+
+def test_ranks_in_different_closures_are_named():
+    """The first rank, and the first that is elsewhere."""
+    error = error_of(mismatched({0: header("manifest"), 2: header("manifest"), 4: header("manifest", step="g")}, {}, CALL), 0, CALL)
+    assert isinstance(error, RankMismatchError)
+    assert str(error).startswith("rank 0 is in f, step 'manifest', rank 4 is in g, step 'manifest'. ")
+
+
+@pytest.mark.parametrize("n_failed", [1, 2])
+def test_a_collective_without_all_its_ranks_names_who_failed_and_where_the_others_were(n_failed: int):
+    """The first of those that failed is the one in the attributes."""
+    headers = [header(f"{FAILED}RuntimeError: gloo")] * n_failed + [header("report 0")] * (2 - n_failed)
+    error = error_of(mismatched(dict(enumerate(headers)), {0: "replay 1", 1: "replay 2"}, CALL), 0, CALL)
+    assert isinstance(error, PeerFailedError)
+    assert (error.rank, error.error) == (0, "RuntimeError: gloo")
+    assert f"ranks {list(range(n_failed))} failed so" in str(error)
+    assert ("rank 1 at 'report 0' (last seen at: replay 2)" if n_failed == 1 else "no other did not") in str(error)
+
+
+TWO = [(1, 2, ""), (2, 2, ""), (3, 2, "")]
+ODD = (3, 1, "replay 3, config a")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        (header("t", TWO), header("t", TWO), ""),
+        (header("t", TWO), header("t", [*TWO[:2], ODD]), "rank 1 issued 1 collectives where 2 are usual, in replay 3, config a"),
+        (header("t", TWO[:2]), header("t", [*TWO[:2], ODD]), "rank 1 issued 1 collectives where 2 are usual, in replay 3, config a"),
+        (header("t", [(1, 2, ""), (2, 1, "")]), header("t", [(1, 2, ""), (2, 1, "")]), ""),
+        (header("t", TWO[:2]), header("t", TWO), ""),
+        (header("t"), header("t", [(1, 0, "")]), ""),
+        (header("t", TWO, ["config a"]), header("t", [(1, 1, "")]), "rank 0 left config a, between two of its collectives"),
+        (header("t", TWO)._replace(late=(1, "was late: config b")), header("t", TWO), "rank 1 was late: config b"),
+    ],
+    ids=["in step", "skipped", "skipped, while the other is in it", "fewer on both", "one is ahead", "first run", "failed", "late"],
+)
+def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, second: Header, cause: str):
+    """A run that takes fewer collectives on all ranks is no cause, nor is one that only some have come to."""
+    headers = {0: first._replace(topic=f"{FAILED}gloo"), 1: second}
+    assert mismatched(headers, {0: "", 1: ""}, CALL).text.startswith(f"{cause}; so rank 0 left f" if cause else "rank 0 left f")

@@ -18,9 +18,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.messages import Reduction
-from dist_tune.distributed.processes import process_name
+from dist_tune.distributed.presence import process_name
 from dist_tune.errors import DistTuneError
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -57,19 +58,19 @@ class Rank(Meetings):
             if action == "pass":
                 self.calls(closure).n_calls += 1
                 continue
-            with self.calling(closure) as number:
-                self.told.append((closure, number, self.came(closure, number, action)))
+            with self.calling(closure) as place:
+                self.told.append((closure, place.number, self.came(place, action)))
         self.close()
 
-    def came(self, closure: str, number: int, action: str) -> str:
+    def came(self, place: Place, action: str) -> str:
         """What a call came to."""
         time.sleep(0.15 if action == "late" else 0.0)
         try:
-            self.enter(closure, number, has_raised=action == "raise")
+            self.enter(place, has_raised=action == "raise")
             if action == "raise":
                 self.abort(ValueError("of the step"))
                 return "ValueError"
-            values = [self.gather("manifest", "x", joined), self.reduce("done", "y", joined)]
+            values = [self.reduce("manifest", "x", joined, is_gathering=True), self.reduce("done", "y", joined)]
         except DistTuneError as error:
             return type(error).__name__
         return json.dumps(values)
@@ -168,18 +169,17 @@ def test_the_end_of_a_call_that_was_made_again_is_passed_over(host: dist.Store, 
     """Rank 1 raises before the collective of its first run; rank 0, which has issued that, waits for it, and only then takes the end."""
     world = World(host, 2)
     one, other = world.ranks
-    with other.calling("f") as number:
-        other.came("f", number, "raise")
-    thread = threading.Thread(target=one.run, args=([],))
-    with one.calling("f") as number:
+    with other.calling("f") as place:
+        other.came(place, "raise")
+    with one.calling("f") as place:
         one.count = 1
         told: list[str] = []
-        thread = threading.Thread(target=lambda: told.append(one.came("f", number, "come")))
+        thread = threading.Thread(target=lambda: told.append(one.came(place, "come")))
         thread.start()
         if has_retried:
             with other.calling("f") as again:
                 other.count = 1
-                assert other.came("f", again, "late") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
+                assert other.came(again, "late") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
         else:
             other.close()
         thread.join(20)
@@ -209,12 +209,12 @@ def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning
     one, other = world.ranks
     thread = threading.Thread(target=other.run, args=([("f", "come"), ("g", "come")],))
     thread.start()
-    with one.calling("f") as number:
-        one.enter("f", number)
-        one.gather("manifest", "x", joined)
-        with one.calling("g") as number_of_g:
+    with one.calling("f") as place:
+        one.enter(place)
+        one.reduce("manifest", "x", joined, is_gathering=True)
+        with one.calling("g") as place_of_g:
             one.abort(ValueError("of f"))
-            assert one.came("g", number_of_g, "come") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
+            assert one.came(place_of_g, "come") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
     thread.join(20)
     assert [told for _, _, told in other.told] == ["PeerFailedError", json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])]
     one.close()

@@ -47,7 +47,7 @@ _calls = ExitStack()
 def enter(ranks: Ranks, closure: str) -> None:
     """Come to the meetings of the next call, after the one before."""
     _calls.close()
-    ranks.enter(closure, _calls.enter_context(ranks.calling(closure)))
+    ranks.enter(_calls.enter_context(ranks.calling(closure)))
 
 
 def entered(group: dist.ProcessGroup | None = None) -> Ranks:

@@ -1,0 +1,110 @@
+"""What a rank notes of its runs, which peers it tells of as late (on a clock that the test moves), and the state of their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dist_tune.distributed.calls import Card, Peer, Place, State
+from dist_tune.distributed.presence import Activity, process_name, state_of
+from tests.programs import run_python
+
+PLACE = Place("step", 1)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("counts", "odd"), [([2, 2, 1, 2, 2], [2]), ([1, 2, 2, 2, 2, 1], [0, 5]), ([3, 3, 3], [])])
+def test_runs_with_another_number_of_collectives_are_named(counts: list[int], odd: list[int]):
+    """Beside most of the latest runs: for peers, and in a message of bounded size."""
+    n_issued = [0]
+    activity = Activity(0, [0, 1], lambda: 0, lambda: n_issued[0])
+    activity.begin(PLACE)
+    for number, n in enumerate(counts):
+        with activity.run(number, f"replay {number}"):
+            n_issued[0] += n
+    assert [run.n_collectives for run in activity.latest_runs()] == counts
+    assert [run.text for run in activity.latest_runs() if run.text] == [f"replay {number}" for number in odd]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("peer", "told"),
+    [
+        (Peer(Card("", 0, {}, [PLACE], "the meeting", n_of_process=1)), "after 1 collectives of its process where rank 0 is in number 2"),
+        (Peer(Card("", 0, {}, [PLACE], "replay 2", n_of_process=2)), ""),
+        (Peer(Card("", 0, {}, [PLACE], "replay 2", n_of_process=2), silent_s=1.5, state="stopped"), "its process is stopped"),
+        (Peer(None), "nothing yet"),
+    ],
+)
+def test_a_rank_that_others_wait_for_is_told_once(peer: Peer, told: str, monkeypatch: pytest.MonkeyPatch):
+    """Two seconds after this rank began to wait, long before its collective times out, and again when it goes on."""
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    activity = Activity(0, (0, 1), lambda: 2, lambda: 2)
+    activity.begin(PLACE)
+    activity.inside.append(PLACE)
+    for now[0] in (0.0, 0.6, 2.2, 4.4):
+        if activity.is_waiting(lines.append):
+            activity.compare({1: peer}, lines.append)
+    assert [told in line for line in lines] == [True] * bool(told)
+    activity.at("replay 3")
+    activity.is_waiting(lines.append)
+    assert lines[1:] == ["rank 0 goes on, after 4.4 s in which rank 1 was late"] * bool(told)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("n_ranks", [2, 64, 4096])
+def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.MonkeyPatch):
+    """64 a second of all ranks together, or two of each rank in small groups."""
+    now, n_looks = [0.0], 0
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    activity = Activity(0, range(n_ranks), lambda: 0, lambda: 0)
+    activity.inside.append(PLACE)
+    while now[0] < 200.0:
+        now[0] += 0.25
+        n_looks += activity.is_waiting(lambda line: None)
+    assert n_looks * n_ranks / 200 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
+
+
+def _becomes(name: str, state: State) -> bool:
+    end = time.monotonic() + 5.0
+    while state_of(name) != state and time.monotonic() < end:
+        time.sleep(0.01)
+    return state_of(name) == state
+
+
+@pytest.mark.processes
+def test_a_process_runs_is_stopped_and_ends():
+    """Also one that has ended and was not waited for."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        start = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()[19]
+        name = f"{process_name().rsplit(' ', 2)[0]} {child.pid} {start}"
+        assert _becomes(name, "runs")
+        os.kill(child.pid, signal.SIGSTOP)
+        assert _becomes(name, "stopped")
+        child.kill()
+        assert _becomes(name, "gone")
+    assert state_of(name) == "gone"
+
+
+def test_a_later_process_of_the_same_number_is_another_one():
+    """By its start; and nothing is said of processes of other hosts, or of names that cannot be read."""
+    here, pid, start = process_name().rsplit(" ", 2)
+    assert state_of(process_name()) == "runs"
+    assert state_of(f"{here} {pid} {int(start) + 1}") == "gone"
+    assert {state_of(name) for name in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
+
+
+@pytest.mark.processes
+def test_a_programs_name_may_hold_any_bytes(tmp_path: Path):
+    """The system cuts it after 15 bytes, in the middle of a letter."""
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) R \\xfe', 0, 0, 0)\n"
+    code += "from dist_tune.distributed.presence import process_name, state_of\nprint(state_of(process_name()))"
+    done = run_python("-c", code, cwd=tmp_path)
+    assert done.stdout.split() == ["runs"], done.stderr
