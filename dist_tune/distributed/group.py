@@ -11,8 +11,8 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -56,7 +56,9 @@ class Ranks(Meetings):
         """True of a process that decides alone, of which there may be others beside it."""
         self.n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
         """Ranks of the job on this host, as torchrun says; 0 without it."""
-        self.neighbours = neighbours(self.rank, self.members, self.n_local or len(self.members))
+        n_local = self.n_local or len(self.members)
+        here = [each for each in self.members if each // n_local == self.rank // n_local]  # ranks of a host have consecutive numbers
+        self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
 
     @property
@@ -109,24 +111,14 @@ class Ranks(Meetings):
         A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to the deadline;
         others to four times the deadline, because the process is gone when NCCL's expires.
         """
-        before = []
-        for backend in () if self.is_alone else _backends():
-            is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
-            short = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0))
-            if backend.options._timeout > short:
-                before.append((backend, backend.options._timeout))
-                backend._set_default_timeout(short)
-        try:
+        with ExitStack() as stack:
+            for backend in () if self.is_alone else _backends():
+                is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
+                short, before = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0)), backend.options._timeout
+                if before > short:
+                    stack.callback(backend._set_default_timeout, before)
+                    backend._set_default_timeout(short)
             yield
-        finally:
-            for backend, timeout in before:
-                backend._set_default_timeout(timeout)
-
-
-def neighbours(rank: int, members: Sequence[int], n_local: int) -> tuple[int, int]:
-    """Position of this rank among the members on its host, and how many these are: ranks of a host have consecutive numbers."""
-    here = [each for each in members if each // n_local == rank // n_local] if n_local > 0 else [rank]
-    return here.index(rank), len(here)
 
 
 def _backends(*groups: dist.ProcessGroup) -> list[Any]:

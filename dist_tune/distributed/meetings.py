@@ -243,8 +243,9 @@ class Meetings:
                 self._garbage = [mine, *of_all] if self.rank == self.members[0] else [mine]
                 return result
             self._garbage += [mine, *of_all]
-            if not (limits.is_gathering and self._has_gone_on(verdict)):
-                # A rank that seemed to have called again has not: its end stands.
+            # A rank that has ended this call and called again is on its way to the next meeting, or has ended that as well.
+            if not self._has_gone_on(verdict) or not (limits.is_gathering or (limits.is_broken and self._has_verdict())):
+                # One that only seemed to has not: its end stands.
                 raise self._error(doubted if doubted is not None and verdict.state == "alone" else verdict)
             doubted = verdict
 
@@ -290,7 +291,7 @@ class Meetings:
                 self._decide(key, self._alone(ranks, peers))
             elif outcome == "timed out":
                 last = {rank: self._where(rank, peers[rank].text) for rank in ranks}
-                when = f"within {now - began:.1f} s (noticed by rank {self.rank})"
+                when = f"within {now - began:.1f} s (rank {self.rank} at: {self.activity.card().text})"
                 self._decide(key, messages.timed_out(last, topic, call.place, when))
             elif outcome == "crossed":
                 card = peers[ranks[0]].card

@@ -22,10 +22,8 @@ MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""
 _HEADER_BYTES = 2**16
 """Room for the line before the text."""
-_MAX_SPELLED = 200
-"""Characters of a reason in an error."""
-_MAX_TEXT = 100_000
-"""Characters of an error's message that peers are told."""
+_MAX_REASON, _MAX_TEXT = 200, 100_000
+"""Characters of a reason in an error, and of an error's message that peers are told."""
 FAILED = "failed: "
 """Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
 # Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
@@ -94,14 +92,10 @@ def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
 def read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> tuple[Message, bytes]:
     """A message of a rank, -1 if any may have posted it, and the text after its line. Raises ``PeerFailedError`` for what is none."""
     line, _, text = content.partition(b"\n")
-    return _read(kind, line, rank, what), text
-
-
-def _read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> Message:
     try:
-        return kind.validate_json(content)
+        return kind.validate_json(line), text
     except ValidationError as error:
-        reason = printable(first_mistake(error))[:_MAX_SPELLED]
+        reason = printable(first_mistake(error))[:_MAX_REASON]
     whose = f"rank {rank} posted what cannot be read: " if rank >= 0 else ""
     raise PeerFailedError(
         f"{whose}{what} on the c10d store is not of this dist_tune's form ({reason}). Do all ranks run one version, and does no other "
@@ -131,12 +125,12 @@ class Reduction(Generic[Part, Result]):
 
     def of_texts(self, texts: Mapping[int, bytes]) -> str:
         """The result as JSON, from all parts as JSON. Raises ``PeerFailedError`` for a part that is none."""
-        parts = {rank: _read(self._part, text, rank, "its part of a meeting") for rank, text in texts.items()}
+        parts = {rank: read(self._part, text, rank, "its part of a meeting")[0] for rank, text in texts.items()}
         return _checked(self._result.dump_json(self(parts)), "the result of a meeting")
 
     def load(self, text: bytes) -> Result:
         """The result from its JSON. Raises ``PeerFailedError`` for text that is none."""
-        return _read(self._result, text, -1, "the result of a meeting")
+        return read(self._result, text, -1, "the result of a meeting")[0]
 
 
 def _checked(text: bytes, what: str) -> str:

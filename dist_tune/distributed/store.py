@@ -38,16 +38,13 @@ class WatchedStore:
         self._store = store
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        own = getattr(self._store, name)
-
         def call(*args: Any) -> Any:
             self.asked = Asked(name, time.monotonic())
             try:
-                return own(*args)
+                return getattr(self._store, name)(*args)
             finally:
                 self.asked = None
 
-        setattr(self, name, call)  # found before __getattr__ from here on
         return call
 
 
