@@ -24,13 +24,11 @@ from dist_tune.distributed.messages import (
     Run,
     aborted,
     error_of,
-    is_secondary,
     mismatched,
     read,
-    text_of,
     timed_out,
 )
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError, RankMismatchError
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError
 
 pytestmark = pytest.mark.once
 
@@ -176,31 +174,6 @@ def test_any_json_is_understood_or_refused(value: object):
         assert isinstance(error_of(verdict, 0, CALL), DistTuneError)
 
 
-GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RuntimeError(GLOO), True),
-        (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error"), True),
-        (dist.DistBackendError("timed out"), True),
-        (RuntimeError("shape mismatch"), False),
-        (ValueError(GLOO), False),
-        (DistTuneError("kernel nccl_copyError: NCCL error"), False),
-    ],
-    ids=["gloo", "nccl", "torch", "ordinary", "value", "own"],
-)
-def test_a_collective_that_failed_for_a_peer_is_no_cause(error: Exception, expected: bool):
-    """By torch's class, or by the text of a RuntimeError; a tuning's own error is one, whatever names its text holds."""
-    assert is_secondary(error) is expected
-
-
-def test_long_messages_are_cut():
-    """They travel over the store."""
-    assert text_of(ValueError("x" * 5000)) == f"ValueError: {'x' * 2000}"
-
-
 def test_a_timeout_names_the_absent_ranks_and_what_they_last_did():
     """First of all, in the order of ranks."""
     verdict = timed_out({3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}, "report 1", CALL, "within 30 s (noticed by rank 0)")
@@ -212,11 +185,11 @@ def test_a_timeout_names_the_absent_ranks_and_what_they_last_did():
     assert str(error).endswith("Rank 2 stops for that.")
 
 
-def test_a_timeout_after_a_failed_collective_ends_with_its_text():
+def test_a_timeout_after_a_failed_collective_tells_its_error():
     """What the rank did that did not come stands before it."""
-    text = str(error_of(timed_out({1: "replay 2"}, f"{FAILED}RuntimeError: {GLOO}", CALL, "within 4 s"), 0, CALL))
+    text = timed_out({1: "replay 2"}, f"{FAILED}RuntimeError: gloo", CALL, "within 4 s").text
     assert text.startswith("rank 1 last seen at: replay 2. So ranks [1] did not come after a collective had failed there")
-    assert f"That error: RuntimeError: {GLOO}." in text
+    assert "That error: RuntimeError: gloo." in text
 
 
 @pytest.mark.parametrize("kind", sorted(SHARED_ERRORS))
@@ -226,23 +199,8 @@ def test_an_error_that_all_ranks_share_keeps_its_kind(kind: str):
     assert (type(error).__name__, str(error)) == (kind, "why\nconfig")
 
 
-def test_an_error_of_one_rank_is_named_on_the_others():
-    """With the rank, its exception and the closure."""
-    error = error_of(aborted(KeyError("a"), 1, CALL, 0), 0, CALL)
-    assert isinstance(error, PeerFailedError)
-    assert (error.rank, error.error) == (1, "KeyError: 'a'")
-    assert str(error).startswith("rank 1 raised KeyError: 'a' while f was being tuned")
-
-
-def header(topic: str, runs: list[tuple[int, int, str]] | None = None, troubles: list[str] | None = None, step: str = "f") -> Header:
-    return Header(step, topic, [Run(*each) for each in runs or []], 0, troubles or [], None)
-
-
-def test_ranks_in_different_closures_are_named():
-    """The first rank, and the first that is elsewhere."""
-    error = error_of(mismatched({0: header("manifest"), 2: header("manifest"), 4: header("manifest", step="g")}, {}, CALL), 0, CALL)
-    assert isinstance(error, RankMismatchError)
-    assert str(error).startswith("rank 0 is in f, step 'manifest', rank 4 is in g, step 'manifest'. ")
+def header(topic: str, runs: list[tuple[int, int, str]] | None = None, troubles: list[str] | None = None) -> Header:
+    return Header("f", topic, [Run(*each) for each in runs or []], 0, troubles or [], None)
 
 
 @pytest.mark.parametrize("n_failed", [1, 2])

@@ -13,7 +13,6 @@ import pytest
 
 from dist_tune.distributed.calls import Card, Peer, Place, State
 from dist_tune.distributed.presence import Activity, process_name, state_of
-from tests.programs import run_python
 
 PLACE = Place("step", 1)
 
@@ -99,12 +98,3 @@ def test_a_later_process_of_the_same_number_is_another_one():
     assert state_of(process_name()) == "runs"
     assert state_of(f"{here} {pid} {int(start) + 1}") == "gone"
     assert {state_of(name) for name in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
-
-
-@pytest.mark.processes
-def test_a_programs_name_may_hold_any_bytes(tmp_path: Path):
-    """The system cuts it after 15 bytes, in the middle of a letter."""
-    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) R \\xfe', 0, 0, 0)\n"
-    code += "from dist_tune.distributed.presence import process_name, state_of\nprint(state_of(process_name()))"
-    done = run_python("-c", code, cwd=tmp_path)
-    assert done.stdout.split() == ["runs"], done.stderr

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = r"""
-import atexit, gc, sys, weakref
+import gc, sys, weakref
 
 import torch
 import torch.distributed as dist
@@ -29,12 +29,10 @@ step = contextual_autotune(is_dist=True, cache=False, n_warmup=0, n_repeat=1)(la
 step(torch.arange(64.0))
 dist.destroy_process_group()
 sys.stdout.write(f"held {sum(each() is not None for each in found)}\n")
-atexit._run_exitfuncs()
-sys.stdout.write(f"left {sum(each() is not None for each in found)}\n")
 """
 
 
-def test_the_tuner_holds_no_process_group_to_the_end_of_the_interpreter(tmp_path: Path):
+def test_the_tuner_holds_no_process_group_that_was_destroyed(tmp_path: Path):
     """The threads of gloo's have aborted programs that had done all their work: they asked for an interpreter that was gone."""
     env = {
         **os.environ,
@@ -46,4 +44,4 @@ def test_the_tuner_holds_no_process_group_to_the_end_of_the_interpreter(tmp_path
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run_python(tmp_path / "program.py", cwd=tmp_path, env=env, n_ranks=2)
     assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(each) for each in ("held 1", "left 0")] == [2, 2], done.stdout
+    assert done.stdout.count("held 0") == 2, done.stdout
