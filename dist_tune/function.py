@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
@@ -29,7 +30,7 @@ from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.sites import NearestConfigs, Untuned, check_not_capturing  # fmt: skip
 from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, note_of_tracing, shown_signature
-from dist_tune.validation import REQUIRED, Required, check_function, check_no_kernel, check_not_bare, check_ordinary, check_space, spelling
+from dist_tune.validation import check_function, check_ordinary, check_space
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,12 +42,12 @@ _MANY_KEYS = 3
 
 
 def autotune(
-    config_space: Iterable[Any] | Required = REQUIRED,
-    key_fn: Callable[..., Hashable] | Required | None = REQUIRED,
+    config_space: Iterable[Any] | EllipsisType = ...,
+    key_fn: Callable[..., Hashable] | EllipsisType | None = ...,
     prune_fn: Callable[..., bool] | None = None,
     *,
-    configs: Iterable[Any] | Required = REQUIRED,
-    key: Iterable[str] | Required = REQUIRED,
+    configs: Iterable[Any] | EllipsisType = ...,
+    key: Iterable[str] | EllipsisType = ...,
     check: Callable[..., Any] | None = None,
     reset: Callable[[], object] | None = None,
     release: Sequence[Any] = (),
@@ -98,9 +99,13 @@ def autotune(
         ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
-    check_not_bare(config_space, key_fn, key)
-    space = check_space(*spelling("config_space", config_space, "configs", configs))
-    key_option, key_given = spelling("key_fn", key_fn, "key", key)
+    first: Any = config_space
+    if callable(first) and key_fn is key is ...:
+        raise TypeError(
+            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
+        )
+    space = check_space(*_one_of(config_space=config_space, configs=configs))
+    key_option, key_given = _one_of(key_fn=key_fn, key=key)
     if key_option == "key_fn":
         hint = f"; names of arguments go to key={key_given}" if isinstance(key_given, list | tuple | str) else ""
         check_function("key_fn", key_given, f"key_fn(*args, **kwargs){hint}")
@@ -111,7 +116,9 @@ def autotune(
     plan = Plan(n_warmup, n_repeat, search, budget_s=budget_s)
 
     def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
-        check_no_kernel(function)
+        if hasattr(function, "run") and hasattr(function, "__getitem__"):
+            kernel = getattr(getattr(function, "fn", function), "__name__", "")
+            raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {kernel}. Those have triton.autotune")
         check_ordinary(function, "autotune")
         configs, texts = distinct(as_configs(space, function))
         chosen = frozenset(name for config in configs for name in config)
@@ -120,6 +127,15 @@ def autotune(
         return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache, release=release), uses_nearest=nearest).tuned()
 
     return decorate
+
+
+def _one_of(**spellings: object) -> tuple[str, Any]:
+    """The one of two spellings of an option that was given, and its value."""
+    given = [(name, value) for name, value in spellings.items() if value is not ...]
+    if len(given) != 1:
+        what = "both, which are two spellings of one option" if given else "neither"
+        raise TypeError(f"autotune needs {'= or '.join(spellings)}=, got {what}: pass one of them")
+    return given[0]
 
 
 class _FunctionTuner:

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dist_tune.files import warn_once
 from dist_tune.validation import spelled
-from dist_tune.warn_once import warn_once
 
 _PREFIX = "DIST_TUNE_"
 _OTHER_NAMES = {"always_tune": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "version_check": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}

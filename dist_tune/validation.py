@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -82,31 +81,6 @@ def check_names(option: str, config: Mapping[Any, Any]) -> None:
             raise TypeError(f"{option} holds a config with the name {spelled(name)}: names of config values are strings")
 
 
-class Required(Enum):
-    """The default of an option that has two spellings, one of which must be given."""
-
-    REQUIRED = "required"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-REQUIRED = Required.REQUIRED
-
-
-def spelling(name: str, value: object, other: str, other_value: object) -> tuple[str, Any]:
-    """The spelling of an option that was given, and its value.
-
-    Raises:
-        TypeError: both or neither.
-    """
-    given = [(each, got) for each, got in ((name, value), (other, other_value)) if got is not REQUIRED]
-    if len(given) != 1:
-        what = "both, which are two spellings of one option" if given else "neither"
-        raise TypeError(f"autotune needs {name}= or {other}=, got {what}: pass one of them")
-    return given[0]
-
-
 def check_ordinary(function: object, decorator: str) -> None:
     """Refuse to decorate what has not run when it returns.
 
@@ -119,29 +93,6 @@ def check_ordinary(function: object, decorator: str) -> None:
     if kind or not callable(function):
         got = f"{spelled(function)}, which makes a {kind}" if kind else spelled(function)
         raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {got}")
-
-
-def check_not_bare(config_space: object, *keys: object) -> None:
-    """Refuse ``@autotune`` without parentheses.
-
-    Raises:
-        TypeError: the config space is a function, and no key was given.
-    """
-    if callable(config_space) and all(key is REQUIRED for key in keys):
-        raise TypeError(
-            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
-        )
-
-
-def check_no_kernel(function: object) -> None:
-    """Refuse to decorate a kernel with ``autotune``.
-
-    Raises:
-        TypeError: it is launched with a grid.
-    """
-    if hasattr(function, "run") and hasattr(function, "__getitem__"):
-        name = getattr(getattr(function, "fn", function), "__name__", "")
-        raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {name}. Those have triton.autotune")
 
 
 def deferred_value(value: object) -> str:

@@ -20,17 +20,7 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        "errors",
-        "validation",
-        "warn_once",
-        "safe_files",
-        "json_bytes",
-        "settings",
-        "configs",
-        "keys",
-        "pruning",
-    ),
+    ("errors", "validation", "files", "settings", "configs", "keys", "pruning"),
     ("output",),
     ("distributed",),
     ("measure",),
@@ -42,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("watch",),
     ("replays",),
     ("tuning",),
-    ("contextual", "function", "testing", "benchmark"),
+    ("contextual", "function", "testing"),
     ("offline",),
     ("report",),
     ("cli", "__main__"),

@@ -68,7 +68,7 @@ def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch):
     """Once, with the name that was meant; a variable that a script of kernels/ reads is no mistake."""
-    monkeypatch.setattr("dist_tune.warn_once._told", set())
+    monkeypatch.setattr("dist_tune.files._told", set())
     monkeypatch.setenv("DIST_TUNE_CONFIG_DIR", "/x")
     monkeypatch.setenv("DIST_TUNE_CACHE_DRI", "/x")
     with warnings.catch_warnings(record=True) as told:

@@ -16,9 +16,8 @@ from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dist_tune.files import PRIVATE, Rights, read_regular, warn_once
 from dist_tune.output import EVENT, AnyEvent, LineFile, events
-from dist_tune.safe_files import PRIVATE, Rights, read_regular
-from dist_tune.warn_once import warn_once
 
 JOURNALS = "journals"
 """Subfolder for the journals of tunings under way."""

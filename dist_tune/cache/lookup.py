@@ -15,7 +15,7 @@ from dist_tune.cache.account import ID_CHARS
 from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache
-from dist_tune.safe_files import Rights
+from dist_tune.files import Rights
 from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, record_bytes, record_in
-from dist_tune.safe_files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, write_whole
-from dist_tune.warn_once import warn_once
+from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, warn_once, write_whole
 
 MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""

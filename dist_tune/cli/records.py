@@ -41,9 +41,9 @@ from dist_tune.cache import (
 )
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, plain, table, write_file
+from dist_tune.files import read_regular
 from dist_tune.output import amount, milliseconds
 from dist_tune.report import candidate_rows, lasting
-from dist_tune.safe_files import read_regular
 from dist_tune.settings import Settings
 
 _MIN_ID = 8

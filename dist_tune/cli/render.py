@@ -78,7 +78,7 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         RefusedError: it cannot be written, or something else than a file is there: a folder, a fifo, a device.
     """
-    from dist_tune.safe_files import write_whole
+    from dist_tune.files import write_whole
 
     if path.exists() and not path.is_file():
         raise RefusedError(f"{path} cannot be written: it is no regular file")

@@ -22,8 +22,8 @@ from triton.runtime.cache import FileCacheManager, get_cache_manager, triton_key
 
 from dist_tune.compiler.passes.patches import SharedContext
 from dist_tune.compiler.subprocesses.leftovers import temporary_folder
+from dist_tune.files import warn_once
 from dist_tune.measure import is_interpreted
-from dist_tune.warn_once import warn_once
 
 _NEED_FILE = "dist_tune.json"
 """In a kernel's folder: the shared memory that it needs, where some device has less."""

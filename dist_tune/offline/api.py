@@ -28,6 +28,7 @@ from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
 from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, check_group, device_identity, group_of, member_ranks
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, RankMismatchError, StoreGoneError, StuckDeviceError
+from dist_tune.files import callers_level
 from dist_tune.measure import measure
 from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_there, save, small_medium_large
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
@@ -37,7 +38,6 @@ from dist_tune.settings import read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
 from dist_tune.validation import check_space, spelled
-from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

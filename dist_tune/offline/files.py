@@ -22,10 +22,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from dist_tune.files import RefusedFileError, callers_level, read_regular, sweep, write_whole
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, launchable, without_amd_keys
-from dist_tune.safe_files import RefusedFileError, read_regular, sweep, write_whole
 from dist_tune.validation import check_function
-from dist_tune.warn_once import callers_level
 
 N_SHORTLISTED = 8
 _SMALL, _MEDIUM = 256, 2048

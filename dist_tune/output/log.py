@@ -21,11 +21,10 @@ from threading import RLock
 from typing import IO, TYPE_CHECKING, Any
 
 from dist_tune import __version__
+from dist_tune.files import PRIVATE, Rights, make_folder, opener, warn_of_folder, warn_once
 from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import printable
-from dist_tune.safe_files import PRIVATE, Rights, make_folder, opener, warn_of_folder
 from dist_tune.settings import Settings
-from dist_tune.warn_once import warn_once
 
 if TYPE_CHECKING:
     from dist_tune.output.story import Story

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dist_tune.errors import Failures
-from dist_tune.json_bytes import json_bytes
+from dist_tune.files import json_bytes
 from dist_tune.output import events
 from dist_tune.output.log import Logger, RankFile, run_facts
 from dist_tune.output.terminal import Terminal

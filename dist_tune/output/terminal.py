@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dist_tune.files import to_terminal
 from dist_tune.output.words import closure_name, milliseconds, printable
-from dist_tune.warn_once import to_terminal
 
 LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 5.0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dist_tune.files import read_regular
 from dist_tune.output import EVENT, EVENTS_VERSION, AnyEvent, RunBegun
 from dist_tune.report.story import Story, numbers
-from dist_tune.safe_files import read_regular
 
 MAX_FILE_BYTES = 256 * 2**20
 """Of an event file; a tuning of 20 sites of 200 candidates writes about 2 MB on each rank."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from dist_tune.cache import Cache, CacheKey, TuningRecord, digest, environment, nearest_shape
 from dist_tune.configs import FunctionConfig
 from dist_tune.distributed import Ranks, Reduction, ranks_of
+from dist_tune.files import callers_level
 from dist_tune.runtime import FunctionLaunch, interception
 from dist_tune.settings import Settings, read_settings
 from dist_tune.sites.exclusive import one_at_a_time
-from dist_tune.warn_once import callers_level
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from dist_tune.compiler import is_compiling, noted
 from dist_tune.distributed import Asked, Ranks
 from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.files import warn_once
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites
-from dist_tune.warn_once import warn_once
 from dist_tune.watch.words import EXIT_CODE, LastWords, Release
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import torch
 from dist_tune.compiler import sweep
 from dist_tune.distributed import Ranks
 from dist_tune.errors import StuckConfigError
+from dist_tune.files import to_terminal
 from dist_tune.settings import Settings
 from dist_tune.validation import spelled
-from dist_tune.warn_once import to_terminal
 
 if TYPE_CHECKING:
     from dist_tune.output import Logger

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:tuning goes o
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test may be warned anew."""
-    monkeypatch.setattr("dist_tune.warn_once._told", set())
+    monkeypatch.setattr("dist_tune.files._told", set())
 
 
 def line(site: int) -> bytes:

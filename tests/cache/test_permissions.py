@@ -14,7 +14,7 @@ from dist_tune import autotune
 from dist_tune.cache import QuarantinedConfig, quarantine
 from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
-from dist_tune.safe_files import PRIVATE, SHARED
+from dist_tune.files import PRIVATE, SHARED
 from tests.cache_folders import warned
 from tests.cached_records import record
 from tests.function_options import BLOCKS, QUICK, quiet

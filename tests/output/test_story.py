@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.files import opener
 from dist_tune.output.events import EVENT, Met, RunBegun
 from dist_tune.output.log import Logger
 from dist_tune.output.story import Story
 from dist_tune.output.terminal import Terminal
-from dist_tune.safe_files import opener
 
 pytestmark = pytest.mark.once
 

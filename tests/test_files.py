@@ -1,0 +1,86 @@
+"""Files that are whole or not there, whatever a disk, a signal or another file in the place does; lines of JSON; warnings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_tune import autotune
+from dist_tune.files import PRIVATE, RefusedFileError, json_bytes, read_regular, write_whole
+from tests.function_options import BLOCKS
+
+pytestmark = pytest.mark.once
+_plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+_values = st.recursive(_plain, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4), max_leaves=20)
+
+
+def test_a_file_takes_the_place_of_another(tmp_path: Path):
+    """The new content, no temporary file, and the permissions of any new file, or those that were asked for."""
+    path = tmp_path / ("x" * 100 + ".json")
+    write_whole(path, b"old", PRIVATE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    write_whole(path, b"new" * 100_000)
+    assert path.read_bytes() == b"new" * 100_000
+    assert os.listdir(tmp_path) == [path.name]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException):
+    """Whichever step fails or is interrupted, the old file is there and no other."""
+    write_whole(tmp_path / "file", b"old")
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(type(error)):
+        write_whole(tmp_path / "file", b"new")
+    assert ((tmp_path / "file").read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
+
+
+@pytest.mark.parametrize(("path", "limit_bytes"), [("fifo", 2**20), ("/dev/zero", 2**20), ("huge", 2**20), ("/proc/self/maps", 100)])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, path: str, limit_bytes: int):
+    """A FIFO would wait, a device might never end, a huge file fill the memory. A link is followed if that is asked for."""
+    os.mkfifo(tmp_path / "fifo")
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(2**40)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(RefusedFileError):
+        read_regular(tmp_path / "link", limit_bytes)
+    with pytest.raises(OSError, match="symbolic link"):
+        read_regular(tmp_path / "link", follows_links=False)
+
+
+@given(_values)
+def test_a_line_is_read_as_what_json_writes(values: Any):
+    """Any plain values, on one line; numbers of any size."""
+    line = json_bytes(values)
+    assert json.loads(line) == json.loads(json.dumps(values))
+    assert b"\n" not in line
+
+
+def test_what_json_does_not_know_is_text():
+    """A path as its name, a lone surrogate as a question mark; integers as names of fields are their digits."""
+    assert json.loads(json_bytes({"folder": Path("/a"), 3: ("x",)})) == {"folder": "/a", "3": ["x"]}
+    assert json_bytes({"file": "a\udcff", "folder": Path("/a")}) == b'{"file":"a?","folder":"/a"}'
+
+
+def test_a_warning_names_the_programs_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    """And none of this package, which says nothing to its reader."""
+    monkeypatch.setattr("dist_tune.files._told", set())
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
+    tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0: x)
+    with pytest.warns(UserWarning, match="DIST_TUNE_DEADLINE_S='soon' cannot be read") as told:
+        tuned(3)
+    assert {each.filename for each in told if "DEADLINE" in str(each.message)} == {__file__}
