@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
 from types import EllipsisType
@@ -23,7 +23,7 @@ from dist_tune.distributed import Calls, Ranks, check_group, member_ranks, ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_traced
-from dist_tune.output import tuning_log
+from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
@@ -292,7 +292,7 @@ class _FunctionTuner:
                     f"key_fn of {launch.name} never repeats: {len(keys)} tunings in as many calls with arguments alike, keys "
                     f"{', '.join(keys)}. Return only what decides whether a config can be used again"
                 )
-                with tuning_log(settings, ranks.rank, ranks.writes_progress) as log:
+                with closing(Story(settings, ranks.rank, is_first=ranks.writes_progress)) as log:
                     options.notices.say(log, "keys", text)
         return value
 

@@ -20,7 +20,7 @@ from dist_tune.search import PriorTimes, ReducedTimes
 from dist_tune.settings import Settings
 
 if TYPE_CHECKING:
-    from dist_tune.output import Logger
+    from dist_tune.output import Story
 
 
 class LookupResult(NamedTuple):
@@ -64,7 +64,7 @@ class Keyed(Protocol):
 class CacheLookup:
     """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
 
-    def __init__(self, settings: Settings, log: Logger, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
+    def __init__(self, settings: Settings, log: Story, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
         self._log = log
         self._is_used = is_used
@@ -100,7 +100,7 @@ class CacheLookup:
         record = self._cache.find(key, any_software=not self._settings.version_check)
         if record is not None and (others := differences(key, record.cache_key)):
             versions = ", ".join(f"{name} {theirs}, here {mine}" for name, (mine, theirs) in others.items() if name in SOFTWARE)
-            self._log.bind(progress=True).warning(f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)")
+            self._log.warning(f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)", shown=True)
         found = "found" if record is not None else "not found"
         self._log.debug(f"site={label} {found} in {self._cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
         return record

@@ -16,6 +16,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import triton
 from triton.compiler.compiler import max_shared_mem
@@ -29,7 +30,6 @@ from dist_tune.compiler.subprocesses.output import quiet_terminal
 from dist_tune.compiler.subprocesses.workers import workers
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, is_cached, known_need, writable_folder
 from dist_tune.measure import is_interpreted
-from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
@@ -77,7 +77,7 @@ class Compiler:
 
     def __init__(self, n_threads: int, stuck_after_s: float) -> None:
         self.n_threads = n_threads
-        self.ended: deque[CompiledCandidate] = deque()
+        self.ended: deque[tuple[str, dict[str, Any]]] = deque()
         """Compilations that have ended; the reader takes them out."""
         self._stuck_after_s = stuck_after_s
         self._sites: dict[str, list[Candidate]] = {}
@@ -307,8 +307,8 @@ class Compiler:
                     with place() if self._uses_processes else nullcontext() as self._jobs[thread]:
                         began = time.time()
                         is_cached = self._stages.run(queued.compilation, self._shared_limit_bytes)
-                        facts = time.time() - began, self._workers[thread], is_cached
-                        self.ended.append(CompiledCandidate(queued.label, queued.candidate, time.time(), *facts))
+                        facts = {"seconds": time.time() - began, "worker": self._workers[thread], "is_cached": is_cached}
+                        self.ended.append((queued.label, {"candidate": queued.candidate, "at": time.time(), **facts}))
                     self._pace.note(queued)
                     is_urgent = False
                     self._front_end.release()  # if it did not come as far as the front end

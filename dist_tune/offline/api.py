@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -33,7 +33,7 @@ from dist_tune.measure import measure
 from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_there, save, small_medium_large
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
 from dist_tune.offline.runs import RunLaunch
-from dist_tune.output import tuning_log
+from dist_tune.output import Story
 from dist_tune.settings import read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
@@ -242,8 +242,8 @@ class Job:
 
     def say(self, text: str) -> None:
         """One line in this rank's log."""
-        with tuning_log(self._settings, self._ranks.rank, self._ranks.writes_progress) as log:
-            log.bind(progress=True).info(text)
+        with closing(Story(self._settings, self._ranks.rank, is_first=self._ranks.writes_progress)) as log:
+            log.info(text, shown=True)
 
     def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """Do this rank's ``work``, and take ``fn`` of all ranks' parts away. An error on one rank ends it on all."""

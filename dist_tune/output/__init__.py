@@ -4,10 +4,8 @@ Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
 from dist_tune.output import events
-from dist_tune.output.events import EVENT, EVENTS_VERSION, PHASES, AnyEvent, RunBegun, Started
-from dist_tune.output.log import LineFile, Logger, tuning_log
-from dist_tune.output.story import CompiledCandidate, Story
-from dist_tune.output.terminal import Terminal
+from dist_tune.output.events import EVENT, EVENTS_VERSION, PHASES, AnyEvent, RunBegun
+from dist_tune.output.story import LineFile, Story
 from dist_tune.output.words import (
     amount,
     closure_name,
@@ -21,7 +19,6 @@ from dist_tune.output.words import (
 )  # fmt: skip
 
 __all__ = [
-    "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "CompiledCandidate", "LineFile", "Logger", "RunBegun", "Started",
-    "Story", "Terminal", "amount", "closure_name", "events", "first_mistake", "gain_words", "lead_words", "milliseconds", "printable",
-    "site_name", "site_names", "tuning_log",
+    "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Started", "Story", "amount", "closure_name", "events",
+    "first_mistake", "gain_words", "lead_words", "milliseconds", "printable", "site_name", "site_names",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, beside the log that people read.
+"""Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, and what the log says of some of them to people.
 
 What ``dist-tune report``, ``watch`` and ``trace`` read, other people's tools, and a restart; docs/events.md describes each field. Times of
 day are seconds since 1970 by the clock of the rank's host, durations are seconds, times of kernels and steps are milliseconds.
@@ -7,9 +7,13 @@ A field that a later version adds is passed over by an earlier reader; a field t
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from dist_tune.output.words import amount
 
 EVENTS_VERSION = 1
 
@@ -206,3 +210,20 @@ EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 """Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
 OF_JOURNALS_ALONE = (Agreed, UnderWay, Died)
 OF_JOURNALS = (*OF_JOURNALS_ALONE, SiteMet, Dropped)
+
+
+def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
+    """Level and text of an event's line in the log, from its fields; no text of one that is for programs alone."""
+    match event:
+        case {"kind": "run"}:
+            versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
+            where = f"rank {event['rank']} on {event['host']}, pid {event['pid']}, device {event['device']}"
+            return logging.INFO, f"run of {event['date']}: {where}, {versions}, command: {' '.join(event['command'])}"
+        case {"kind": "site", "miss": ""}:  # a miss is told with those of other sites
+            pruned = f", prune rules took out {event['n_pruned']} more" if event["n_pruned"] else ""
+            return logging.INFO, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"
+        case {"kind": "meeting"}:
+            return logging.DEBUG, f"meeting={event['topic']!r} seconds={event['seconds']:.4f}"
+        case {"kind": "done", "error": str(error)}:  # one that has come to its end has a summary
+            return logging.ERROR, f"{event['tuning']} ended by {error}"
+    return logging.NOTSET, ""

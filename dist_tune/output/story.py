@@ -1,74 +1,183 @@
-"""The story of one tuning on this rank: each fact is one event, written once, to all who read it.
+"""The story of one tuning on this rank: each fact is told once, to one writer, for all who read it.
 
-Programs read it in ``rank-<i>.jsonl``, a restart in the journal, people on the terminal. Knows numbers and texts; nothing of kernels, ranks
-or how facts come about. Costs a set's look-up in a launch, and nothing in a steady call.
+Programs read it in ``rank-<i>.jsonl``, people in ``rank-<i>.log`` and on the first rank's terminal, a restart in the journal. The program's
+logging hears of lines what it asks ``logging.getLogger("dist_tune")`` for, and nothing without that. Knows numbers, texts and files;
+nothing of kernels, ranks or how facts come about. Costs a set's look-up in a launch, and nothing in a steady call.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import platform
+import socket
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partialmethod
 from math import isfinite
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from threading import RLock
+from typing import IO, Any
 
+from dist_tune import __version__
 from dist_tune.errors import Failures
-from dist_tune.files import json_bytes
+from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, warn_of_folder, warn_once
 from dist_tune.output import events
-from dist_tune.output.log import Logger, RankFile, run_facts
 from dist_tune.output.terminal import Terminal
-from dist_tune.output.words import amount, closure_name, site_names
+from dist_tune.output.words import closure_name, printable, site_names
+from dist_tune.settings import Settings
+
+TRACE = 5
+"""Below DEBUG: a line for each timed launch."""
+logging.addLevelName(TRACE, "TRACE")
+_PROGRAM = logging.getLogger("dist_tune")
+if _PROGRAM.level == logging.NOTSET:  # or tables of candidates would stand in the program's log, once for each rank
+    _PROGRAM.setLevel(logging.CRITICAL + 1)
+_headed: set[tuple[int, Path]] = set()
+"""Process and file, of files that have the header of this process."""
 
 
-class CompiledCandidate(NamedTuple):
-    """A compilation that a thread has ended."""
+class LineFile:
+    """A file that lines are added to, opened at the first. One that cannot be written costs one warning, and the rest of its lines."""
 
-    label: str
-    candidate: int
-    ended_at: float
-    """Seconds since 1970."""
-    seconds: float
-    worker: int
-    is_cached: bool
+    def __init__(self, path: Path, told: str, rights: Rights = PRIVATE, header: Callable[[], bytes] | None = None) -> None:
+        """``told``: what it costs that it cannot be written, as the warning begins. ``header``: the first line of each process."""
+        self.path = path
+        self._told, self._rights, self._header = told, rights, header
+        self.is_over = False
+        self._file: IO[bytes] | None = None
+        self._lock = RLock()
+        """Lines come from any thread."""
+
+    def write(self, lines: bytes) -> None:
+        """Add lines, which outlive this process from then on."""
+        with self._lock:
+            if self.is_over:
+                return
+            try:
+                if self._file is None:
+                    self._file = self._open()
+                    if self._header and (mine := (os.getpid(), self.path.absolute())) not in _headed:
+                        _headed.add(mine)
+                        lines = self._header() + lines
+                while lines:
+                    lines = lines[self._file.write(lines) :]
+            except (OSError, ValueError) as error:  # a full disk; a path with a null character
+                self.close()
+                remedy = ". DIST_TUNE_LOG_DIR names another folder" if self._header else ""
+                reason = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}"
+                warn_once(f"{self._told}: {reason}{remedy}", topic=f"{self._told} {self.path.parent}")
+
+    def fileno(self) -> int:
+        """Its descriptor, for what Python cannot write, or that of stderr."""
+        self.write(b"")
+        return self._file.fileno() if self._file is not None else 2
+
+    def close(self) -> None:
+        """Later lines go nowhere."""
+        with self._lock:
+            self.is_over = True
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError, ValueError):
+                    file.close()
+
+    def _open(self) -> IO[bytes]:
+        # A link is not followed: in a folder that others write it may lead to any file of this user's.
+        make_folder(self.path.parent, self._rights)
+        file = open(self.path, "a+b", buffering=0, opener=opener(self._rights, follows_links=False))  # noqa: SIM115  # until ``close``
+        with suppress(OSError):  # an earlier process may have been killed in the midst of a line
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        return file
 
 
 class Story:
-    """One tuning's events and progress, and the short numbers of its sites."""
+    """The one writer of a tuning's events and lines on this rank, with the short numbers of its sites."""
 
-    def __init__(self, tuning: str, world_size: int, folder: Path, rank: int, terminal: Terminal) -> None:
+    def __init__(
+        self, settings: Settings, rank: int, begun: events.TuningBegun | None = None, *, is_first: bool = False, is_verbose: bool = False
+    ) -> None:
+        """``begun``: its first event; without one there are lines alone. ``is_first``: with progress on its terminal, or with all lines."""
         self.numbers: dict[str, int] = {}
         """Label -> short number; a label that was given up keeps its number."""
         self.meetings: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         """Topic -> number of meetings, and seconds."""
-        self.log: Logger
-        self.terminal = terminal
-        self.path = folder / f"rank-{rank}.log"
-        self._rank, self._tuning, self._world_size = rank, tuning, world_size
-        self._file = RankFile(folder / f"rank-{rank}.jsonl", self._header)
+        self._closure = begun.closure if begun is not None else ""
+        self.terminal = Terminal(self._closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
+        self._shows_all = is_verbose or settings.shown == "verbose"
+        self._least = logging.getLevelNamesMapping()[settings.log_level.upper()]
+        self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning if begun is not None else ""}
+        self._world_size = begun.world_size if begun is not None else 1
+        self.path = settings.log_dir / f"rank-{rank}.log"
+        self.log_file = LineFile(self.path, "dist_tune keeps no log", header=self._header)
+        self._events = LineFile(self.path.with_suffix(".jsonl"), "dist_tune keeps no log", header=lambda: _line(self._run()))
         self._journal: Callable[[bytes], None] | None = None
         self._pending: list[bytes] = []
         self._is_begun = False
         """True once there is something to tell: a site, or an error."""
-        self._lock = Lock()
+        self._lock = RLock()
         """Warnings come from any thread."""
-        self._closure = ""
         self._sites: dict[str, dict[str, Any]] = {}
         """Label -> fields of the site's event."""
-        self._started: set[tuple[str, int]] = set()
-        self._dropped: set[tuple[str, int]] = set()
-        self._left: defaultdict[str, set[int]] = defaultdict(set)
-        self._replays: list[tuple[int, float, float, Mapping[str, int]]] = []
-        """Number, end, seconds and candidates of replays whose batch goes on."""
+        self._told: set[tuple[type[events.Event], str, int]] = set()
+        """Events of candidates that are told once."""
+        self._replays: list[dict[str, Any]] = []
+        """Fields of events of replays whose batch goes on."""
         self._phase: events.Phase = "discover"
         self._best_ms: dict[str, float] = {}
+        if begun is not None:
+            self._pending.append(_line(vars(begun)))
+            self.emit(events.PhaseBegun, phase=self._phase)
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    # -- lines for people ----------------------------------------------------------------------------------------
 
-    def emit(self, event: type[events.Event], site: str | None = None, /, *, at: float | None = None, **fields: Any) -> None:
-        """Write an event, of now unless ``at`` says when, and of a site, by its label, if that is known.
+    def _say(self, level: int, text: str, *, shown: bool | str = False, is_event: bool = False) -> None:
+        """``shown``: whether the first rank's terminal shows the line, or the text that it shows in its place."""
+        if level >= self._least:  # without lines of level INFO there is none that explains a number
+            self.log_file.write(_stamped(level, self._spelled(text) if self._least <= logging.INFO else text))
+        if self._shows_all and level >= logging.INFO:
+            self.terminal.line(self._spelled(text))
+        elif shown:
+            self.terminal.line(self._spelled(shown if isinstance(shown, str) else text, for_people=True))
+        if _PROGRAM.isEnabledFor(level):
+            _PROGRAM.log(level, "%s", text, stacklevel=3)
+        if level >= logging.WARNING and not is_event:
+            self.emit(events.Told, level=logging.getLevelName(level), text=text)
+            self.flush()
+
+    trace = partialmethod(_say, TRACE)
+    """One timed launch."""
+    debug = partialmethod(_say, logging.DEBUG)
+    """One step of a tuning."""
+    info = partialmethod(_say, logging.INFO)
+    """A result."""
+    warning = partialmethod(_say, logging.WARNING)
+    """A problem that the tuning goes on with."""
+    error = partialmethod(_say, logging.ERROR)
+    """The end of a tuning."""
+
+    def _spelled(self, line: str, *, for_people: bool = False) -> str:
+        """A line with the numbers of sites in place of their labels; ``for_people`` with names of sites and closure."""
+        names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
+        if for_people:
+            line = line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
+            sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
+            names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
+        for label in sorted(names, key=len, reverse=True):  # one label may begin with another
+            line = line.replace(f"site={label}", names[label])
+        return line
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def emit(self, event: type[events.Event], site: str | None = None, /, **fields: Any) -> None:
+        """Write an event, of now unless ``at`` says when, and of a site, by its label, if that is known; and its line in the log.
 
         It is on disk at the next ``flush`` after the first site, so that a call with nothing to tune leaves none.
         """
@@ -76,8 +185,12 @@ class Story:
             if site not in self.numbers:
                 return
             fields["site"] = self.numbers[site]
+        values = {**self._common, "at": time.time(), "kind": event.model_fields["kind"].default, **fields}
+        level, text = events.log_line(values)
+        if text:
+            self._say(level, text, is_event=True)
         try:
-            line = self._line(event, at, fields)
+            line = _line(values)
         except ValueError:  # a time that is no number: no event is worth a tuning
             return
         with self._lock:
@@ -91,36 +204,40 @@ class Story:
         if self._is_begun and self._pending:
             with self._lock:
                 pending, self._pending = self._pending, []
-                self._file.write(b"".join(pending))
+                self._events.write(b"".join(pending))
 
     def open_journal(self, write: Callable[[bytes], None]) -> None:
         """From here on, what a restart reads is written there, too; a header begins each attempt."""
         self._journal = write
-        write(self._header())
+        write(_line(self._run()))
+
+    def close(self) -> None:
+        """Write what is left; the terminal's live line goes, and later lines go nowhere."""
+        self.end_batch(lambda replay: "")
+        self.terminal.end()
+        self._events.close()
+        self.log_file.close()
 
     def _header(self) -> bytes:
-        return self._line(events.RunBegun, None, {"tuning": "", "world_size": self._world_size, **run_facts()})
+        warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
+        return _stamped(*events.log_line(self._run()))
 
-    def _line(self, event: type[events.Event], at: float | None, fields: Mapping[str, Any]) -> bytes:
-        """An event as a line. Not by its model, because validation would take longer than the rest of it.
-
-        Raises:
-            ValueError: a number is none.
-        """
-        kind, now = event.model_fields["kind"].default, time.time() if at is None else at
-        values = {"v": events.EVENTS_VERSION, "at": now, "rank": self._rank, "tuning": self._tuning, "kind": kind, **fields}
-        line = json_bytes(values)
-        if b"NaN" in line or b"Infinity" in line:  # perhaps within a text
-            json.dumps(values, allow_nan=False, default=str)
-        return line + b"\n"
+    def _run(self) -> dict[str, Any]:
+        """The fields of ``RunBegun``. Libraries that are not imported have no version."""
+        torch: Any = sys.modules.get("torch")
+        versions = {"dist_tune": __version__, "python": platform.python_version()}
+        versions |= {
+            name: str(sys.modules[name].__version__) for name in ("torch", "triton") if hasattr(sys.modules.get(name), "__version__")
+        }
+        device = platform.machine()
+        if torch is not None and torch.cuda.is_available():
+            device, versions["cuda"] = torch.cuda.get_device_name(), str(torch.version.cuda)
+        date = datetime.now().astimezone().isoformat(timespec="seconds")
+        host, *command = (each.encode("utf-8", "replace").decode() for each in (socket.gethostname(), *getattr(sys, "orig_argv", sys.argv)))
+        run = {"date": date, "host": host, "pid": os.getpid(), "world_size": self._world_size, "command": command, "device": device}
+        return {**self._common, "at": time.time(), "tuning": "", "kind": "run", **run, "versions": versions}
 
     # -- the tuning ----------------------------------------------------------------------------------------------
-
-    def begin(self, closure: str, log: Logger, options: Mapping[str, str | int | float | bool | None]) -> None:
-        """The tuning begins; it is written when the first site is met. ``log``: takes the lines of sites."""
-        self.log, self._closure = log, closure
-        self.emit(events.TuningBegun, closure=closure, world_size=self._world_size, options=dict(options))
-        self.emit(events.PhaseBegun, phase=self._phase)
 
     def phase(self, name: events.Phase, bound: int | None = None) -> None:
         """A phase begins, unless it goes on."""
@@ -135,41 +252,21 @@ class Story:
         n, before_s = self.meetings[topic]
         self.meetings[topic] = n + 1, before_s + seconds
         self.emit(events.Met, topic=topic, seconds=seconds)
-        self.log.debug(f"meeting={topic!r} seconds={seconds:.4f}")
-
-    def told(self, level: str, text: str) -> None:
-        """A line of the log, of level WARNING or above."""
-        self.emit(events.Told, level=level, text=text)
-        self.flush()
 
     def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
         """An error has ended the tuning."""
-        self.log.error(f"closure={self._closure} ended by {error}")
         self._is_begun = True
         self.emit(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays)
 
-    def close(self) -> None:
-        """Write what is left; the terminal's live line goes."""
-        self.end_batch(lambda replay: "")
-        self.terminal.end()
-        self._file.close()
-
     # -- sites and candidates ------------------------------------------------------------------------------------
 
-    def site(
-        self, label: str, named: tuple[str, str], configs: Sequence[str], n_pruned: int = 0, miss: str = "", cache_key: str = ""
-    ) -> None:
-        """A site is tuned. ``named``: kernel and key. ``cache_key``: the digest of its key in the cache."""
-        known = self._sites.get(label)
-        if known is not None and not miss:
+    def site(self, label: str, named: tuple[str, str], configs: Sequence[str], **more: Any) -> None:
+        """A site is tuned. ``named``: kernel and key. ``more``: other fields of ``SiteMet``; a known site is told again of its ``miss``."""
+        if label in self._sites and not more.get("miss"):
             return
-        if known is None:
-            self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
-            more = f", prune rules took out {n_pruned} more" if n_pruned else ""
-            self.log.info(f"site {self.numbers[label]} = {label}: {amount(len(configs), 'config')}{more}")
-            known = {"kernel": named[0], "key": named[1], "n_pruned": n_pruned, "cache_key": cache_key}
-        pruned = n_pruned or known["n_pruned"]
-        self._sites[label] = {**known, "label": label, "configs": list(configs), "n_pruned": pruned, "miss": miss}
+        self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
+        fields = {"n_pruned": 0, "miss": "", "cache_key": "", **self._sites.get(label, {}), **more}
+        self._sites[label] = {**fields, "label": label, "kernel": named[0], "key": named[1], "configs": list(configs)}
         self.emit(events.SiteMet, label, **self._sites[label])
         self._is_begun = True
         self.flush()
@@ -182,38 +279,23 @@ class Story:
                 self._sites[new] = {**self._sites.pop(old), "label": new}
                 self.emit(events.SiteMet, new, **self._sites[new])
 
-    def spelled(self, line: str, *, for_people: bool = False) -> str:
-        """A line of the log with the numbers of sites in place of their labels; ``for_people`` with names of sites and closure."""
-        names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
-        if for_people:
-            line = line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
-            sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
-            names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
-        for label in sorted(names, key=len, reverse=True):  # one label may begin with another
-            line = line.replace(f"site={label}", names[label])
-        return line
-
     def starting(self, candidates: Mapping[str, int], replay: int) -> None:
         """Before launches, by label: those that were never launched are written, because they may hang."""
-        if new := [each for each in candidates.items() if each not in self._started and each[0] in self.numbers]:
-            self._started.update(new)
+        if new := [each for each in candidates.items() if self._is_new(events.Started, *each)]:
             for label, candidate in new:
                 self.emit(events.Started, label, candidate=candidate, replay=replay)
             self.flush()
 
-    def compiled(self, ended: deque[CompiledCandidate]) -> None:
-        """Compilations have ended, and are taken out of the queue; those inside functions count for the function's site."""
-        for each in [ended.popleft() for _ in range(len(ended))]:
-            label = each.label if each.label in self.numbers else each.label.partition(" > ")[0]
-            fields: dict[str, Any] = {"candidate": each.candidate, "worker": each.worker, "is_cached": each.is_cached}
-            self.emit(events.Compiled, label, at=each.ended_at, seconds=each.seconds, **fields)
+    def compiled(self, ended: deque[tuple[str, dict[str, Any]]]) -> None:
+        """Compilations have ended: labels and fields of ``Compiled``, taken out. Those inside functions count for the function."""
+        for label, fields in [ended.popleft() for _ in range(len(ended))]:
+            self.emit(events.Compiled, label if label in self.numbers else label.partition(" > ")[0], **fields)
 
     def dropped(self, failures: Failures) -> None:
         """Candidates cannot run, here or on another rank; each is told once."""
         for label, found in failures.items():
             for candidate, (kind, reason) in found.items():
-                if (label, candidate) not in self._dropped and label in self.numbers:
-                    self._dropped.add((label, candidate))
+                if self._is_new(events.Dropped, label, candidate):
                     self.emit(events.Dropped, label, candidate=candidate, failure=str(kind), reason=reason)
 
     def under_way(self, candidates: Iterable[tuple[str, int]], *, is_alone: bool) -> None:
@@ -221,27 +303,50 @@ class Story:
         known = [(self.numbers[label], i) for label, i in candidates if label in self.numbers]
         self.emit(events.UnderWay, candidates=known, is_alone=is_alone)
 
-    # -- replays -------------------------------------------------------------------------------------------------
-
-    def replayed(self, number: int, seconds: float, candidates: Mapping[str, int]) -> None:
-        """A replay of these candidates, by label, has ended on the host; it is written with its batch."""
-        self._replays.append((number, time.time(), seconds, candidates))
-
-    def end_batch(self, why_discarded: Callable[[int], str]) -> None:
-        """The device is through with a batch. ``why_discarded``: the reason why a replay does not count, by its number."""
-        replays, self._replays, numbers = self._replays, [], self.numbers
-        for number, ended_at, seconds, candidates in replays:
-            launched = {numbers[label]: i for label, i in candidates.items() if label in numbers}
-            fields: dict[str, Any] = {"seconds": seconds, "candidates": launched, "discarded": why_discarded(number)}
-            self.emit(events.Replayed, at=ended_at, replay=number, **fields)
-        self.flush()
-
     def rung(self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]) -> None:
         """After a batch: tell who has left since the last time, if some have. ``best``: candidate and its milliseconds."""
-        new = {i: reason for i, reason in left.items() if i not in self._left[label]}
+        new = {i: reason for i, reason in left.items() if self._is_new(events.Ranked, label, i)}
         if isfinite(best[1]):
             self._best_ms[label] = best[1]
             self.terminal.best_ms = sum(self._best_ms.values())
         if new:
-            self._left[label].update(new)
             self.emit(events.Ranked, label, n_left=len(alive), best=best[0], best_ms=best[1], left=new)
+
+    def _is_new(self, event: type[events.Event], label: str, candidate: int) -> bool:
+        """True the first time that an event of a known site's candidate is asked for."""
+        if is_new := (event, label, candidate) not in self._told and label in self.numbers:
+            self._told.add((event, label, candidate))
+        return is_new
+
+    # -- replays -------------------------------------------------------------------------------------------------
+
+    def replayed(self, number: int, seconds: float, candidates: Mapping[str, int]) -> None:
+        """A replay of these candidates, by label, has ended on the host; it is written with its batch."""
+        launched = {self.numbers[label]: i for label, i in candidates.items() if label in self.numbers}
+        self._replays.append({"at": time.time(), "replay": number, "seconds": seconds, "candidates": launched})
+
+    def end_batch(self, why_discarded: Callable[[int], str]) -> None:
+        """The device is through with a batch. ``why_discarded``: the reason why a replay does not count, by its number."""
+        replays, self._replays = self._replays, []
+        for fields in replays:
+            self.emit(events.Replayed, **fields, discarded=why_discarded(fields["replay"]))
+        self.flush()
+
+
+def _stamped(level: int, text: str) -> bytes:
+    """A line of the log: time of day, level and text."""
+    now = time.time()
+    day = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}"
+    return f"{day} {logging.getLevelName(level):<7} {printable(text)}\n".encode()
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    """The fields of an event as JSON on a line. Not by its model, because validation would take longer than the rest of it.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    line = json_bytes(event)
+    if b"NaN" in line or b"Infinity" in line:  # perhaps within a text
+        json.dumps(event, allow_nan=False, default=str)
+    return line + b"\n"

@@ -49,8 +49,9 @@ class Terminal:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        self._begin_row()
-        to_terminal(f"dist_tune: {printable(text)}\n")
+        if self._is_shown:
+            self._begin_row()
+            to_terminal(f"dist_tune: {printable(text)}\n")
 
     def page(self, lines: Callable[[int, bool], Sequence[str]]) -> None:
         """Lines that stay; they are asked for with the number of columns, and whether the stream is a terminal."""
@@ -80,45 +81,33 @@ class Terminal:
             self.line(self._text(n, now))
 
     def end(self) -> None:
-        """Nothing is live from here on."""
-        self._erase()
+        """Nothing is shown from here on."""
         self._is_shown = False
+        if self._is_drawn:
+            self._write(_CLEAR)
 
     def _text(self, n: int, now: float) -> str:
-        phase_s = now - self._phase_began
-        told = [f"{self._name}: {_WORDS.get(self._phase, self._phase)}"]
-        if self._total:
-            told[0] += f" {min(n, self._total)} of {self._total}"
-        if self.best_ms is not None:
-            told.append(f"best {milliseconds(self.best_ms)} ms")
-        if self._total and 0 < n < self._total:
-            told.append(f"{phase_s / n * (self._total - n):.0f} s left")
-        else:
-            told.append(f"{now - self._began:.0f} s")
-        return ", ".join(told)
+        text = f"{self._name}: {_WORDS[self._phase]}" + (f" {min(n, self._total)} of {self._total}" if self._total else "")
+        best = f", best {milliseconds(self.best_ms)} ms" if self.best_ms is not None else ""
+        is_foreseen = 0 < n < self._total
+        left = f"{(now - self._phase_began) / n * (self._total - n):.0f} s left" if is_foreseen else f"{now - self._began:.0f} s"
+        return f"{text}{best}, {left}"
 
     def _draw(self, text: str) -> None:
         width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
         # At the right: the second of two lines that come between two draws begins in this row.
-        self._is_drawn = self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
-
-    def _erase(self) -> None:
-        if self._is_drawn:
-            self._is_drawn = False
-            self._write(_CLEAR)
+        self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
+        self._is_drawn = True
 
     def _begin_row(self) -> None:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
-        self._erase()
         if self._is_live and sys.stderr is self._stream:
             self._write(" " * (columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
 
-    def _write(self, text: str) -> bool:
+    def _write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # full or gone, closed
             self._stream.write(text)
             self._stream.flush()
-            return True
-        return False
 
 
 def columns_of(stream: Any, otherwise: int = 100) -> int:

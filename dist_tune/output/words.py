@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from pydantic_core import ValidationError
 
-_MAX_MISTAKE, _MAX_MISTAKES = 200, 1000
-"""Characters of one that a message tells; naming more takes a second for every 100,000."""
+_MAX_MISTAKE = 200
+"""Characters of one that a message tells."""
 _AS_FAST = 0.995
 """Gain from which it reads "1.00x"."""
 KEY_WIDTH = 60
@@ -36,8 +36,6 @@ def first_mistake(error: ValueError) -> str:
     """The first mistake that pydantic has found, where it is and what; of another error its text. One line."""
     text = str(error)
     if isinstance(error, ValidationError):
-        if (n_errors := error.error_count()) > _MAX_MISTAKES:
-            return f"{n_errors} values do not fit"
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         own = first["msg"].removeprefix("Value error, ")  # of a validator of ours, which says all
         text = own if own != first["msg"] else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
@@ -79,16 +77,11 @@ def closure_name(name: str) -> str:
 def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> list[str]:
     """A name for each site of one tuning, given by kernel and key: "gemm [4096, 11008]", and no two alike.
 
-    Values of ``key=`` alone; where sites have these in common, the whole key. ``otherwise``: names for sites of which kernel and key are
-    the same.
+    Values of ``key=`` alone; where sites have these in common, the whole key; ``otherwise`` where that is the same, too.
     """
-    briefs = [site_name(kernel, key) for kernel, key in sites]
-    wholes = [f"{kernel} {_spaced(key)}" for kernel, key in sites]
-    n_brief, n_whole = Counter(briefs), Counter(wholes)
-    return [
-        brief if n_brief[brief] == 1 else whole if n_whole[whole] == 1 else other
-        for brief, whole, other in zip(briefs, wholes, otherwise, strict=True)
-    ]
+    forms = [(site_name(kernel, key), f"{kernel} {_spaced(key)}", other) for (kernel, key), other in zip(sites, otherwise, strict=True)]
+    counts = [Counter(names) for names in zip(*forms, strict=True)]
+    return [next(name for name, n_sites in zip(names, counts, strict=True) if n_sites[name] == 1 or name is names[2]) for names in forms]
 
 
 def site_name(kernel: str, key: str) -> str:

@@ -177,7 +177,7 @@ class Replayer:
         value = self.run(closure, {})
         self.trials.take_undo().forget()
         if self._first_run is not None and (names := self._first_run.finish()):
-            self._sites.story.log.bind(progress=True).warning(f"some config has changed {names}, which the first one leaves as it is")
+            self._sites.story.warning(f"some config has changed {names}, which the first one leaves as it is", shown=True)
         return value
 
     def give_up(self) -> None:

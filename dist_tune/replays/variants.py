@@ -16,7 +16,7 @@ from dist_tune.runtime import Argument, Tunable, foreseen, has_heuristics, speci
 from dist_tune.sites import Site, Sites, Variant
 
 if TYPE_CHECKING:
-    from dist_tune.output import Logger
+    from dist_tune.output import Story
 
 MAX_VARIANTS = 8
 """Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes."""
@@ -37,7 +37,7 @@ _ASKED = "asked"
 class Variants:
     """All variants of one tuning on this rank."""
 
-    def __init__(self, sites: Sites, compiler: Compiler, log: Logger) -> None:
+    def __init__(self, sites: Sites, compiler: Compiler, log: Story) -> None:
         self.counts: dict[str, int] = {}
         """Site -> variants on the rank with the most, where there are several, as of the latest meeting. The same on all ranks."""
         self.endless = ""
@@ -159,9 +159,10 @@ class Variants:
         if self._lazy[name, *around] > MAX_VARIANTS:
             if name not in self._warned:
                 self._warned.add(name)
-                self._log.bind(progress=True).warning(
+                self._log.warning(
                     f"kernel {name} was compiled in {MAX_VARIANTS} timed replays, and replays that compile it count from now on: an "
-                    f"argument that is compiled in keeps changing. Use @triton.jit(do_not_specialize=[...]), or no tl.constexpr"
+                    f"argument that is compiled in keeps changing. Use @triton.jit(do_not_specialize=[...]), or no tl.constexpr",
+                    shown=True,
                 )
             return False
         self._log.info(f"replay={replay} does not count: it compiled {name}")

@@ -126,7 +126,7 @@ class TuningJournal:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""
         if (times := self.attempts_at(label).times) and self._is_first:
             told = f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
-            self._story.log.bind(progress=True).info(f"site={label} {told}")
+            self._story.info(f"site={label} {told}", shown=True)
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
             self._story.emit(events.Died, label, deaths=known)
 

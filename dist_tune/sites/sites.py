@@ -40,7 +40,7 @@ class Sites:
         self.lookup = lookup
         self.journal = journal
         self.story = story
-        self._log = story.log
+        self._log = story
         self._search = search
         self._compiler = compiler
         self._placement = placement
@@ -229,7 +229,7 @@ class Sites:
             await_digest()  # for the launch that follows
             return site
         cache_key = self.journal.enter(site)
-        self.story.site(label, (site.kernel, site.key), texts, site.n_removed, cache_key=cache_key)
+        self.story.site(label, (site.kernel, site.key), texts, n_pruned=site.n_removed, cache_key=cache_key)
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:

@@ -23,7 +23,6 @@ from dist_tune.tuning.notices import Notices
 from dist_tune.watch import Kind, Releases, check_release
 
 if TYPE_CHECKING:
-    from dist_tune.output import Logger
     from dist_tune.replays import Replayer
 
 Closure = Callable[[], Any]
@@ -111,7 +110,6 @@ class TuningContext:
     """The closure's, the same on all ranks."""
     ranks: Ranks
     plan: Plan
-    log: Logger
     story: Story
     race: Race
     sites: Sites

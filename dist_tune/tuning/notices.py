@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Ranks, member_ranks
-from dist_tune.output import amount, closure_name, tuning_log
+from dist_tune.output import Story, amount, closure_name
 from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import read_settings
 from dist_tune.validation import deferred_value
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dist_tune.cache import TuningRecord
-    from dist_tune.output import Logger
     from dist_tune.tuning.context import TuningContext
 
 
@@ -42,13 +42,13 @@ class Notices:
         self._told.add(topic)
         return is_new
 
-    def say(self, log: Logger, topic: str, text: str) -> bool:
+    def say(self, log: Story, topic: str, text: str) -> bool:
         """Write a line to the log and to the first rank's terminal, unless the topic was told before; true if it was not."""
         if is_new := self.is_new(topic):
-            log.bind(progress=True).warning(text)
+            log.warning(text, shown=True)
         return is_new
 
-    def say_each(self, log: Logger, told: Mapping[str, str], more: str) -> None:
+    def say_each(self, log: Story, told: Mapping[str, str], more: str) -> None:
         """Write a line for each topic (topic -> text) to the log, and the first few that were not told before to the terminal.
 
         ``more``: what is said there of the number of others.
@@ -59,14 +59,14 @@ class Notices:
                 log.info(text)
         self._told.update(told)
         for k, text in enumerate(new):
-            log.bind(progress=k < _MAX_SHOWN).warning(text)
+            log.warning(text, shown=k < _MAX_SHOWN)
         if len(new) > _MAX_SHOWN:
-            log.bind(progress=True).info(f"{len(new) - _MAX_SHOWN} {more}")
+            log.info(f"{len(new) - _MAX_SHOWN} {more}", shown=True)
 
-    def note(self, log: Logger, topic: str, text: str) -> None:
+    def note(self, log: Story, topic: str, text: str) -> None:
         """The same at level INFO."""
         if self.is_new(topic):
-            log.bind(progress=True).info(text)
+            log.info(text, shown=True)
 
 
 _of_process = Notices()
@@ -78,7 +78,7 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
     name, sites = context.name, context.sites
     if kind := deferred_value(value):
         text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. Decorate what runs it"
-        context.notices.say(context.log, "deferred", text)
+        context.notices.say(context.story, "deferred", text)
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())
         hint = f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. " if unheard else ""
@@ -86,14 +86,14 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
             f"autotune. {hint}Decorate the function that launches them"
         )
-        context.notices.say(context.log, "nothing", text)
+        context.notices.say(context.story, "nothing", text)
     n_ranks = len(member_ranks(None))
     if context.ranks.is_alone and n_ranks > 1 and sites.met:
         text = (
             f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks} ranks is initialised and is_dist was not "
             f"given. Pass is_dist=True to decide together"
         )
-        context.notices.say(context.log, "alone", text)
+        context.notices.say(context.story, "alone", text)
 
 
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         text = f"{closure_name(context.name)} changes {shown}, and each replay does so again: give reset= if they must count once"
-        context.notices.note(context.log, "repeated", text)
+        context.notices.note(context.story, "repeated", text)
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
@@ -121,7 +121,7 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
                 f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
                 f"it once before the first call of {context.name}, so that triton.autotune chooses"
             )
-    context.notices.say_each(context.log, unmet, f"sites more were launched in the first run alone: {context.story.path}")
+    context.notices.say_each(context.story, unmet, f"sites more were launched in the first run alone: {context.story.path}")
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
@@ -140,7 +140,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
-        _of_process.say(context.log, "versions", f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
+        _of_process.say(context.story, "versions", f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
     numbers = context.story.numbers
     pruned: dict[str, tuple[int, int]] = {}
     missed: dict[str, str] = {}
@@ -154,18 +154,18 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         if site.n_removed:
             pruned[label] = site.n_removed, len(site.configs) + site.n_removed
         why, is_near, is_new_shape = context.lookup.reason_of_miss(label)
-        context.story.site(label, (site.kernel, site.key), site.texts, site.n_removed, why)
+        context.story.site(label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, miss=why)
         if is_new_shape:  # as it should be: a line of the log, and no warning
-            context.log.info(f"site={label} is tuned: {why}")
+            context.story.info(f"site={label} is tuned: {why}")
         elif is_near:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:
             unknown[why].append(label)
     for why, found in unknown.items():
         are = f"site={found[0]} is" if len(found) == 1 else f"sites {', '.join(str(numbers[label]) for label in found)} are"
-        context.log.info(f"{are} tuned: {why}")
+        context.story.info(f"{are} tuned: {why}")
     _tell_of_pruned(context, pruned)
-    context.notices.say_each(context.log, missed, f"sites more are tuned for such reasons: {context.story.path}")
+    context.notices.say_each(context.story, missed, f"sites more are tuned for such reasons: {context.story.path}")
 
 
 def _tell_of_pruned(context: TuningContext, pruned: Mapping[str, tuple[int, int]]) -> None:
@@ -177,7 +177,7 @@ def _tell_of_pruned(context: TuningContext, pruned: Mapping[str, tuple[int, int]
     if new:
         n_removed, n_all = map(sum, zip(*new.values(), strict=True))
         where = f"of site={next(iter(new))}" if len(new) == 1 else f"at {amount(len(new), 'site')}, each in {context.story.path}"
-        context.log.bind(progress=True).info(f"prune rules removed {n_removed} of {n_all} configs {where}")
+        context.story.info(f"prune rules removed {n_removed} of {n_all} configs {where}", shown=True)
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:
@@ -188,7 +188,7 @@ def note_of_tracing(name: str) -> Callable[[], None]:
         nonlocal is_told
         if not is_told:
             is_told = True
-            with tuning_log(read_settings(), Ranks().rank, is_first=False) as log:
+            with closing(Story(read_settings(), Ranks().rank)) as log:
                 log.debug(f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept")
 
     vars(note)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, which imports all of Dynamo

@@ -18,7 +18,7 @@ from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_thr
 from dist_tune.distributed import Ranks
 from dist_tune.errors import Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
-from dist_tune.output import Story, Terminal, closure_name, tuning_log
+from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import PriorTimes, Race
@@ -44,32 +44,33 @@ class Tuning:
         self._before = RngState()
         self._exit = ExitStack()
         self._place = self._exit.enter_context(ranks.calling(name))
-        terminal = Terminal(name, is_shown=ranks.writes_progress and settings.shown != "quiet")
-        story = Story(self._place.text, len(ranks.members), settings.log_dir, ranks.rank, terminal)
+        begun = events.TuningBegun(
+            at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
+            options=asdict(options.plan),
+        )  # fmt: skip
+        story = Story(settings, ranks.rank, begun, is_first=ranks.writes_progress, is_verbose=options.is_verbose)
         self._exit.callback(story.close)
-        log = self._exit.enter_context(tuning_log(settings, ranks.rank, ranks.writes_progress, is_verbose=options.is_verbose, story=story))
-        story.begin(name, log, asdict(options.plan))
         placement = Placement(host_of_cache(), *ranks.neighbours)
         # Ranks of the job that take no part in the tuning compile beside this one.
         compiler = Compiler(n_compile_threads(max(placement.n_ranks, ranks.n_local)), settings.deadline_s)
         self._exit.callback(compiler.end)
         world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
-        lookup = CacheLookup(settings, log, is_used=options.uses_cache, **world)
+        lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
         clock = device_clock()
         journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
-        self._watchdog = Watchdog(ranks, sites, settings, log, Release(options.release))
+        self._watchdog = Watchdog(ranks, sites, settings, story, Release(options.release))
         self._exit.callback(self._watchdog.stop)
         if len(ranks.members) > 1:
             self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
-        trials = Trials(name, ranks, sites, Variants(sites, compiler, log), clock, watchdog=self._watchdog)
+        trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
         ranks.activity.troubles = trials.suspects
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
         self._trials = trials
         self._context = TuningContext(
-            name, ranks, options.plan, log, story,
+            name, ranks, options.plan, story,
             race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
             settings=settings, notices=options.notices,
         )  # fmt: skip
@@ -202,7 +203,7 @@ class Tuning:
         context = self._context
         context.sites.journal.close(delete=True)
         context.sites.leave_given_up()
-        context.log.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
+        context.story.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
         return context.replays.refuse_first()
 
     # -- around them ---------------------------------------------------------------------------------------------
@@ -241,8 +242,8 @@ class Tuning:
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk."""
     text = f"{closure_name(context.name)} {manifest.why_not}: not tuned; split it, or give reset="
-    if not context.notices.say(context.log, "not tuned", text):
-        context.log.info(text)
+    if not context.notices.say(context.story, "not tuned", text):
+        context.story.info(text)
     met, failed = context.sites.met, Failures()
     chosen: dict[str, int] = {}
     todo = list(manifest.to_tune)
@@ -268,4 +269,4 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             continue
         config = manifest.lists[label][index] if label in manifest.lists else met[label].texts[index]
         context.sites.apply(label, Outcome(config))
-        context.log.info(f'site={label} is not tuned: config="{config}"')
+        context.story.info(f'site={label} is not tuned: config="{config}"')

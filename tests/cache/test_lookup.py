@@ -28,11 +28,10 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.debug = self.warning = self.lines.append
+        self.debug = self.lines.append
 
-    def bind(self, **extra: Any) -> Log:
-        self.lines.append(f"{extra}")
-        return self
+    def warning(self, text: str, *, shown: bool = False) -> None:
+        self.lines.append(f"{shown=} {text}")
 
 
 def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
@@ -159,8 +158,8 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     mine = lookup(tmp_path, version_check=False)
     assert asked(mine)[0] is not None
     lines = mine._log.lines  # type: ignore[attr-defined]
-    assert lines[0] == "{'progress': True}"
-    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in lines[1]
+    assert lines[0].startswith("shown=True ")
+    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in lines[0]
     elsewhere = kept(tmp_path / "elsewhere", found(environment=HERE.model_copy(update={"device": "another GPU"})))
     assert asked(lookup(elsewhere, version_check=False))[0] is None
 

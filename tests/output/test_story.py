@@ -1,128 +1,306 @@
-"""Events of a tuning in ``rank-<i>.jsonl``: for its owner alone, one a line, and none is worth a tuning."""
+"""The one writer of a tuning: its log, its events, its lines on the terminal; for their owner alone, and none is worth a tuning."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
+import resource
+import socket
+import stat
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dist_tune import autotune
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.files import opener
-from dist_tune.output.events import EVENT, Met, RunBegun
-from dist_tune.output.log import Logger
-from dist_tune.output.story import Story
-from dist_tune.output.terminal import Terminal
+from dist_tune.output import EVENT, Story, events
+from dist_tune.settings import Settings
+from tests.function_options import BLOCKS, QUICK, quiet
+from tests.programs import run_python
 
 pytestmark = pytest.mark.once
 
+CLOSURE, LABEL, KEY = "m.tune.<locals>.step", "m.k[64,torch.float32]", "[64,torch.float32]"
+ODD = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
+"""A name with what reads as a second line, with escape sequences and with what UTF-8 cannot hold."""
+ESCAPED = r"f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
 
-def events_of(folder: Path, rank: int = 0) -> list[Any]:
-    return [EVENT.validate_json(line) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
+
+def story_in(folder: Path, *, call: int = 1, rank: int = 0, is_first: bool = False, **options: Any) -> Any:
+    """A story that has begun and has no site yet; closed at the end of ``with``."""
+    settings = Settings().model_copy(update={"log_dir": folder, "verbosity": "normal", **options})
+    begun = events.TuningBegun(at=1.0, rank=rank, tuning=f"f, call {call}", closure=CLOSURE, world_size=2)
+    return closing(Story(settings, rank, begun, is_first=is_first))
 
 
-def begun(folder: Path) -> Story:
-    """A story with its beginning, which is not written before there is a site."""
-    story = Story("f, call 1", 2, folder, 0, Terminal("f", is_shown=False))
-    story.begin("f", Logger(lambda *_: None, 100), {})
-    return story
+def lines_of(folder: Path, rank: int = 0) -> list[str]:
+    """Lines of a log behind the time of day, without the header."""
+    lines = (folder / f"rank-{rank}.log").read_text().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
+    return [line[13:] for line in lines if " INFO    run of " not in line]
+
+
+def events_of(folder: Path) -> list[Any]:
+    return [EVENT.validate_json(line) for line in (folder / "rank-0.jsonl").read_bytes().splitlines()]
 
 
 def written(folder: Path, text: str = "text") -> list[str]:
-    """Write one event, and what ends a tuning; returns the warnings."""
+    """Write a line that is an event, too, and the end of a tuning; returns the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        story = begun(folder)
-        story.told("WARNING", text)
-        story.broken("", {}, 0)
-        story.close()
-    return [str(each.message) for each in caught if each.category is UserWarning]
+        with story_in(folder) as story:
+            story.warning(text)
+            story.broken("error", {}, 0)
+    return [str(each.message) for each in caught]
 
 
-def test_a_tuning_without_a_site_leaves_no_file(tmp_path: Path):
-    """Events wait for the first site, and are written with it: a call whose configs are known costs no file."""
-    story = begun(tmp_path)
-    story.met("manifest", 0.1)
-    story.close()
-    assert not list(tmp_path.iterdir())
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_a_file_that_is_added_to(tmp_path: Path):
+    """The folder is made; a line is time, level and what is said, taken as it is. A call with nothing to tune leaves no events."""
+    for text in ("first", 'config="{BLOCK} <red>" {} %s'):
+        with story_in(tmp_path / "a" / "logs", rank=3) as story:
+            story.met("manifest", 0.1)
+            story.info(text)
+    story.error("too late")
+    assert [path.name for path in (tmp_path / "a" / "logs").iterdir()] == ["rank-3.log"]
+    met = "DEBUG   meeting='manifest' seconds=0.1000"
+    assert lines_of(tmp_path / "a" / "logs", 3) == [met, "INFO    first", met, 'INFO    config="{BLOCK} <red>" {} %s']
+
+
+def test_the_programs_logging_hears_what_it_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that on. Our file has all in any case."""
+    caplog.set_level(0)
+    with story_in(tmp_path) as story:
+        story.error("unasked")
+        with caplog.at_level(logging.INFO, "dist_tune"):
+            story.info("asked %s")
+            story.debug("too fine")
+    assert [each.getMessage() for each in caplog.records if each.name == "dist_tune"] == ["asked %s"]
+    assert [line[8:] for line in lines_of(tmp_path)] == ["unasked", "asked %s", "too fine"]
+
+
+@pytest.mark.parametrize(("level", "kept"), [("TRACE", "tdiw"), ("DEBUG", "diw"), ("INFO", "iw"), ("WARNING", "w")])
+def test_the_level_says_what_is_kept(tmp_path: Path, level: str, kept: str):
+    with story_in(tmp_path, log_level=level) as story:
+        for name in ("trace", "debug", "info", "warning"):
+            getattr(story, name)(name[0])
+    assert "".join(line[-1] for line in lines_of(tmp_path)) == kept
+
+
+@pytest.mark.parametrize(
+    ("is_first", "verbosity", "shown"),
+    [(True, "normal", ["push"]), (False, "verbose", []), (True, "quiet", []), (True, "verbose", ["fine", "tuning f"])],
+)
+def test_the_first_rank_shows_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], is_first: bool, verbosity: str, shown: list[str]):
+    """On stderr, some with another text; the file has them all the same."""
+    with story_in(tmp_path, is_first=is_first, verbosity=verbosity) as story:
+        story.info("fine")
+        story.info("tuning f", shown="push")
+    assert capsys.readouterr() == ("", "".join(f"dist_tune: {text}\n" for text in shown))
+    assert [line[8:] for line in lines_of(tmp_path)] == ["fine", "tuning f"]
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_sites_have_numbers_in_the_log_and_names_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str):
+    """Also where one label begins with another; events keep labels, as does a log that leaves out what explains numbers."""
+    other = f"{LABEL}{{code=1}}"
+    with story_in(tmp_path, is_first=True, log_level=level) as story:
+        story.site(LABEL, ("m.k", KEY), ["B=1"], n_pruned=2)
+        story.warning(f"closure={CLOSURE} site={LABEL} is near", shown=True)
+        story.site(other, ("m.k", KEY), ["B=1", "B=2"])
+        story.warning(f"site={other} candidate=0 cannot run here", shown=True)
+    told = [f"WARNING closure={CLOSURE} site 1 is near", "WARNING site 2 candidate=0 cannot run here"]
+    met = [f"INFO    site 1 = {LABEL}: 1 config, prune rules took out 2 more", f"INFO    site 2 = {other}: 2 configs"]
+    near, cannot = f"closure={CLOSURE} site={LABEL} is near", f"site={other} candidate=0 cannot run here"
+    expected = [met[0], told[0], met[1], told[1]] if level == "INFO" else [f"WARNING {near}", f"WARNING {cannot}"]
+    assert lines_of(tmp_path) == expected
+    assert [each.text for each in events_of(tmp_path) if each.kind == "message"] == [near, cannot]
+    shown = ["dist_tune: step k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]  # two of one name have their labels
+    assert capsys.readouterr().err.splitlines() == shown
+
+
+@pytest.mark.parametrize("text", [ODD, "x" * 1_000_000])
+def test_any_text_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str):
+    """In each file and on the terminal, with the characters escaped."""
+    with story_in(tmp_path, is_first=True) as story:
+        story.warning(text, shown=True)
+        story.broken("error", {}, 0)
+    assert lines_of(tmp_path)[0] == f"WARNING {ESCAPED if text == ODD else text}"
+    assert capsys.readouterr().err.splitlines() == [f"dist_tune: {ESCAPED if text == ODD else text}"]
+    assert [each.kind for each in events_of(tmp_path)] == ["run", "tuning", "phase", "message", "done"]
+
+
+def test_lines_of_several_threads_are_whole(tmp_path: Path):
+    """Also the header of the first."""
+    with story_in(tmp_path) as story, ThreadPoolExecutor(4) as threads:
+        list(threads.map(story.info, ["x" * 40] * 200))
+    assert lines_of(tmp_path) == [f"INFO    {'x' * 40}"] * 200
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_header_is_there_once_a_process(tmp_path: Path):
-    """Two tunings of one process: one header, with the command and the versions, then their events in order."""
+    """Two tunings of one process: one header in each file, with process, command and versions, then what they tell in order."""
     for text in ("one", "two"):
         assert written(tmp_path, text) == []
-    first, *others = events_of(tmp_path)
-    assert isinstance(first, RunBegun)
-    assert (first.pid, first.world_size, bool(first.command), first.versions["torch"]) == (os.getpid(), 2, True, torch.__version__)
+    run, *others = events_of(tmp_path)
+    assert (run.pid, run.world_size, run.host, run.versions["torch"]) == (os.getpid(), 2, socket.gethostname(), torch.__version__)
     assert [each.text for each in others if each.kind == "message"] == ["one", "two"]
     assert {each.tuning for each in others} == {"f, call 1"}
-
-
-def test_a_full_disk_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The kernel's own full device: nothing is raised, the rest of the tuning writes no more, and the warning comes once."""
-    full = lambda path, mode, **options: open("/dev/full", "r+b", buffering=0)  # noqa: E731, SIM115
-    monkeypatch.setattr("dist_tune.output.log.open", full, raising=False)
-    (text,) = [*written(tmp_path), *written(tmp_path)]
-    assert os.strerror(errno.ENOSPC) in text
-    assert "rank-0.jsonl" in text
+    first, *lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    for part in (
+        f": rank 0 on {run.host}, pid {run.pid}, device {run.device}, dist_tune ",
+        f", torch {torch.__version__}, ",
+        run.date[:16],
+    ):
+        assert part in first
+    assert first.endswith(f", command: {' '.join(run.command)}")
+    ended = "ERROR   f, call 1 ended by error"
+    assert [line[13:] for line in lines] == ["WARNING one", ended, "WARNING two", ended]
 
 
 def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
     """A process that was killed in the midst of a line: later events are lines of their own."""
     path = tmp_path / "rank-0.jsonl"
-    with open(path, "wb", opener=opener()) as file:
-        file.write(b'{"v": 1, "ki')
-    written(tmp_path, "after")
+    path.write_bytes(b'{"v": 1, "ki')
+    written(tmp_path)
     assert [EVENT.validate_json(line).kind for line in path.read_bytes().splitlines()[1:]] == ["run", "tuning", "phase", "message", "done"]
 
 
-@pytest.mark.parametrize("text", ["a\nb\x1b[2J\u2028", "\udcff", "x" * 1_000_000])
-def test_any_text_is_one_line(tmp_path: Path, text: str):
-    """A newline in a name begins no line, and a lone surrogate costs no event."""
-    written(tmp_path, text)
-    lines = (tmp_path / "rank-0.jsonl").read_bytes().split(b"\n")
-    assert lines[-1] == b""
-    assert EVENT.validate_json(lines[-3]).kind == "message"
-
-
 def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
-    """A time that is no number, as of a clock that was lost: the other events are written, also with such words in a text."""
-    story = begun(tmp_path)
-    for topic, seconds in (("report", float("nan")), ("done", 1.0), ("NaN or Infinity", 1.0)):
-        story.emit(Met, topic=topic, seconds=seconds)
-    story.broken("", {}, 0)
-    story.close()
-    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity"]
+    """A time that is no number: the other events are written, also with such words or a lone surrogate in a text, and odd values."""
+    with story_in(tmp_path) as story:
+        for topic, seconds in (("report", float("nan")), ("done", 1.0), ("NaN or Infinity", 1.0), ("a\udcff", 1.0), (Path("/a"), 1.0)):
+            story.emit(events.Met, topic=topic, seconds=seconds)
+        story.broken("", {}, 0)
+    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity", "a?", "/a"]
 
 
 def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):
     """On disk before the launch is made, as a hang would find it."""
-    story = begun(tmp_path)
-    story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"])
-    for replay, candidate in enumerate((1, 1, 0, 1)):
-        story.starting({"k[64]": candidate}, replay)
-        started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
-        assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
-    story.close()
+    with story_in(tmp_path) as story:
+        story.site(LABEL, ("k", KEY), ["B=1", "B=2"])
+        for replay, candidate in enumerate((1, 1, 0, 1)):
+            story.starting({LABEL: candidate}, replay)
+            started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
+            assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
 
 
 def test_a_journal_has_the_same_lines(tmp_path: Path):
     """Of sites and what was dropped; and what a restart alone reads."""
     journal: list[bytes] = []
-    story = begun(tmp_path)
-    story.open_journal(journal.append)
-    story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"], cache_key="0123")
-    story.rename({"k[64]": "k[64]{code=1}"})
-    story.under_way([("k[64]{code=1}", 1), ("unknown", 0)], is_alone=True)
-    story.dropped({"k[64]{code=1}": {1: CandidateFailure(FailureKind.LAUNCH, "why")}})
-    story.close()
+    with story_in(tmp_path) as story:
+        story.open_journal(journal.append)
+        story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"], cache_key="0123")
+        story.rename({"k[64]": LABEL})
+        story.under_way([(LABEL, 1), ("unknown", 0)], is_alone=True)
+        for _ in range(2):
+            story.dropped({LABEL: {1: CandidateFailure(FailureKind.LAUNCH, "why")}})
     told: list[Any] = [EVENT.validate_json(line) for line in journal]
     assert [each.kind for each in told] == ["run", "site", "site", "under way", "dropped"]
-    assert [(each.site, each.label, each.cache_key) for each in told[1:3]] == [(1, "k[64]", "0123"), (1, "k[64]{code=1}", "0123")]
+    assert [(each.site, each.label, each.cache_key) for each in told[1:3]] == [(1, "k[64]", "0123"), (1, LABEL, "0123")]
     assert (told[3].candidates, told[3].is_alone) == ([(1, 1)], True)
     lines = (tmp_path / "rank-0.jsonl").read_bytes().splitlines(keepends=True)
     assert [line for line in journal[1:] if line not in lines] == [journal[3]]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o377])
+def test_files_are_their_owners_alone(tmp_path: Path, mask: int):
+    """Whatever the umask: files have mode 0600, their folder and those above it that were made 0700."""
+    before = os.umask(mask)
+    try:
+        assert written(tmp_path / "a" / "logs") == []
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*")}
+    assert modes == {"logs": 0o700, "rank-0.log": 0o600, "rank-0.jsonl": 0o600}
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("what", ["link", "dangling link", "fifo", "folder", "full"])
+def test_what_cannot_be_written_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    """With the reason and the variable; a link is not followed, and a fifo not waited for. Later tunings say nothing."""
+    victim, path = tmp_path / "victim", tmp_path / "logs" / "rank-0.log"
+    path.parent.mkdir(0o700)
+    victim.write_text("mine")
+    match what:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "full":
+            full = lambda path, mode, **options: open("/dev/full", "r+b", buffering=0)  # noqa: E731, SIM115
+            monkeypatch.setattr("dist_tune.output.story.open", full, raising=False)
+        case _:
+            path.symlink_to(victim if what == "link" else tmp_path / "nothing")
+    (text,) = [*written(path.parent), *written(path.parent)]
+    code = {"folder": errno.EISDIR, "full": errno.ENOSPC}.get(what, errno.ELOOP)
+    reason = "not a regular file" if what == "fifo" else os.strerror(code)
+    assert text == f"dist_tune keeps no log: {path} cannot be written: {reason}. DIST_TUNE_LOG_DIR names another folder"
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_folder_that_others_can_write_is_told_once(tmp_path: Path):
+    """With its mode, the remedy and the variable; the log is written all the same."""
+    tmp_path.chmod(0o777)
+    (text,) = [*written(tmp_path), *written(tmp_path)]
+    assert all(part in text for part in (str(tmp_path), "mode 0777", "chmod go-w", "DIST_TUNE_LOG_DIR"))
+    assert len(lines_of(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udcff" * 300, "file/logs"])
+def test_an_impossible_folder_costs_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str):
+    """One warning that names the file; progress is shown."""
+    (tmp_path / "file").write_text("")
+    (text,) = written(tmp_path / path)
+    assert "dist_tune keeps no log: " in text
+    with story_in(tmp_path / path, is_first=True) as story:
+        story.info("tuning f", shown=True)
+    assert capsys.readouterr().err == "dist_tune: tuning f\n"
+
+
+def test_a_size_limit_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """The first bytes of the log are written, then the system refuses."""
+    quiet(monkeypatch, tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tuned: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            assert [tuned(1), tuned(2), tuned(1)] == [1, 2, 1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(tuned.records) == 2
+    assert [os.strerror(errno.EFBIG) in str(each.message) for each in warned] == [True]
+    assert (tmp_path / "logs" / "rank-0.log").stat().st_size == 100
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_a_process_without_stderr(tmp_path: Path):
+    """Its descriptor is closed and it has no log folder: the warning goes nowhere, the call returns."""
+    (tmp_path / "file").touch()
+    program = """
+import os, sys
+os.close(2)
+from dist_tune import autotune
+f = autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)(lambda x, block: x)
+print(f(3), len(f.records))
+"""
+    done = run_python("-c", program, cwd=tmp_path, env={"DIST_TUNE_LOG_DIR": str(tmp_path / "file" / "logs"), "PATH": ""})
+    assert (done.returncode, done.stdout) == (0, "3 1\n"), done.stderr

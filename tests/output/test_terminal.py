@@ -63,14 +63,14 @@ class _Screen(io.TextIOWrapper):
 class _Clock:
     """Seconds that pass when the test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr("dist_tune.output.terminal.time.monotonic", lambda: self.now)
+    now = 1000.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    return _Clock(monkeypatch)
+    made = _Clock()
+    monkeypatch.setattr("dist_tune.output.terminal.time.monotonic", lambda: made.now)
+    return made
 
 
 def screen(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True, term: str = "xterm", columns: int = 100) -> _Screen:
@@ -79,11 +79,6 @@ def screen(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True, term: s
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLUMNS", str(columns))
     return made
-
-
-def above(shown: _Screen) -> list[str]:
-    """Rows above the last one, but that of a cursor in the first column."""
-    return [row for row in shown.rows[:-1] if row]
 
 
 def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
@@ -107,100 +102,70 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
 
 
 def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """From Python, C or another thread: the live line is in the row below, and is drawn again below what came."""
+    """From Python, C or another rank: the live line is in the row below. A line of ours begins a row, also behind the program's bar."""
     shown = screen(monkeypatch)
     progress = Terminal("f", is_shown=True)
 
-    def step() -> str:
+    def above() -> list[str]:
         clock.now += 1
         progress.step(1, 2)
-        return shown.row
+        assert shown.row.startswith("f: first run 1 of 2")
+        return [row for row in shown.rows[:-1] if row]
 
-    live = step()
+    assert above() == []
     shown.buffer.write(b"another rank's\n")
-    assert step().startswith("f: first run 1 of 2")
-    assert above(shown) == ["another rank's"]
+    assert above() == ["another rank's"]
     print("50 %", end="", file=shown)
-    step()
-    assert above(shown) == ["another rank's", "50 %"]
+    assert above() == ["another rank's", "50 %"]
     print(", 60 %", file=shown)
-    step()
-    assert above(shown) == ["another rank's", "50 %, 60 %"]
-    progress.line("site 1")
-    assert shown.rows == ["another rank's", "50 %, 60 %", "dist_tune: site 1"]
-    step()
-    progress.end()
-    assert shown.rows == ["another rank's", "50 %, 60 %", "dist_tune: site 1"]
-    assert live.startswith("f: first run")
-
-
-def test_a_line_that_stays_begins_a_row(monkeypatch: pytest.MonkeyPatch):
-    """The program has left the cursor behind a bar of its own, which stays as it is."""
-    shown = screen(monkeypatch)
-    progress = Terminal("f", is_shown=True)
+    assert above() == ["another rank's", "50 %, 60 %"]
     progress.line("site 1")
     print("\r 50 %|###", end="", file=shown)
-    progress.line("site 2")
     progress.page(lambda width, is_live: ["page"])
-    assert shown.rows == ["dist_tune: site 1", " 50 %|###", "dist_tune: site 2", "page"]
+    assert shown.rows == (rows := ["another rank's", "50 %, 60 %", "dist_tune: site 1", " 50 %|###", "page"])
+    assert above() == rows
+    progress.end()
+    assert shown.rows == rows
 
 
-def test_compilers_output_led_away_leaves_the_live_line(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """Descriptor 2 leads to a file for a while: neither the line nor the terminal's width is lost."""
+def test_a_long_name_stays_in_one_row(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+    """A row that wraps could not be erased. Nor is the line or the width lost while compilers run, and descriptor 2 leads to a file."""
     shown = screen(monkeypatch)
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", lambda descriptor: os.terminal_size((40, 24)))
     monkeypatch.setattr(shown, "fileno", lambda: 2, raising=False)
     progress = Terminal("f" * 100, is_shown=True)
+    shown.is_terminal = False
 
     def refuse(descriptor: int) -> os.terminal_size:
         raise OSError
 
-    shown.is_terminal = False
     monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", refuse)
     clock.now += 1
     progress.step(1, 2)
     assert 30 < len(shown.text.rpartition("\x1bD")[2].removesuffix("\x1b8")) < 40
 
 
-@pytest.mark.parametrize("is_later", [False, True])
-def test_a_stream_of_the_programs_own_gets_plain_lines(clock: _Clock, monkeypatch: pytest.MonkeyPatch, is_later: bool):
-    """As rich's Live puts in place, which keeps rows of its own; it may come while the tuning runs."""
+@pytest.mark.parametrize("kind", ["file", "dumb", "own", "own later"])
+def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clock, monkeypatch: pytest.MonkeyPatch, kind: str):
+    """No escapes, and none in a shorter tuning. So in a stream as rich's Live puts in place, also while the tuning runs: it keeps rows."""
 
     class _Own(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    screen(monkeypatch)
+    shown: Any = screen(monkeypatch, is_terminal=kind != "file", term="dumb" if kind == "dumb" else "xterm")
     before = Terminal("m.f", is_shown=True)
-    monkeypatch.setattr(sys, "stderr", own := _Own())
-    progress = before if is_later else Terminal("m.f", is_shown=True)
-    clock.now += 6
-    progress.step(1, 2)
-    progress.end()
-    assert own.getvalue() == "dist_tune: f: first run 1 of 2, 6 s left\n"
-
-
-def test_a_long_name_stays_in_one_row(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """40 columns: a row that wraps could not be erased."""
-    shown = screen(monkeypatch, columns=40)
-    progress = Terminal("f" * 100, is_shown=True)
-    clock.now += 1
-    progress.step(1, 2)
-    assert 30 < len(shown.row) < 40
-
-
-@pytest.mark.parametrize("options", [{"is_terminal": False}, {"term": "dumb"}])
-def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clock, monkeypatch: pytest.MonkeyPatch, options: Any):
-    """None in a tuning shorter than that, and no escapes."""
-    shown = screen(monkeypatch, **options)
-    progress = Terminal("m.f", is_shown=True)
+    if "own" in kind:
+        shown = _Own()
+        monkeypatch.setattr(sys, "stderr", shown)
+    progress = before if "later" in kind else Terminal("m.f", is_shown=True)
     progress.begin_phase("compile")
     for n in range(120):
         clock.now += 0.1
         progress.step(n, 120)
     progress.end()
-    lines = shown.text.splitlines()
+    lines = (shown.getvalue() if "own" in kind else shown.text).splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"dist_tune: f: compiling \d+ of 120, \d+ s left", lines[0])
 
@@ -210,6 +175,7 @@ def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch
     progress = Terminal("f", is_shown=False)
     clock.now += 60
     progress.step(1, 2)
+    progress.line("line")
     progress.page(lambda width, is_live: ["page"])
     progress.end()
     assert shown.text == ""

@@ -92,7 +92,7 @@ def _steady(rank: int) -> Any:
     for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
         count(dist.PrefixStore, name, "store")
     count(dist, "all_reduce", "collective")
-    count(tuning, "tuning_log", "log")
+    count(tuning, "Story", "log")
     seen: list[Any] = []
     spy = contextual_autotune(is_dist=True, **QUICK)(lambda: seen.__iadd__([is_unpatched()]))
     for _ in range(3):

@@ -66,7 +66,7 @@ def _spent_in(call: Any) -> tuple[dict[str, int], bool]:
 
     for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
         count(dist.PrefixStore, name, "store")
-    count(tuning, "tuning_log", "log")
+    count(tuning, "Story", "log")
     call()
     return dict(spent), not is_unpatched()
 

@@ -12,7 +12,7 @@ import torch
 
 from dist_tune import AbsentRanksError, PeerFailedError, contextual_autotune
 from dist_tune.testing import Outcome, values
-from dist_tune.watch.watchdog import Watchdog
+from dist_tune.watch import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
 from tests.ranks.worlds import on_ranks

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, values
-from dist_tune.watch.watchdog import Watchdog
+from dist_tune.watch import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
 from tests.ranks.world import DEADLINE_S, ROOT

@@ -51,7 +51,7 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
     context.expenses.end_phase("settle")
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
-        context.log.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
+        context.story.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
     _tell(context, settled)
     return value
 
@@ -71,7 +71,7 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
     numbers, ids = context.story.numbers, context.lookup.record_ids(records)
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         for row in table_rows(record, label):
-            context.log.info(row)
+            context.story.info(row)
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = ids.get(label, "") if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
@@ -84,9 +84,7 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
         context.story.emit(events.Won, label, **fields)
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
-            context.log.bind(progress=True).warning(
-                f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}"
-            )
+            context.story.warning(f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}", shown=True)
     tell_of_unmet(context, records)
     context.sites.journal.close(delete=True)
     return settled
@@ -97,9 +95,9 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     seconds = context.expenses.total()
     spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
-    context.log.info(f"closure={context.name} done {replays} {spent}")
+    context.story.info(f"closure={context.name} done {replays} {spent}")
     for line in summary(context.name, settled, seconds, context.story.meetings):
-        context.log.info(line)
+        context.story.info(line)
     first_ms, best_ms = step_times([each.record for each in settled])
     fields: dict[str, Any] = {
         "seconds": seconds.model_dump(),

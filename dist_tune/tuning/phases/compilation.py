@@ -98,7 +98,7 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
         if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
-            context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+            context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
     return loaded
 
 
@@ -175,7 +175,7 @@ def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
     if told := standing_in():
-        context.log.warning(told)
+        context.story.warning(told)
     context.compiler.close()
     loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
     context.note_machine(loaded.failures)
@@ -258,7 +258,7 @@ def tell_of_work(context: TuningContext) -> None:
         return
     context.expenses.seconds.compile_cpu += work.cpu_s
     stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == PTXAS else ''}" for name, seconds in work.stage_s.items())
-    context.log.info(
+    context.story.info(
         f"closure={context.name} kernels: compiled={work.n_compiled} equal={work.n_equal} on_disk={work.n_found} failed={work.n_failed} "
         f"cpu_seconds: {stages} threads_at_work={work.n_at_work:.1f} of {context.compiler.n_threads} in {work.wall_s:.3f} s"
     )
@@ -267,6 +267,6 @@ def tell_of_work(context: TuningContext) -> None:
         label, candidate = place
         site = context.sites.met.get(label.partition(" > ")[0])  # of a kernel inside a function, the function
         config = f' config="{site.texts[candidate]}"' if site is not None else ""
-        context.log.info(
+        context.story.info(
             f"closure={context.name} slowest compilation: seconds={work.slowest_s:.3f} site={label} candidate={candidate}{config}"
         )

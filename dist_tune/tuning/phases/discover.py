@@ -44,7 +44,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
                 raise
             # Ranks whose arguments were not new have made an ordinary call, and so does this one.
             waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
-            context.log.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
+            context.story.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
             return None
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
@@ -85,11 +85,11 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
         source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
-        context.log.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
+        context.story.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         text = f"{context.name}: {amount(len(records), 'site')} from the cache, tuned {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
-        context.notices.note(context.log, "hit", text)
+        context.notices.note(context.story, "hit", text)
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, Outcome(manifest.cached[label].winner))
     context.sites.tell(records, is_hit=True)
@@ -100,7 +100,7 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     """Tune sites anew whose config from the cache has answered wrongly on some rank."""
     for label, how in wrong.items():
         told = f"site={label} the config from the cache answers wrongly, and it is tuned anew: {how}"
-        context.log.bind(progress=True).warning(told)
+        context.story.warning(told, shown=True)
     context.sites.refute(set(wrong))
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
 
@@ -159,9 +159,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             continue
         if manifest.differing and manifest.differing not in _told_settings:
             _told_settings.add(manifest.differing)
-            context.log.bind(progress=True).warning(
-                f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
-            )
+            context.story.warning(f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment", shown=True)
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
         note_variants(context, manifest)

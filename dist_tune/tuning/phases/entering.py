@@ -39,7 +39,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
         n_candidates = sum(len(context.entries[label].texts) for label in labels)
         scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
-        context.log.bind(progress=f"tuning {closure_name(context.name)}: {scope}").info(f"tuning {context.name}: {scope}")
+        context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, manifest.compile_keys)
         several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
@@ -66,7 +66,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         manifest = inner
         context.records.extend(take_cached(context, manifest))
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
-    context.log.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
+    context.story.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
     tell_of_work(context)
     context.expenses.end_phase("compile")
 

@@ -113,7 +113,7 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         n_repeats += 1
         context.replays.n_thrown_away += len(todo)
         why = "a kernel was not compiled for the arguments of a launch on some rank"
-        context.log.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
+        context.story.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
 
 
 def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> ReducedReport:
@@ -145,7 +145,7 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         for label, wave in waves.items():
             entries[label].untried.difference_update(wave)
             n_left = len(entries[label].untried)
-            context.log.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+            context.story.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
         context.story.phase("compile")
         for label, failures in compile_waves(context, waves).items():
             race.drop(label, reasons(failures))

@@ -64,8 +64,8 @@ def _tell(context: TuningContext, n_replays: int) -> None:
     context.race.tell_warm_up(n_replays, reduced)
     for label, failures in reduced.failures.items():
         for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
-            log = context.log.bind(progress=kind is FailureKind.WRONG_RESULT)
-            log.warning(f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"')
+            told = f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"'
+            context.story.warning(told, shown=kind is FailureKind.WRONG_RESULT)
 
 
 def _drop_harmful(context: TuningContext, site: Site) -> None:
