@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,11 @@ from tests.function_options import quiet
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture(autouse=True)
-def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    quiet(monkeypatch, tmp_path)
-    return tmp_path / "logs" / "rank-0.log"
-
-
 class Made:
     """A function whose configs are told apart by its result, and a closure that calls it."""
 
-    def __init__(self, **options: Any) -> None:
-        given = {"n_warmup": 0, "n_repeat": 1, **options}
-
-        @autotune([{"scale": 2.0}, {"scale": 3.0}], lambda x: to_hashable(x), **given)
+    def __init__(self, folder: Path, **options: Any) -> None:
+        @autotune([{"scale": 2.0}, {"scale": 3.0}], lambda x: to_hashable(x), n_warmup=0, n_repeat=1, **options)
         def scaled(x: torch.Tensor, scale: float = 0.0) -> torch.Tensor:
             return x * scale
 
@@ -37,38 +29,48 @@ class Made:
         def step(x: torch.Tensor) -> torch.Tensor:
             return scaled(x) + 1
 
-        self.scaled, self.step = scaled, step
+        self.scaled, self.step, self._folder = scaled, step, folder
+
+    def assert_untuned(self, name: str = "") -> None:
+        """No record was made, in memory or on disk, and one line of the log says so of the function or closure."""
+        assert (self.scaled.records, self.step.records, list(self._folder.rglob("*.json"))) == ([], [], [])
+        line = f"{name} was traced, or called with tensors without data: first config"
+        assert not name or (self._folder / "logs" / "rank-0.log").read_text().count(line) == 1
 
 
-def kept(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.json"))
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
+    quiet(monkeypatch, tmp_path)
+    torch._dynamo.reset()
+    return Made(tmp_path)
+
+
+def under_mode(function: Callable[[torch.Tensor], torch.Tensor], kind: str) -> torch.Tensor:
+    """The result for a tensor without data."""
+    mode = FakeTensorMode(shape_env=ShapeEnv() if kind == "symbolic" else None)
+    match kind:
+        case "mode":
+            with mode:
+                return function(torch.ones(4))
+        case "meta":
+            return function(torch.ones(4, device="meta"))
+        case "functional":
+            wrapped = torch._to_functional_tensor(torch.ones(4))
+            torch._enable_functionalization(reapply_views=False)
+            try:
+                return function(wrapped)
+            finally:
+                torch._disable_functionalization()
+    return function(mode.from_tensor(torch.ones(4), static_shapes=kind == "argument"))
 
 
 @pytest.mark.parametrize("name", ["scaled", "step"])
 @pytest.mark.parametrize("kind", ["mode", "symbolic", "argument", "meta", "functional"])
-def test_tensors_without_data(name: str, kind: str, log: Path, tmp_path: Path):
-    """The shapes are right, no record is made, one line in the log; the first call with data tunes."""
-    made = Made()
-    function: Any = getattr(made, name)
-    mode = FakeTensorMode(shape_env=ShapeEnv() if kind == "symbolic" else None)
-    for _ in range(2):
-        if kind == "mode":
-            with mode:
-                got = function(torch.ones(4))
-        elif kind == "meta":
-            got = function(torch.ones(4, device="meta"))
-        elif kind == "functional":
-            wrapped = torch._to_functional_tensor(torch.ones(4))
-            torch._enable_functionalization(reapply_views=False)
-            try:
-                got = function(wrapped)
-            finally:
-                torch._disable_functionalization()
-        else:
-            got = function(mode.from_tensor(torch.ones(4), static_shapes=kind == "argument"))
-        assert tuple(got.shape) == (4,)
-    assert (made.scaled.records, made.step.records, kept(tmp_path)) == ([], [], [])
-    assert len(re.findall(f"DEBUG .*{name} was traced, or called with tensors without data: first config", log.read_text())) == 1
+def test_tensors_without_data(name: str, kind: str, made: Made):
+    """The shapes are right; the first call with data tunes."""
+    function = getattr(made, name)
+    assert [tuple(under_mode(function, kind).shape) for _ in range(2)] == [(4,), (4,)]
+    made.assert_untuned(name)
     function(torch.ones(4))
     assert len(function.records) == 1
 
@@ -76,25 +78,20 @@ def test_tensors_without_data(name: str, kind: str, log: Path, tmp_path: Path):
 @pytest.mark.parametrize("name", ["scaled", "step"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_torch_compile_in_one_graph(name: str, backend: str, dynamic: bool, log: Path, tmp_path: Path):
+def test_torch_compile_in_one_graph(name: str, backend: str, dynamic: bool, made: Made):
     """Without a graph break: the first config is compiled in, also after the function was tuned."""
-    made = Made()
-    function: Any = getattr(made, name)
-    torch._dynamo.reset()
+    function = getattr(made, name)
     compiled = torch.compile(lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=dynamic)
     expected = 8.0 if name == "scaled" else 12.0
     assert [compiled(torch.ones(4)).item() for _ in range(2)] == [expected] * 2
-    assert (made.scaled.records, made.step.records, kept(tmp_path)) == ([], [], [])
-    assert log.read_text().count(f"{name} was traced") == 1
+    made.assert_untuned(name)
     function(torch.ones(4))
     assert len(function.records) == 1
     assert compiled(torch.ones(4)).item() == expected
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_torch_export(strict: bool, tmp_path: Path):
-    made = Made()
-
+def test_torch_export(strict: bool, made: Made):
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = made.step(x)
@@ -103,21 +100,18 @@ def test_torch_export(strict: bool, tmp_path: Path):
     sizes = {"x": {0: torch.export.Dim("n", min=2, max=64)}}
     program = torch.export.export(Model(), (torch.ones(4),), dynamic_shapes=sizes, strict=strict)
     assert program.module()(torch.ones(8)).tolist() == [3.0] * 8
-    assert (made.scaled.records, made.step.records, kept(tmp_path)) == ([], [], [])
+    made.assert_untuned()
 
 
-def test_a_compiled_step_inside_a_closure():
+def test_a_compiled_step_inside_a_closure(made: Made):
     """Dynamo meets the function while the closure listens."""
-    made = Made()
-    torch._dynamo.reset()
     inner = torch.compile(lambda x: made.scaled(x).sum(), backend="eager", fullgraph=True)
     closure = contextual_autotune(n_warmup=0, n_repeat=1)(lambda x: inner(x))
     assert [closure(torch.ones(4)).item() for _ in range(2)] == [8.0, 8.0]
     assert closure.records == []
 
 
-def test_a_missing_shape_beside_a_traced_one(tmp_path: Path):
+def test_a_missing_shape_beside_a_traced_one(made: Made, tmp_path: Path):
     """With nearest=, too, the cache is not asked."""
-    made = Made(nearest=True)
-    assert made.scaled(torch.ones(4, device="meta"), autotune=False).is_meta
+    assert Made(tmp_path, nearest=True).scaled(torch.ones(4, device="meta"), autotune=False).is_meta
     assert not (tmp_path / "cache").exists()

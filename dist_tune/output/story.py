@@ -109,17 +109,16 @@ class Story:
         """Label -> short number; a label that was given up keeps its number."""
         self.meetings: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         """Topic -> number of meetings, and seconds."""
-        self._closure = begun.closure if begun is not None else ""
-        self.terminal = Terminal(self._closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
+        self._begun = begun = begun or events.TuningBegun(at=0.0, rank=rank, closure="", world_size=1)
+        self.terminal = Terminal(begun.closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
         self._shows_all = is_verbose or settings.shown == "verbose"
         self._least = logging.getLevelNamesMapping()[settings.log_level.upper()]
-        self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning if begun is not None else ""}
-        self._world_size = begun.world_size if begun is not None else 1
+        self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning}
         self.path = settings.log_dir / f"rank-{rank}.log"
         self.log_file = LineFile(self.path, "dist_tune keeps no log", header=self._header)
         self._events = LineFile(self.path.with_suffix(".jsonl"), "dist_tune keeps no log", header=lambda: _line(self._run()))
         self._journal: Callable[[bytes], None] | None = None
-        self._pending: list[bytes] = []
+        self._pending = [_line(vars(begun))]
         self._is_begun = False
         """True once there is something to tell: a site, or an error."""
         self._lock = RLock()
@@ -131,10 +130,7 @@ class Story:
         self._replays: list[dict[str, Any]] = []
         """Fields of events of replays whose batch goes on."""
         self._phase: events.Phase = "discover"
-        self._best_ms: dict[str, float] = {}
-        if begun is not None:
-            self._pending.append(_line(vars(begun)))
-            self.emit(events.PhaseBegun, phase=self._phase)
+        self.emit(events.PhaseBegun, phase=self._phase)
 
     # -- lines for people ----------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class Story:
         """A line with the numbers of sites in place of their labels; ``for_people`` with names of sites and closure."""
         names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
         if for_people:
-            line = line.replace(f"closure={self._closure} ", f"{closure_name(self._closure)} ") if self._closure else line
+            line = line.replace(f"closure={self._begun.closure} ", f"{closure_name(self._begun.closure)} ")
             sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
             names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
@@ -234,7 +230,7 @@ class Story:
             device, versions["cuda"] = torch.cuda.get_device_name(), str(torch.version.cuda)
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         host, *command = (each.encode("utf-8", "replace").decode() for each in (socket.gethostname(), *getattr(sys, "orig_argv", sys.argv)))
-        run = {"date": date, "host": host, "pid": os.getpid(), "world_size": self._world_size, "command": command, "device": device}
+        run = {"date": date, "host": host, "pid": os.getpid(), "world_size": self._begun.world_size, "command": command, "device": device}
         return {**self._common, "at": time.time(), "tuning": "", "kind": "run", **run, "versions": versions}
 
     # -- the tuning ----------------------------------------------------------------------------------------------
@@ -307,8 +303,7 @@ class Story:
         """After a batch: tell who has left since the last time, if some have. ``best``: candidate and its milliseconds."""
         new = {i: reason for i, reason in left.items() if self._is_new(events.Ranked, label, i)}
         if isfinite(best[1]):
-            self._best_ms[label] = best[1]
-            self.terminal.best_ms = sum(self._best_ms.values())
+            self.terminal.best_ms[label] = best[1]
         if new:
             self.emit(events.Ranked, label, n_left=len(alive), best=best[0], best_ms=best[1], left=new)
 

@@ -35,7 +35,8 @@ class Terminal:
     def __init__(self, name: str, *, is_shown: bool) -> None:
         """``name``: the tuning's, in each line of progress."""
         self._name = closure_name(name)
-        self.best_ms: float | None = None
+        self.best_ms: dict[str, float] = {}
+        """Site -> time of its best candidate so far."""
         self._is_shown = is_shown
         self._stream: Any = sys.stderr if is_shown else None
         # Asked now: while compilers run, file descriptor 2 leads to a file. A stream of another class, as that of rich's Live, keeps rows
@@ -74,8 +75,10 @@ class Terminal:
         if not self._is_shown or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
             return
         if self._is_live and sys.stderr is self._stream:
-            self._drawn = now
-            self._draw(self._text(n, now))
+            self._drawn, self._is_drawn = now, True
+            width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
+            # At the right: the second of two lines that come between two draws begins in this row.
+            self._write(_BELOW.format(printable(self._text(n, now))[:width].rjust(min(width, _RIGHT))))
         elif now - self._drawn >= PLAIN_EVERY_S:
             self._drawn = now
             self.line(self._text(n, now))
@@ -88,16 +91,10 @@ class Terminal:
 
     def _text(self, n: int, now: float) -> str:
         text = f"{self._name}: {_WORDS[self._phase]}" + (f" {min(n, self._total)} of {self._total}" if self._total else "")
-        best = f", best {milliseconds(self.best_ms)} ms" if self.best_ms is not None else ""
+        best = f", best {milliseconds(sum(self.best_ms.values()))} ms" if self.best_ms else ""
         is_foreseen = 0 < n < self._total
         left = f"{(now - self._phase_began) / n * (self._total - n):.0f} s left" if is_foreseen else f"{now - self._began:.0f} s"
         return f"{text}{best}, {left}"
-
-    def _draw(self, text: str) -> None:
-        width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
-        # At the right: the second of two lines that come between two draws begins in this row.
-        self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
-        self._is_drawn = True
 
     def _begin_row(self) -> None:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""

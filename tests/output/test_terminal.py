@@ -87,7 +87,7 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
     progress = Terminal("kernels.ag_gemm.step", is_shown=True)
     progress.begin_phase("race")
     progress.expect(40)
-    progress.best_ms = 0.1464
+    progress.best_ms |= {"a": 0.1, "b": 0.0464}
     rows = []
     for n in range(1, 21):
         clock.now += 0.1
