@@ -66,31 +66,25 @@ def check_release(given: object) -> None:
         raise TypeError(f"release must be a list of tensors, which are filled with ones, and functions, got {spelled(given)}")
 
 
-class Release:
-    """The releases of one tuning, made ready before anything hangs: a kernel that spins may hold up allocations and new streams."""
+def prepare_release(given: Releases) -> Callable[[], None] | None:
+    """A function that writes all flags and calls all functions, on a stream beside the one that hangs; None if there are none.
 
-    def __init__(self, given: Releases) -> None:
-        self._given = given
-        flags = [each for each in given if isinstance(each, torch.Tensor)]
-        on_gpu = [each for each in flags if each.is_cuda]
-        # From pinned memory the copy engine writes them; a kernel that fills them might find no free multiprocessor.
-        self._ones = {id(each): torch.ones_like(each, device="cpu", pin_memory=each.is_cuda) for each in flags}
-        self._device = on_gpu[0].device if on_gpu else torch.device("cuda") if torch.cuda.is_initialized() else None
-        self._stream = torch.cuda.Stream(self._device) if self._device is not None and given else None
+    Made before anything hangs, because a kernel that spins may hold up allocations and new streams.
+    """
+    # From pinned memory the copy engine writes flags; a kernel that fills them might find no free multiprocessor.
+    flags = [(each, torch.ones_like(each, device="cpu", pin_memory=each.is_cuda)) for each in given if isinstance(each, torch.Tensor)]
+    device = next((flag.device for flag, _ in flags if flag.is_cuda), None)
+    stream = torch.cuda.Stream(device) if given and torch.cuda.is_initialized() else None
 
-    def __bool__(self) -> bool:
-        return bool(self._given)
-
-    def __call__(self) -> None:
-        """Write all flags and call all functions, on a stream beside the one that hangs."""
-        with ExitStack() as stack:
-            if self._stream is not None:
-                stack.enter_context(torch.cuda.stream(self._stream))
-            for each in self._given:
-                if isinstance(each, torch.Tensor):
-                    each.copy_(self._ones[id(each)], non_blocking=True)
-                else:
+    def release() -> None:
+        with torch.cuda.stream(stream):
+            for flag, ones in flags:
+                flag.copy_(ones, non_blocking=True)
+            for each in given:
+                if not isinstance(each, torch.Tensor):
                     each()
+
+    return release if given else None
 
 
 class Kind(Enum):
@@ -121,7 +115,7 @@ class Step(NamedTuple):
 class Watchdog:
     """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
 
-    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Story, release: Release) -> None:
+    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Story, release: Callable[[], None] | None) -> None:
         self.phase = "discovery"
         self.log = log
         self.first_run_s = 0.0

@@ -41,7 +41,7 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
     ranks: Any = SimpleNamespace(rank=0, asked=asked, activity=activity, gather_s=60.0, is_alone=False, look=lambda tell: None)
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
     log: Any = SimpleNamespace(warning=told.append)
-    watchdog = Watchdog(ranks, log, settings, log, ())  # type: ignore[arg-type]
+    watchdog = Watchdog(ranks, log, settings, log, None)
     for name, value in {
         "_arm": lambda: None,
         "_tell": tell,

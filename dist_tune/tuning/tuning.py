@@ -30,7 +30,7 @@ from dist_tune.tuning.phases.applying import apply_winners
 from dist_tune.tuning.phases.discover import discover
 from dist_tune.tuning.phases.entering import enter_sites
 from dist_tune.tuning.phases.racing import run_race
-from dist_tune.watch import Kind, Release, Watchdog
+from dist_tune.watch import Kind, Watchdog, prepare_release
 
 
 class Tuning:
@@ -60,7 +60,7 @@ class Tuning:
         journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
         sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
-        self._watchdog = Watchdog(ranks, sites, settings, story, Release(options.release))
+        self._watchdog = Watchdog(ranks, sites, settings, story, prepare_release(options.release))
         self._exit.callback(self._watchdog.stop)
         if len(ranks.members) > 1:
             self._watchdog.mind()
