@@ -1,7 +1,4 @@
-"""``dist-tune doctor``: what works on this machine, each thing tried for real, with the reason and the remedy.
-
-Measures nothing and tunes nothing. Every check stands for itself: an exception is its finding.
-"""
+"""``dist-tune doctor``: what works on this machine, each thing tried for real. Measures nothing and tunes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ Found = tuple[str, str]
 """State ("ok", "warn" for what works with a restriction, "off" for what is not there, "fail"), and what was found."""
 _COLOURS = {"warn": "yellow", "fail": "red"}
 _VERSIONS = ("os", "python_version", "torch_version", "cuda_compiled_version", "nvidia_driver_version", "nvidia_gpu_models")
-_STEP_TOTAL = 3
 
 
 def examine() -> Answer:
@@ -85,9 +81,9 @@ def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles ann
 
 def _run(kernel: Any, device: str) -> None:
     total = torch.zeros(16, dtype=torch.int32, device=device)
-    kernel[(1,)](total, _STEP_TOTAL)
-    if total.tolist() != [_STEP_TOTAL] * 16:
-        raise ArithmeticError(f"a kernel that counts to {_STEP_TOTAL} came to {total.tolist()}")
+    kernel[(1,)](total, 3)
+    if total.tolist() != [3] * 16:
+        raise ArithmeticError(f"a kernel that counts to 3 came to {total.tolist()}")
 
 
 def _gpu() -> Found:

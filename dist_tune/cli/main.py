@@ -38,6 +38,7 @@ _ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_i
 _AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+Order = Literal["kernel", "age", "ms", "seconds"]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
 AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")]
@@ -64,12 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "--json" in words or answer.lines:
                 typer.echo(json.dumps(answer.values, indent=1) if "--json" in words else "\n".join(answer.lines))
                 sys.stdout.flush()
-        except OSError as error:  # the reader has gone, as of ``| head``, or the disk is full
+        except OSError as error:  # the disk is full, or the reader has gone, as of ``| head``
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                return 0
-            complain(f"stdout: {error.strerror}")
-            return failed
+            if not isinstance(error, BrokenPipeError):
+                complain(f"stdout: {error.strerror}")
+            return 0 if isinstance(error, BrokenPipeError) else failed
     return answer.exit_code
 
 
@@ -81,10 +81,8 @@ def _ask(words: list[str], failed: int) -> Answer:
     except _USAGE_ERROR as error:
         error.show()  # type: ignore[attr-defined]
         return Answer({"error": str(error)}, exit_code=2)
-    except typer.Abort:
-        return Answer({"error": "aborted"}, exit_code=130)
-    except RefusedError as error:
-        reason = str(error)
+    except (RefusedError, typer.Abort) as error:
+        reason = str(error) or "nothing is deleted"  # the answer to the only question was no
     except OSError as error:
         if error.strerror and not error.filename:  # of a help
             raise
@@ -112,11 +110,7 @@ def _options(
 
 
 def since(text: str | datetime) -> datetime:
-    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01"; without a time zone it is this machine's.
-
-    Raises:
-        typer.BadParameter: it is neither.
-    """
+    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01"; without a time zone it is this machine's."""
     if isinstance(text, datetime):
         return text
     try:
@@ -252,17 +246,9 @@ def path(as_json: AsJson = False) -> Answer:
 def ls(
     kernel: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Of kernels with this in their name.")] = "",
     device: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")] = "",
-    newer: Annotated[
-        datetime | None,
-        typer.Option("--since", parser=since, metavar="WHEN", help="Made since then: 30min, 2h, 3d, or a date like 2026-03-01."),
-    ] = None,
-    sort: Annotated[
-        Literal["kernel", "age", "ms", "seconds"],
-        typer.Option(help="By name, by age with the newest last, by the winner's time, or by the tuning's."),
-    ] = "kernel",
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="The configs that ended their process twice, and do not run any more.")
-    ] = False,
+    newer: Annotated[datetime | None, typer.Option("--since", parser=since, metavar="WHEN", help="Since 30min, 2h, 3d, or a date.")] = None,
+    sort: Annotated[Order, typer.Option(help="By name, by age with the newest last, by the winner's time, or by the tuning's.")] = "kernel",
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="The configs that ended their process twice, and run no more.")] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """All records: what won, where and when. Exit code 1 if files are damaged."""
@@ -293,9 +279,7 @@ def export(
 
 @on_cache.command()
 def merge(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", readable=False, help="An export, a record's file, or a folder of such files.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", readable=False, help="An export, a record's file, a folder of such.")],
     as_json: AsJson = False,
 ) -> Answer:
     """Take in records from files and folders. Of two with one key the better measured stays. Exit code 1 if any is refused."""
@@ -307,9 +291,7 @@ def merge(
 @on_cache.command()
 def clear(
     key: AnyKey = None,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Let configs in quarantine run again: all, or those of a kernel KEY.")
-    ] = False,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Let configs in quarantine run again: all, or a kernel's.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> Answer:

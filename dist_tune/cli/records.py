@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -46,8 +46,6 @@ from dist_tune.output import amount, milliseconds
 from dist_tune.report import candidate_rows, lasting
 from dist_tune.settings import Settings
 
-_MIN_ID = 8
-"""Least characters of an id."""
 _MAX_EXPORT = 2**30
 """Bytes of a file that is merged."""
 _COLOURS = {"kept": None, "added": "green", "replaced": "green", "refused": "red"}
@@ -62,11 +60,7 @@ _ASK_THE_PROGRAM = (
 
 
 def opened() -> Cache:
-    """The cache that DIST_TUNE_CACHE_DIR names; a folder that is not there yet is an empty one.
-
-    Raises:
-        RefusedError: it is no folder, or cannot be read.
-    """
+    """The cache that DIST_TUNE_CACHE_DIR names; an empty one where no folder is there yet. RefusedError if it cannot be read."""
     settings = Settings()
     cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
     try:
@@ -87,7 +81,7 @@ def choose(cache: Cache, key: str | None) -> dict[str, Entry]:
         RefusedError: no record has this name, or several ids begin with it.
     """
     entries = cache.entries()
-    n_chars = next(n for n in range(_MIN_ID, 100) if len({entry.path.stem[:n] for entry in entries}) == len(entries))
+    n_chars = next(n for n in range(8, 100) if len({entry.path.stem[:n] for entry in entries}) == len(entries))
     found = {entry.path.stem[:n_chars]: entry for entry in entries}
     if key is None:
         return found
@@ -131,30 +125,32 @@ def records_in(path: Path) -> Iterator[TuningRecord | BrokenRecordError]:
 # -- ls, show ----------------------------------------------------------------------------------------------------------
 
 
-def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: str = "kernel") -> Answer:
-    """The records of kernels and devices with these texts in their names, and damaged files.
+_ORDERS: dict[str, Callable[[TuningRecord], Any]] = {
+    "kernel": lambda record: (record.kernel, record.key),
+    "age": lambda record: record.tuned_at,
+    "ms": lambda record: inf if record.best.latency_ms is None else record.best.latency_ms,
+    "seconds": lambda record: record.seconds,
+}
 
-    ``sort``: "kernel" and key, "age" with the newest last, "ms" of the winner with the fastest first, or "seconds" of the tuning.
-    """
+
+def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: str = "kernel") -> Answer:
+    """The records of kernels and devices with these texts in their names, and damaged files."""
     cache = opened()
     found = choose(cache, None)
-    chosen = {number: each for number, each in found.items() if since is None or each.record.tuned_at >= since}
-    chosen = {number: each for number, each in chosen.items() if kernel.casefold() in each.record.kernel.casefold()}
-    chosen = {number: each for number, each in chosen.items() if device.casefold() in each.record.environment.device.casefold()}
-    orders = {
-        "age": lambda each: each[1].record.tuned_at,
-        "ms": lambda each: inf if each[1].record.best.latency_ms is None else each[1].record.best.latency_ms,
-        "seconds": lambda each: each[1].record.seconds,
+    chosen = {
+        number: each
+        for number, each in sorted(found.items(), key=lambda each: _ORDERS[sort](each[1].record))
+        if (since is None or each.record.tuned_at >= since)
+        and kernel.casefold() in each.record.kernel.casefold()
+        and device.casefold() in each.record.environment.device.casefold()
     }
-    chosen = dict(sorted(chosen.items(), key=orders[sort])) if sort in orders else chosen
     of_all = f" of {len(found)}" if len(chosen) < len(found) else ""
     total = f"{amount(len(chosen), 'record') if chosen else 'no records'}{of_all} in {cache.folder}"
     rows = []
-    for number, (path, record) in chosen.items():
-        fields = {"kernel", "key", "closure", "environment", "tuned_at", "seconds"}
-        winner = record.best.model_dump(mode="json", include={"index", "config", "fields", "latency_ms", "closure_ms"})
-        of = {"winner": winner, "n_candidates": len(record.candidates), "n_dropped": fates(record).failures.total()}
-        rows.append({**_names(number, Entry(path, record)), **record.model_dump(mode="json", include=fields), **of})
+    for number, each in chosen.items():
+        counts = {"n_candidates": len(each.record.candidates), "n_dropped": fates(each.record).failures.total()}
+        told = each.record.model_dump(mode="json", exclude={"candidates", "meeting_seconds"})
+        rows.append({**_names(number, each), **told, **counts, "winner": each.record.best.model_dump(mode="json")})
     damaged = [{"path": str(path), "reason": reason} for path, reason in sorted(cache.unused.items())]
     values = {"path": str(cache.folder.absolute()), "records": rows, "damaged": damaged}
     return Answer(values, [*_list(chosen), total], 1 if damaged else 0)  # each damaged file has its warning
@@ -165,7 +161,7 @@ def _list(chosen: Mapping[str, Entry]) -> list[str]:
         [
             {
                 "id": number,
-                "age": _age(each.record.tuned_at.timestamp()),
+                "age": lasting(time.time() - each.record.tuned_at.timestamp()),
                 "kernel": plain(each.record.kernel, 60),
                 "key": plain(each.record.key.replace("torch.", ""), 80),
                 "ms": each.record.best.latency_ms,
@@ -186,7 +182,7 @@ def show(key: str) -> Answer:
     if len(chosen) > 1:
         return Answer(values, [*_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
     ((number, (path, record)),) = chosen.items()
-    best, missed, where = record.best, ", ".join(record.not_followed), record.environment
+    best, where = record.best, record.environment
     times = {"kernel": best.latency_ms, "step": best.closure_ms}
     measured = [f"{name} {milliseconds(ms)} ms" for name, ms in times.items() if ms is not None] or ["not measured"]
     spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05)
@@ -195,20 +191,16 @@ def show(key: str) -> Answer:
         "winner": f"{record.winner}: {best.config}",
         "chosen": "; ".join(filter(None, [record.reason, weighing(record)])),
         "measured": ", ".join(measured) + (f", slowest {slowest}" if (slowest := slowest_rank(record)) else ""),
-        "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {_age(record.tuned_at.timestamp())} ago",
+        "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",
         "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",
         "on": f"{_made_on(where)}, {versions}",
-        "source": record.source + (f", without {missed}: if these change, the record still counts" if missed else ""),
+        "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
         "file": path.absolute(),
         "candidates": fates(record).text,
     }
     rows = candidate_rows(record)
     colours = ["green" if row["#"] == record.winner else "red" if record.candidates[row["#"]].failure else None for row in rows]
     return Answer(values, [f"{plain(record.kernel)} {plain(record.key)}  {number}", *facts(pairs), *table(rows, colours)])
-
-
-def _age(at: float) -> str:
-    return lasting(time.time() - at)
 
 
 def _made_on(where: Environment) -> str:
@@ -222,10 +214,7 @@ def _made_on(where: Environment) -> str:
 
 
 def explain(key: str | None) -> Answer:
-    """For each chosen record whether it would be used here, and the fields that prevent it.
-
-    Source, candidates, key and number of ranks are known to the running program alone.
-    """
+    """For each chosen record whether it would be used here, and the fields that prevent it, as far as they are known here."""
     cache, settings, rows = opened(), Settings(), list[dict[str, Any]]()
     for number, each in choose(cache, key).items():
         record, recorded = each.record, each.record.environment
@@ -314,11 +303,10 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
         what = f"{amount(len(chosen), 'record')} of {', '.join(sorted({plain(each.record.kernel) for each in chosen}))}"
     if not doomed:
         return Answer({"deleted": []}, [f"nothing to delete in {cache.folder}"])
-    question = f"Delete {what} in {cache.folder}?"
     if not is_sure and not sys.stdin.isatty():
-        raise RefusedError(f"{question} There is no terminal to ask: say --yes")
-    if not is_sure and not typer.confirm(question, err=True):
-        raise RefusedError("nothing is deleted")
+        raise RefusedError(f"Delete {what} in {cache.folder}? There is no terminal to ask: say --yes")
+    if not is_sure:
+        typer.confirm(f"Delete {what} in {cache.folder}?", abort=True, err=True)
     problems = _delete(cache, doomed)
     deleted = [str(each.absolute()) for each in doomed if not os.path.lexists(each)]
     return Answer({"deleted": deleted}, [f"deleted {what}"] * bool(deleted), 1 if problems else 0, problems)
@@ -343,7 +331,7 @@ def ls_quarantine() -> Answer:
     rows = [{"id": path.stem, **each.model_dump()} for path, each in _in_quarantine(cache)]
     total = f"{amount(len(rows), 'config')} in quarantine: the process ended twice while it ran" if rows else "no config is in quarantine"
     values = {"path": str(cache.folder.absolute()), "quarantine": rows}
-    return Answer(values, [*table([{**row, "since": f"{_age(row['since'])} ago"} for row in rows]), total])
+    return Answer(values, [*table([{**row, "since": f"{lasting(time.time() - row['since'])} ago"} for row in rows]), total])
 
 
 def clear_quarantine(key: str | None) -> Answer:

@@ -73,11 +73,7 @@ def plain(text: object, limit: int = 160) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, of a link the file that it leads to; its permissions follow the umask.
-
-    Raises:
-        RefusedError: it cannot be written, or something else than a file is there: a folder, a fifo, a device.
-    """
+    """Write a file whole or not at all, of a link the file that it leads to. RefusedError if it cannot be, or is no regular file."""
     from dist_tune.files import write_whole
 
     if path.exists() and not path.is_file():

@@ -29,9 +29,7 @@ _QUIET_S = 5.0
 def story_of(sources: list[str]) -> Story:
     """The story of a log folder (of DIST_TUNE_LOG_DIR without sources), or of the records that several words stand for.
 
-    Raises:
-        RefusedError: one of them stands for nothing.
-        UnreadableEventsError, OSError: its files cannot be read.
+    Raises RefusedError, or an OSError as UnreadableEventsError, if one of them stands for nothing.
     """
     if not sources or (len(sources) == 1 and _has_events(sources[0])):
         return story_of_folder(Path(sources[0]) if sources else Settings().log_dir)
@@ -41,9 +39,7 @@ def story_of(sources: list[str]) -> Story:
 def records_of(source: str) -> tuple[list[TuningRecord], list[str]]:
     """The records that a word of the command line stands for, and what is damaged: a file, an export, a folder, an id, a kernel.
 
-    At least one record; of a log folder those of the winners so far.
-
-    Raises: as ``story_of``.
+    At least one record, else as ``story_of``; of a log folder those of the winners so far.
     """
     path = Path(source)
     if _has_events(source):
@@ -73,7 +69,7 @@ def _has_events(source: str) -> bool:
 
 def look(folder: Path | None, late_s: float) -> Answer:
     """The present state of the tunings in a log folder."""
-    chosen = folder if folder is not None else Settings().log_dir
+    chosen = folder or Settings().log_dir
     watcher = Watcher(chosen)
     watcher.poll()
     story, damage = watcher.story, list(watcher.story.damage.values())
@@ -85,7 +81,7 @@ def look(folder: Path | None, late_s: float) -> Answer:
 
 def follow(folder: Path | None, late_s: float) -> Answer:
     """Show the state until all have finished, or Ctrl-C: one part of a terminal's screen, else lines where it changed."""
-    chosen = folder if folder is not None else Settings().log_dir
+    chosen = folder or Settings().log_dir
     watcher = Watcher(chosen)
     watcher.poll()  # an error of the folder before anything is shown
     console = Console(highlight=False, markup=False, emoji=False)

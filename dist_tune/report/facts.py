@@ -52,7 +52,8 @@ def machine(story: Story) -> dict[str, str]:
 
 def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     """Steps and seconds of a tuning, in numbers and in words."""
-    end, parts = tuning.end, {name: seconds for name, seconds in parts_of(tuning.end.seconds).items() if seconds > 0.005}
+    end = tuning.teller.done or events.TuningEnded(at=0.0, rank=0)
+    parts = {name: seconds for name, seconds in parts_of(end.seconds).items() if seconds > 0.005}
     told = {"name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": "", "took": ""}
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
@@ -67,8 +68,7 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
 def stragglers(tuning: TuningStory) -> str:
     """Ranks that came last to meetings: "rank 3 (9 of 12 meetings, the others waited 1.2 s)"; empty for a single rank.
 
-    By durations alone: who waits least at a meeting came last. Clocks of different hosts are never compared. The wait is the mean
-    of the other ranks', added over the meetings to which the rank came last.
+    By durations alone, because clocks of hosts differ: who waits least at a meeting came last. The wait is the mean of the others'.
     """
     ranks = [(rank.rank, [each.seconds for each in met]) for rank in tuning.ranks.values() if (met := rank.of(events.Met))]
     n_meetings = min((len(seconds) for _, seconds in ranks), default=0)

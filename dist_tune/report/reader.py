@@ -21,7 +21,6 @@ MAX_FILE_BYTES = 256 * 2**20
 """Of an event file; a tuning of 20 sites of 200 candidates writes about 2 MB on each rank."""
 _NAME = re.compile(r"rank-(\d{1,7})\.jsonl")
 _HEADER = re.compile(rb'^\{[^{}\n]{0,200}"kind"\s*:\s*"run"', re.MULTILINE)
-LINE_END = b"\n"
 _NO_EVENT = f"no event of version {EVENTS_VERSION}, which this dist_tune reads"
 
 
@@ -41,11 +40,6 @@ class EventFile:
         """The file, the line, what is wrong there and what is left out for it, in one line; empty for a file that is whole."""
         self._begin = self._end = 0
         """Of the last run, and of what has been taken in of it."""
-
-    @property
-    def header(self) -> RunBegun | None:
-        """The first event of the last run."""
-        return self.events[0] if self.events and isinstance(self.events[0], RunBegun) else None
 
     def read(self) -> bool:
         """Take in the events that have been added; true if there are any."""
@@ -70,17 +64,13 @@ class EventFile:
             self.events.append(event)
             self._end += len(line)
         if self._end < len(content):
-            return (
-                f", line {whole.count(LINE_END, 0, self._end) + 1}: {_NO_EVENT if self._end < len(whole) else 'cut off'}{self._left_out()}"
-            )
+            wrong = _NO_EVENT if self._end < len(whole) else "cut off"
+            return f", line {len(whole[: self._end].splitlines()) + 1}: {wrong}{self._left_out()}"
         # Damage at the end of an earlier run costs nothing, because a job that was killed leaves some.
-        ahead = enumerate(whole[: headers[0]].splitlines(), 1)
-        wrong = (
-            f", line {number}: {_NO_EVENT}: what stands before the first run is left out"
-            for number, line in ahead
-            if _event_in(line) is None
-        )
-        return next(wrong, "" if content else f": the file is empty{self._left_out()}")
+        ahead = [number for number, line in enumerate(whole[: headers[0]].splitlines(), 1) if _event_in(line) is None]
+        if ahead:
+            return f", line {ahead[0]}: {_NO_EVENT}: what stands before the first run is left out"
+        return "" if content else f": the file is empty{self._left_out()}"
 
     def _left_out(self) -> str:
         return f": {'the rest of ' * bool(self.events)}rank {self.rank} is left out"
@@ -111,7 +101,8 @@ class Watcher:
         found = sorted((int(match[1]), self._folder / match[0]) for name in names if (match := _NAME.fullmatch(name)))
         self._files |= {rank: EventFile(path, rank) for rank, path in found if rank not in self._files}
         has_news = [file.read() for file in self._files.values()]
-        newest = max((file.header for file in self._files.values() if file.header), key=lambda run: run.at, default=None)
+        headers = [event for file in self._files.values() for event in file.events[:1] if isinstance(event, RunBegun)]
+        newest = max(headers, key=lambda run: run.at, default=None)
         files = {rank: file for rank, file in sorted(self._files.items()) if newest is None or rank < newest.world_size}
         if any(has_news):
             self.story = Story()

@@ -28,7 +28,6 @@ class SiteStory:
 
     met: events.SiteMet
     rung: events.Ranked | None = None
-    """The latest one."""
     n_dropped: int = 0
     won: events.Won | None = None
     unreadable: str = ""
@@ -120,11 +119,6 @@ class TuningStory:
         sites = self.teller.sites.values()
         otherwise = [f"{each.met.label} ({k})" for k, each in enumerate(sites, 1)]
         return dict(zip(site_names([(each.met.kernel, each.met.key) for each in sites], otherwise), sites, strict=True))
-
-    @property
-    def end(self) -> events.TuningEnded:
-        """Seconds, replays, and the step before and after; without figures until it has ended."""
-        return self.teller.done or events.TuningEnded(at=0.0, rank=0)
 
     @property
     def title(self) -> str:
