@@ -49,9 +49,8 @@ def table(rows: Sequence[Mapping[str, object]], colours: Sequence[str | None] = 
             aligned.append([align(text, max(map(len, texts))) for text in texts])
     lines = ["  ".join(texts).rstrip() for texts in zip(*aligned, strict=True)]
     styles = [*[None] * has_header, *(colours or [None] * len(rows))]
-    return [typer.style(line, fg=colour) if colour else line for line, colour in zip(lines, styles, strict=bool(lines))] + [""] * bool(
-        lines
-    )
+    coloured = [typer.style(line, fg=colour) if colour else line for line, colour in zip(lines, styles, strict=False)]
+    return [*coloured, ""] if rows else []
 
 
 def _cell(value: object) -> str:

@@ -4,8 +4,7 @@ Reads the event files of a log folder and the records of the cache, and writes w
 """
 
 from dist_tune.report.compare import compare, comparison_lines
-from dist_tune.report.facts import candidate_rows, lasting, progress_lines, shortened, summary, text
-from dist_tune.report.page import render
+from dist_tune.report.facts import candidate_rows, lasting, progress_lines, render, shortened, summary, text
 from dist_tune.report.reader import UnreadableEventsError, Watcher, story_of_folder
 from dist_tune.report.story import Story, story_of_records
 from dist_tune.report.trace import trace_events

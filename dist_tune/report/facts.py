@@ -1,8 +1,15 @@
-"""A story in words: facts that the page, the text and the JSON document show alike, the text, and the state of what runs. Pure."""
+"""A story in words: facts that the page, the text and the JSON document show alike, and these; and the state of what runs. Pure.
+
+The page is one HTML file with all that it needs inside: a template with the story as JSON, of which its script makes the page. Texts come
+from programs and files of unknown origin: no "<" of theirs reaches the file, and the script sets them as text alone.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +22,7 @@ from dist_tune.cache import (
     gain_told,
     lead,
     parts_of,
+    shared_fields,
     short_config,
     slowest_rank,
     weighing,
@@ -23,6 +31,7 @@ from dist_tune.cache import (
 from dist_tune.output import amount, events, lead_words, printable, site_name
 from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
 
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 _MAX_NAMED = 12
 """Sites and ranks of a tuning under way that are named."""
 
@@ -147,6 +156,64 @@ def candidate_rows(record: TuningRecord) -> list[dict[str, Any]]:
         }
         for each in from_fastest(record)
     ]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def render(story: Story) -> str:
+    """The page."""
+    told = summary(story)
+    told["notes"] += messages(story, 50)
+    told["sites"] = [row | _further(row, site) for row, (_, _, site) in zip(told["sites"], story.sites, strict=True)]
+    embedded = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
+
+
+def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
+    """What the page has of a site besides: its candidates, each with its cells, its time on each rank and its config as Python."""
+    label = shortened(", ".join(filter(None, (row["label"], row["tuning"]))), 140)
+    told = {"label": label, "site": f"{site.met.kernel} {site.met.key}", "miss": site.met.miss, "candidates": []}
+    if (record := site.record) is None:
+        return told
+    rows, candidates = candidate_rows(record), []
+    for cells in rows:
+        each = record.candidates[cells["#"]]
+        candidates.append(
+            {
+                "cells": [_rounded(value) for value in cells.values()],
+                "ranks": [(rank, _rounded(ms)) for rank, ms in each.rank_latencies_ms.items()],
+                "python": python_config(each.fields) if each.fields else each.config,
+                "is_best": each is record.best,
+                "is_near": each.left is None,
+            }
+        )
+    return told | {"shared": shared_fields(record), "headings": list(rows[0]), "candidates": candidates}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else shortened(value) if isinstance(value, str) else value
+
+
+def python_config(fields: Mapping[str, Any]) -> str:
+    """A config as Python: ``triton.Config({'BLOCK_M': 128}, num_warps=4)``; of a function's keyword arguments a dict. Hooks are named."""
+    values, inner, hook = dict[str, str](), defaultdict[str, dict[str, Any]](dict), ""
+    for name, value in fields.items():
+        outer, _, field = name.partition(".")
+        if field:  # of a config that is a function's argument
+            inner[outer][field] = value
+            values[outer] = python_config(inner[outer])
+        elif name == "pre_hook":
+            hook = f"  # with pre_hook {value}"
+        else:
+            values[name] = repr(value)
+    is_config = {"num_warps", "num_stages"} <= values.keys()
+    options = "".join(f", {name}={values.pop(name)}" for name in _OPTIONS if is_config and name in values)
+    plain = f"{{{', '.join(f'{name!r}: {text}' for name, text in values.items())}}}"
+    return f"triton.Config({plain}{options}){hook}" if is_config else plain + hook
+
+
+# -- the text, and the state of what runs ------------------------------------------------------------------------------
 
 
 def text(story: Story) -> str:

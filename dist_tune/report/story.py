@@ -151,10 +151,8 @@ class Story:
 
     def name_of(self, tuning: TuningStory) -> str:
         """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""
-        alike = [each for each in self.tunings.values() if each.title == tuning.title]
-        call = tuning.name.rpartition(", call ")[2]
-        number = f"call {call}" if call.isdecimal() else f"tuning {alike.index(tuning) + 1}"
-        return tuning.title if len(alike) < 2 else f"{tuning.title}, {number}"
+        is_alone = sum(each.title == tuning.title for each in self.tunings.values()) == 1
+        return tuning.title if is_alone else f"{tuning.title}, {tuning.name.rpartition(', ')[2]}"
 
     def take(self, event: AnyEvent) -> None:
         """Take in one event."""
@@ -179,8 +177,8 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
     for record in records:
         # Sites of one tuning have these in common.
         together[f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"].append(record)
-    for name, group in together.items():
-        first, of = group[0], dict[str, Any](at=0.0, rank=0, tuning=name)
+    for number, group in enumerate(together.values(), 1):
+        first, of = group[0], dict[str, Any](at=0.0, rank=0, tuning=f"tuning {number}")
         versions = first.environment.model_dump(include={"python", "torch", "triton", "cuda"}, exclude_none=True)
         date = f"{first.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         header = dict[str, Any](date=date, device=first.environment.device, world_size=first.environment.world_size, versions=versions)

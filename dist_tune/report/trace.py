@@ -26,10 +26,8 @@ def trace_events(story: Story) -> Iterator[dict[str, Any]]:
                 threads.add((rank.rank, event["tid"]))
                 yield {"pid": rank.rank, **event}
     for number, thread in sorted(threads):
-        name = _NAMES.get(thread, f"compile worker {thread - _WORKERS}")
+        run, name = story.runs.get(number), _NAMES.get(thread, f"compile worker {thread - _WORKERS}")
         yield {"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": name}}
-    for number in sorted({number for number, _ in threads}):
-        run = story.runs.get(number)
         name = f"rank {number}" + (f" ({run.host}, {run.device})" if run else "")
         yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
 

@@ -126,11 +126,6 @@ def test_a_moment_has_many_spellings():
             since(text)
 
 
-def test_settings_that_cannot_be_read_are_named(ask: Answers, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
-    assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
-
-
 def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pytest.MonkeyPatch):
     """Nor is Ctrl-C."""
 
@@ -144,6 +139,8 @@ def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pyte
     assert ask.json("ls", code=1)["error"] == "/home/other: Permission denied"
     fails(KeyboardInterrupt())
     assert ask("ls", code=130) == ""
+    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
+    assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"], ["diff"]])

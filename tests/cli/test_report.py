@@ -46,29 +46,21 @@ def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path,
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
 
 
-def test_a_trace_is_one_json_file(logs: Path, tmp_path: Path):
-    assert "events; open it in ui.perfetto.dev" in run("trace", logs, "-o", tmp_path / "trace.json").stdout
-    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 100
-
-
 @pytest.mark.parametrize("command", ["report", "trace"])
 def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str):
-    """A folder that is missing; a folder, a fifo or a device is left alone; and a link keeps leading to its file."""
+    """A folder that is missing; a folder, a fifo or a device is left alone."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
     assert refusal(command, logs, "-o", "no/page.html") == "dist-tune: no/page.html: No such file or directory"
     for output in ("fifo", "logs"):
         assert refusal(command, logs, "-o", output) == f"dist-tune: {output} cannot be written: it is no regular file"
     assert Path("fifo").is_fifo()
-    Path("link").symlink_to("linked")
-    run(command, logs, "-o", "link")
-    assert (Path("link").is_symlink(), Path("linked").stat().st_size > 1000) == (True, True)
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factor", "code", "verdict"), [(1.0, 0, "as fast"), (1.01, 0, "as fast"), (1.5, 1, "slower"), (0.5, 0, "faster")])
+@pytest.mark.parametrize(("factor", "code", "verdict"), [(1.01, 0, "as fast"), (1.5, 1, "slower")])
 def test_diff_fails_where_a_winner_got_slower(tmp_path: Path, factor: float, code: int, verdict: str):
     """By more than its noise, which is 0.02 of 1.1 ms."""
     for name, times in (("a", 1.0), ("b", factor)):

@@ -12,7 +12,7 @@ import triton
 from dist_tune.configs import config_fields
 from dist_tune.output.events import Met, PhaseBegun, Told, TuningEnded
 from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text, trace_events
-from dist_tune.report.page import python_config
+from dist_tune.report.facts import python_config
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import FORGED, events, header, record, write_story

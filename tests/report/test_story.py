@@ -66,16 +66,6 @@ def test_the_rank_that_came_to_the_end_tells_of_the_sites(tmp_path: Path):
     assert story.damage == {0: f"{path}, {left_out}"}
 
 
-@pytest.mark.parametrize("n_runs", [1, 2])
-def test_damage_ahead_of_the_first_run_is_told(path: Path, n_runs: int):
-    """One line names the first that is no event; the last run is read. It was passed over in silence, as the end of an earlier run is."""
-    path.write_bytes(b'{"v":1,"kind":"tun\n' + path.read_bytes() * n_runs)
-    story = story_of_folder(path.parent)
-    assert len(story.sites) == 1
-    assert list(story.damage) == [0]
-    assert story.damage[0].startswith(f"{path}, line 1: no event of version 1, which this dist_tune reads: what stands before ")
-
-
 def test_records_of_one_tuning_are_one_tuning():
     """They share the closure, its seconds and its replays; another tuning is told apart."""
     story = story_of_records([record(0, 6), record(1, 6), record(2, 6, seconds=3.0)])
