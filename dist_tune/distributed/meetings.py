@@ -322,11 +322,11 @@ class Meetings:
 
     def _crossed(self, other: int, theirs: Place, limits: Limits) -> Verdict:
         """This rank and another one wait in different calls for each other, or in one whose collectives they count differently."""
-        mine, ranks = self.activity.call.place, sorted([self.rank, other])
-        where, is_even = f"rank {self.rank} waits in {mine.text} and rank {other} in {theirs.text}", not self.activity.call.holds(theirs)
+        is_even, places = not self.activity.call.holds(theirs), {self.rank: self.activity.call.place, other: theirs}
+        where = " and ".join(f"rank {rank} waits in {place.text}" for rank, place in sorted(places.items()))
         if is_even and not limits.is_gathering:
-            return messages.out_of_order(where, ranks)
-        return messages.alone(where, ranks, is_even=is_even)
+            return messages.out_of_order(where, sorted(places))
+        return messages.alone(where, sorted(places), is_even=is_even)
 
     def _where(self, rank: int, text: str) -> str:
         """Where a rank is, by its latest answer and by its last sign of progress: it answers no more if it holds the interpreter's lock."""

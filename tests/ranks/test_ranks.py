@@ -218,7 +218,7 @@ def _mismatch(rank: int, what: str) -> Any:
 @pytest.mark.parametrize(
     ("what", "places"),
     [
-        ("closure", "waits in closure 0, call 1 and rank 2 in closure 1, call 1"),
+        ("closure", "waits in closure 0, call 1 and rank 2 waits in closure 1, call 1"),
         ("topic", "is in f, step 'topic 0', rank 2 is in f, step 'topic 1'"),
     ],
 )
