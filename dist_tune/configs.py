@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
 
@@ -19,6 +19,7 @@ from dist_tune.validation import check_names, spelled
 
 FunctionConfig = dict[str, Any]
 """Values by the names of a function's keyword arguments."""
+AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -83,12 +84,12 @@ def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[s
     return texts
 
 
-def unique(configs: Sequence[triton.Config], texts: Sequence[str] = ()) -> list[triton.Config]:
-    """The configs without repeats, in their order. Hooks compare by identity, as Triton compares them. ``texts``: their descriptions."""
-    seen: dict[str, triton.Config] = {}
+def distinct(configs: Sequence[AnyConfig], texts: Sequence[str] = ()) -> tuple[list[AnyConfig], list[str]]:
+    """The configs without repeats in their order, and their descriptions (``texts``, if they are known)."""
+    seen: dict[str, AnyConfig] = {}
     for text, config in zip(texts or describe_all(configs), configs, strict=True):
         seen.setdefault(text, config)
-    return list(seen.values())
+    return list(seen.values()), list(seen)
 
 
 def triton_version() -> str:
@@ -115,14 +116,6 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
             if unknown := [name for name in config if name not in keywords]:
                 raise TypeError(f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space has it: {describe(config)}")
     return configs
-
-
-def distinct(configs: Sequence[FunctionConfig]) -> tuple[list[FunctionConfig], list[str]]:
-    """The configs without repeats, and their descriptions; those that read alike and are not equal are numbered."""
-    seen: dict[str, FunctionConfig] = {}
-    for text, config in zip(describe_all(configs), configs, strict=True):
-        seen.setdefault(text, config)
-    return list(seen.values()), list(seen)
 
 
 def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:

@@ -97,28 +97,51 @@ def contextual_autotune(
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
         options = TuningOptions(plan, reset, uses_cache=cache, release=release)
-        return _Tuner(function, is_dist, group, options).tuned()
+        return _ClosureTuner(function, is_dist, group, options).tuned()
 
     return decorate
 
 
-class _Tuner(Generic[P, R]):
-    """The state of one decorated closure between calls. The ``Listener`` of calls that are expected to meet no miss."""
+class Tuner:
+    """What a decorated function keeps between calls. Base of both decorators'."""
+
+    def __init__(self, name: str, options: TuningOptions) -> None:
+        self.name, self.options = name, options
+        self.records: list[TuningRecord] = []
+        self.untuned = Untuned()
+        self.note_tracing = note_of_tracing(name)
+        self.turn = Turn()
+        """Threads that come to a first call together, or miss together, wait for what one of them finds."""
+
+    def keep(self, tuning: Tuning) -> None:
+        """Keep what a tuning has found: the function's own record after those of kernels inside, none twice."""
+        found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
+        self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
+        self.untuned.note(tuning.untuned)
+
+    def check_nested(self, group: ProcessGroup | None) -> None:
+        """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
+        outer = interception.listener_here()
+        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):
+            raise NestedTuningError(
+                f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
+                f"Give the outer closure is_dist=True and a group that contains theirs, or this one a smaller group (group=, autotune_pg=)."
+            )
+
+
+class _ClosureTuner(Tuner, Generic[P, R]):
+    """That of a closure. The ``Listener`` of calls that are expected to meet no miss."""
 
     is_watching = is_keeping = False
 
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
-        self.function = function
-        self.name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        self.is_dist, self.group, self.options = is_dist, group, options
-        self.records: list[TuningRecord] = []
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        super().__init__(name, options)
+        self.function, self.is_dist, self.group = function, is_dist, group
         self.calls = Calls()
-        self.untuned = Untuned()
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
         self.signatures = Signatures()
-        self.note_tracing, self.turn = note_of_tracing(self.name), Turn()
-        """Threads that come to a first call together wait for what one of them finds."""
         self.call: Callable[..., R] = function  # the function in the closure's place
 
     def tuned(self) -> TunedClosure[P, R]:
@@ -132,7 +155,8 @@ class _Tuner(Generic[P, R]):
                 note_tracing()
                 return function(*args, **kwargs)
             if listeners and interception.is_listening():
-                self.check_nested()
+                if self.is_dist:
+                    self.check_nested(self.group)
                 return function(*args, **kwargs)
             try:
                 signature = call_signature(args, kwargs) if args or kwargs else ()
@@ -209,9 +233,8 @@ class _Tuner(Generic[P, R]):
     def tune(self, tuning: Tuning, args: Any, kwargs: Any, first: FirstRun, *, is_watched: bool) -> R:
         """Go on from the first run of a call. ``is_watched``: it was heard from its beginning."""
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
-        self.records += [each for each in tuning.records if each not in self.records]  # a kernel made anew in each call has its own again
+        self.keep(tuning)
         self.signatures.is_waived |= tuning.is_alone
-        self.untuned.note(tuning.untuned)
         return value
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
@@ -256,14 +279,3 @@ class _Tuner(Generic[P, R]):
         tuning = self.open()
         interception.replace(self, tuning)
         return tuning.missed(launch)
-
-    def check_nested(self) -> None:
-        """A tuned closure inside another one is tuned by the outer one, if that asks at least the same ranks."""
-        if not self.is_dist:
-            return
-        outer = interception.listener_here()
-        if missing := member_ranks(self.group) - (outer.members if outer is not None else frozenset()):
-            raise NestedTuningError(
-                f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
-                f"Give the outer closure is_dist=True and a group that contains theirs."
-            )

@@ -6,7 +6,6 @@ A function that the tuner calls itself is a closure with one site. Inside anothe
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing, suppress
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from dist_tune.cache import TuningRecord
 from dist_tune.configs import as_configs, distinct
-from dist_tune.distributed import Calls, Ranks, check_group, member_ranks, ranks_of
-from dist_tune.errors import DistTuneError, NestedTuningError
+from dist_tune.contextual import Tuner
+from dist_tune.distributed import Calls, Ranks, check_group, ranks_of
+from dist_tune.errors import DistTuneError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_traced
 from dist_tune.output import Story
@@ -28,8 +27,8 @@ from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
-from dist_tune.sites import NearestConfigs, Untuned, check_not_capturing  # fmt: skip
-from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, note_of_tracing, shown_signature
+from dist_tune.sites import NearestConfigs, check_not_capturing
+from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, shown_signature
 from dist_tune.validation import check_function, check_ordinary, check_space
 
 if TYPE_CHECKING:
@@ -138,30 +137,23 @@ def _one_of(**spellings: object) -> tuple[str, Any]:
     return given[0]
 
 
-class _FunctionTuner:
-    """The state of one decorated function between calls."""
+class _FunctionTuner(Tuner):
+    """That of a function with configs."""
 
     def __init__(self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool) -> None:
-        self.tunable = tunable
-        self.options = options
-        self.uses_nearest = uses_nearest
-        self.records: list[TuningRecord] = []
-        self.names = tunable.names
+        super().__init__(tunable.name, options)
+        self.tunable, self.uses_nearest = tunable, uses_nearest
         self.nearest = NearestConfigs()
         self.calls: defaultdict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """By the group that decides."""
-        self.untuned = Untuned()
-        self.note_tracing = note_of_tracing(tunable.name)
         self.tuned_keys: dict[Hashable, list[str]] = {}
         """Signature of the arguments -> keys tuned for it, as long as no call between them found its config."""
         self.last_tuned = 0
         """Number of the call that tuned last."""
-        self.turn = threading.RLock()
-        """Threads that miss together wait for what one of them finds."""
 
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
-        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.names, interception.listeners
+        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.tunable.names, interception.listeners
         calls, key_of_fixed = self.calls, self.tunable.key_of_fixed
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
@@ -228,11 +220,7 @@ class _FunctionTuner:
             return self.call_counted(launch, group, is_verbose=is_verbose)
         self.tunable.check_key(key)
         self.tunable.check_arguments(args, kwargs)
-        if missing := member_ranks(group) - listener.members:
-            raise NestedTuningError(
-                f"{launch.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
-                f"Give the outer closure is_dist=True and a group that contains theirs, or pass autotune_pg=."
-            )
+        self.check_nested(group)
         return listener.missed(launch)
 
     def call_known(self, launch: FunctionLaunch, config: dict[str, Any], group: ProcessGroup | None) -> Any:
@@ -245,7 +233,7 @@ class _FunctionTuner:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
         if not interception.is_listening():
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.tunable.name)
+                self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.name)
             self.calls[group].n_calls += 1
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
@@ -260,7 +248,7 @@ class _FunctionTuner:
         except BaseException:
             self.calls[group].n_calls += 1
             raise
-        with self.turn:
+        with self.turn.taken(settings.deadline_s):
             config = launch.known_config() or self.untuned.config(launch)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
@@ -279,8 +267,7 @@ class _FunctionTuner:
             tuning.leave(error)
             raise
         value = tuning.tune(partial(tuning.missed, launch), first)
-        self.records += sorted(tuning.records, key=lambda each: each.kernel == launch.name)  # its own after those of kernels inside
-        self.untuned.note(tuning.untuned)
+        self.keep(tuning)
         if not all(each.is_recalled for each in tuning.records):
             if n_calls != self.last_tuned + 1:
                 self.tuned_keys.clear()
@@ -305,7 +292,7 @@ class _FunctionTuner:
         """A call that tunes nothing: with the first config, or with that of the nearest shape in the cache."""
         config = self.tunable.configs[0]
         if self.uses_nearest and not is_traced((args, kwargs)):
-            key = self.tunable.key(*args, **kwargs) if self.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
+            key = self.tunable.key(*args, **kwargs) if self.tunable.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
             self.tunable.check_key(key)
             slot_key = key if group is None else (group, key)
             launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=False)

@@ -31,14 +31,9 @@ def to_hashable(value: Any) -> Any:
     All else stays what it is.
     """
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:  # has no strides
-            return shared_sizes(value) if value.is_nested else value.shape, str(value.layout), value.dtype
-        try:
-            return value.shape, value.stride(), value.dtype
-        except RuntimeError:
-            if not value.is_nested:
-                raise
-            return shared_sizes(value), str(value.layout), value.dtype
+        if value.is_nested:
+            return tuple([_shared_size(value, k) for k in range(value.dim())]), str(value.layout), value.dtype
+        return value.shape, value.stride() if value.layout is torch.strided else str(value.layout), value.dtype
     kind = type(value)
     if kind in _SCALARS or kind is torch.Size:
         return value
@@ -53,12 +48,8 @@ def to_hashable(value: Any) -> Any:
     return value
 
 
-def shared_sizes(nested: torch.Tensor) -> tuple[int | None, ...]:
-    """Sizes of a nested tensor; None for those in which its parts may differ."""
-    return tuple([_shared_size(nested, k) for k in range(nested.dim())])
-
-
 def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
+    """Size of a nested tensor in a dimension; None where its parts may differ."""
     try:
         size = nested.size(dimension)
     except RuntimeError:  # of a strided one
@@ -98,20 +89,13 @@ def lasting_signature(signature: object, args: tuple[object, ...], kwargs: dict[
     """The signature without symbols that stand for the ragged sizes of one nested tensor alone."""
     if not any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in (*args, *kwargs.values())):
         return signature
-    return tuple([_lasting_kind(arg) for arg in args]), tuple([(name, _lasting_kind(arg)) for name, arg in kwargs.items()])
-
-
-def _lasting_kind(value: object) -> object:
-    return (type(value), to_hashable(value)) if isinstance(value, torch.Tensor) and value.is_nested else _kind(value)
+    return tuple([_kind(arg) for arg in args]), tuple([(name, _kind(arg)) for name, arg in kwargs.items()])
 
 
 def _kind(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return type(value)
-    try:
-        return value.shape, value.dtype
-    except RuntimeError:  # a nested one has none
-        return type(value)
+    return to_hashable(value) if value.is_nested else (value.shape, value.dtype)
 
 
 def key_text(key: Any) -> str:
@@ -121,7 +105,7 @@ def key_text(key: Any) -> str:
     tuples; an object by its ``repr`` without its address.
     """
     key = to_hashable(key)
-    return f"[{_joined(key)}]" if isinstance(key, tuple) else _text(key)
+    return f"[{_text(key)[1:-1]}]" if isinstance(key, tuple) else _text(key)
 
 
 def named_key(names: object, function: Callable[..., Any], chosen: frozenset[str]) -> Callable[..., Hashable]:
@@ -173,21 +157,14 @@ def size_classes(*limits: int) -> Callable[[int], str]:
     if not limits or limits[0] <= 0 or any(low >= high for low, high in pairwise(limits)):
         raise ValueError(f"limits of size classes must be positive and ascending, got {limits}")
     names = [*[f"<={limit}" for limit in limits], f">{limits[-1]}"]
-
-    def size_class(size: int) -> str:
-        return names[bisect_left(limits, size)]
-
-    return size_class
+    return lambda size: names[bisect_left(limits, size)]
 
 
 def bucketed(key: Any, bucket: Callable[[int], Hashable]) -> Any:
     """``key`` with ``bucket`` of every int in it: sizes, and strides, too, for they follow from sizes. Bools stay."""
-    return _bucketed(to_hashable(key), bucket)
-
-
-def _bucketed(key: Any, bucket: Callable[[int], Hashable]) -> Any:
+    key = to_hashable(key)
     if isinstance(key, tuple):
-        return tuple([_bucketed(each, bucket) for each in key])
+        return tuple([bucketed(each, bucket) for each in key])
     return bucket(key) if type(key) is int else key
 
 
@@ -195,12 +172,8 @@ def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(values, key=_text))
 
 
-def _joined(values: tuple[Any, ...]) -> str:
-    return ",".join([_text(each) for each in values])
-
-
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"({_joined(value)})"
+        return f"({','.join([_text(each) for each in value])})"
     # A string in quotes and in ASCII: it may look like a number, hold a bracket, or what one terminal shows and another does not.
     return ascii(value) if type(value) in (str, bytes) else stable_repr(value)

@@ -18,6 +18,10 @@ _CLEARLY = 2.0
 """So many times longer must the arithmetic take than the memory traffic: both are only known at their peak."""
 
 
+_TILES = (("BLOCK_SIZE", "BLOCK", "M"), ("BLOCK_SIZE", "BLOCK", "N"), ("BLOCK_SIZE", "BLOCK", "K"), ("GROUP_SIZE", "GROUP", "M"))
+"""The two names of each size, and the axis."""
+
+
 class _Tiles(NamedTuple):
     """The fields of a config that the rules read; None where they are absent."""
 
@@ -41,10 +45,8 @@ def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: A
         return True
     b = next((each for each in (*args, *kwargs.values()) if _is_matrix(each) and a.shape[-1] in each.shape), None)
     stage_bytes = _staged_bytes(a, tiles.block_m, tiles, is_k_last=True)
-    if b is None:
-        stage_bytes += _staged_bytes(a, tiles.block_n, tiles, is_k_last=True)
-    else:
-        stage_bytes += _staged_bytes(b, tiles.block_n, tiles, is_k_last=b.shape[-1] == a.shape[-1])
+    b = a if b is None else b
+    stage_bytes += _staged_bytes(b, tiles.block_n, tiles, is_k_last=b.shape[-1] == a.shape[-1])
     # Triton 3.6 makes num_stages buffers on Hopper, where wgmma still reads the oldest while the next is filled, one more around
     # descriptors, and one less on Ampere, and on Hopper for tiles or warps too few for wgmma. One less is what all have in common.
     return stage_bytes * (tiles.n_stages - 1) <= limit_bytes
@@ -74,25 +76,17 @@ def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: 
 
 def _tiles(config: Any) -> _Tiles:
     """The fields of a ``triton.Config``, of the first one in a mapping, or of the mapping itself."""
-    values = config if isinstance(config, Mapping) else {}
-    inner = (
-        config if isinstance(config, triton.Config) else next((each for each in values.values() if isinstance(each, triton.Config)), None)
-    )
+    values = dict(config) if isinstance(config, Mapping) else {}
+    inner = next((each for each in (config, *values.values()) if isinstance(each, triton.Config)), None)
     if inner is not None:
-        values = {**values, **inner.all_kwargs()}
+        values |= inner.all_kwargs()
 
     def number(*names: str) -> int | None:
         found = next((values[name] for name in names if name in values), None)
         return found if isinstance(found, int) else None
 
-    return _Tiles(
-        block_m=number("BLOCK_SIZE_M", "BLOCK_M"),
-        block_n=number("BLOCK_SIZE_N", "BLOCK_N"),
-        block_k=number("BLOCK_SIZE_K", "BLOCK_K"),
-        group_m=number("GROUP_SIZE_M", "GROUP_M"),
-        n_stages=number("num_stages") or 1,
-        n_warps=number("num_warps") or 4,
-    )
+    m, n, k, group = (number(f"{name}_{axis}", f"{short}_{axis}") for name, short, axis in _TILES)
+    return _Tiles(m, n, k, group, number("num_stages") or 1, number("num_warps") or 4)
 
 
 def _is_matrix(value: Any) -> bool:

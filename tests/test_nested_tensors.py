@@ -49,8 +49,8 @@ def test_a_nested_tensor_is_a_key(layout: torch.layout):
 def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, is_keyword: bool, monkeypatch: pytest.MonkeyPatch):
     """The first is heard from its beginning, the others are ordinary calls, alone or beside other arguments."""
     opened: list[int] = []
-    open_one = contextual._Tuner.open
-    monkeypatch.setattr(contextual._Tuner, "open", lambda self: opened.append(1) or open_one(self))  # type: ignore[func-returns-value]
+    open_one = contextual._ClosureTuner.open
+    monkeypatch.setattr(contextual._ClosureTuner, "open", lambda self: opened.append(1) or open_one(self))  # type: ignore[func-returns-value]
     step = contextual.contextual_autotune()(lambda x, scale: x * scale)
     for n in (5, 6, 7):
         x = nested(layout, 3, n)

@@ -17,7 +17,7 @@ import triton
 
 from dist_tune.cache import Code, nearest_key, read_code
 from dist_tune.compiler import NotLoaded
-from dist_tune.configs import describe_all, stable_repr, unique
+from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.kernel_identity import identity_of
@@ -100,7 +100,7 @@ class Launch:
             configs = self.kernel.prune_configs(self.arguments[1])
         finally:
             self.kernel.nargs = None
-        return unique(configs, self._describe([*self.kernel.configs, *configs])[len(self.kernel.configs) :])
+        return distinct(configs, self._describe([*self.kernel.configs, *configs])[len(self.kernel.configs) :])[0]
 
     def describe(self, config: triton.Config) -> str:
         """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
