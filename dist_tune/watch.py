@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dist_tune.compiler import is_compiling, noted, sweep
-from dist_tune.distributed import Asked, Ranks
+from dist_tune.distributed import Asked, Ranks, within
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
 from dist_tune.files import to_terminal, warn_once
 from dist_tune.search import Replay
@@ -338,21 +338,13 @@ class Watchdog:
 
     def _within(self, call: Callable[[], object]) -> Exception | None:
         """Call on another thread, and go on after ``_PATIENCE_S`` in any case; its error."""
-        errors: list[Exception] = []
-
-        def run() -> None:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001  # of a store that is gone, or of the user's function: this rank leaves all the same
-                errors.append(error)
-
-        thread = Thread(target=run, name="dist_tune watchdog's", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:  # no more threads
+            within(min(_PATIENCE_S, self._deadline_s / 4), call)
+        except TimeoutError:  # it is still at it
+            return None
+        except Exception as error:  # noqa: BLE001  # of a store that is gone, or of the user's function: this rank leaves all the same
             return error
-        thread.join(min(_PATIENCE_S, self._deadline_s / 4))
-        return errors[0] if errors else None
+        return None
 
 
 def _candidates(schedule: Replay) -> list[tuple[str, int]]:

@@ -16,9 +16,9 @@ from dist_tune.distributed.group import (
     ranks_of,
 )
 from dist_tune.distributed.messages import Part, Reduction, Result, is_secondary
-from dist_tune.distributed.store import Asked, WorkQueue
+from dist_tune.distributed.store import Asked, WorkQueue, within
 
 __all__ = [
     "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "WorkQueue", "check_group", "device_identity", "group_of", "is_secondary",
-    "is_symmetric", "member_ranks", "n_collectives", "ranks_of",
+    "is_symmetric", "member_ranks", "n_collectives", "ranks_of", "within",
 ]  # fmt: skip

@@ -109,7 +109,7 @@ def own_client(store: dist.Store) -> dist.Store:
 
 
 def within(seconds: float, talk: Callable[[], Result]) -> Result:
-    """The result of a talk with a store, on a thread that is left behind if that takes longer. Raises ``TimeoutError`` then."""
+    """The result of a talk with a store, or of what may wait for ever, too, on a thread that is left behind then with ``TimeoutError``."""
     future = Future[Result]()
 
     def run() -> None:
