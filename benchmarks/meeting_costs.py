@@ -15,7 +15,7 @@ from typing import Any
 from dist_tune.cache import digest
 from dist_tune.compiler.partition import KEY_CHARS, Placement
 from dist_tune.distributed.messages import Reduction
-from dist_tune.search.times.reports import BatchReport, ReducedReport
+from dist_tune.search.times import Report
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS
 from dist_tune.tuning.phases.discover import MANIFESTS
@@ -94,9 +94,9 @@ def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManife
     return calls
 
 
-def tuning(rungs: Sequence[tuple[dict[int, BatchReport], ReducedReport]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
+def tuning(rungs: Sequence[tuple[dict[int, Report], Report]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
     """All meetings of one tuning, by kind: roll call, two votes, one report a rung or round, and the end."""
-    vote = meeting([BatchReport()], n_ranks, "report")
+    vote = meeting([Report()], n_ranks, "report")
     costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote + vote}
     costs["reports"] = sum((meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost())
     costs["end"] = Cost(2 * n_ranks, latency_ms=latency_ms(n_ranks))

@@ -22,8 +22,7 @@ from dist_tune.search.guided import guide_of
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
-from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
-from dist_tune.search.times.samples import Samples
+from dist_tune.search.times import Report, Samples, reduce_reports
 
 HICCUP = 1.5
 """How many times as long a launch takes that something else got in the way of."""
@@ -106,7 +105,7 @@ class Played:
     """Time of all replays, each on its slowest rank."""
     search: Race
     schedule: list[Replay]
-    meetings: list[tuple[dict[int, BatchReport], ReducedReport]]
+    meetings: list[tuple[dict[int, Report], Report]]
     """One per rung or round, and one more where replays were struck."""
 
 
@@ -168,7 +167,7 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
         search.add(site, len(kernel.ms), {i: why for i, why in kernel.failures.items() if i not in untried}, guide=guide, untried=untried)
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
-    meetings: list[tuple[dict[int, BatchReport], ReducedReport]] = []
+    meetings: list[tuple[dict[int, Report], Report]] = []
     struck: set[int] = set()
     replay_ms, in_finals = 0.0, False
     while batch := _next_batch(world, search):

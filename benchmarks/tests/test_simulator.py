@@ -16,7 +16,7 @@ from benchmarks.simulator import Kernel, Played, World, play
 from benchmarks.timing_tables import load_tables, read_log
 from benchmarks.worlds import kernel_of, many, small, step_of_148
 from dist_tune.output.events import Told, Won
-from dist_tune.search import Plan, ReducedTimes
+from dist_tune.search import Plan, Times
 from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record
 
@@ -85,7 +85,7 @@ def test_a_candidate_that_breaks_on_one_rank_never_wins():
     disturbed = run.schedule[asked[0]]["t"].candidate
     standing = run.search.results("t")[disturbed].times
     n_timed = sum(replay["t"].candidate == disturbed and replay["t"].is_timed for k, replay in enumerate(run.schedule) if k not in asked)
-    assert isinstance(standing, ReducedTimes)
+    assert isinstance(standing, Times)
     assert standing.n_replays <= n_timed
     second = sorted(range(12), key=lambda i: kernel.ms[i][0])[1]
     assert run.winners["s"] == second

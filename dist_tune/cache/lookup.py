@@ -16,7 +16,7 @@ from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache
 from dist_tune.files import Rights
-from dist_tune.search import PriorTimes, ReducedTimes
+from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import Settings
 
 if TYPE_CHECKING:
@@ -188,5 +188,5 @@ def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
         each = by_text.get(text)
         if each is not None and each.latency_ms and each.closure_ms is not None:
             spread_ms, ranks_ms = each.spread_ms or 0.0, each.rank_latencies_ms
-            times[i] = ReducedTimes(each.latency_ms, each.closure_ms, spread_ms, n_replays=each.n_replays, rank_latencies_ms=ranks_ms)
+            times[i] = Times(each.latency_ms, each.closure_ms, spread_ms, n_replays=each.n_replays, rank_latencies_ms=ranks_ms)
     return PriorTimes(times, texts.index(record.best.config) if record.best.config in texts else None)

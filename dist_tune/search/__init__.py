@@ -7,27 +7,18 @@ clocks nor disk.
 from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
-from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Replay, SearchName, Trial
-from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, Selection
+from dist_tune.search.plan import NOT_TRIED, CandidateResult, Objective, Plan, PriorTimes, Replay, SearchName, Times, Trial
 
 if TYPE_CHECKING:
     from dist_tune.search.guided import Guide, guide_of
     from dist_tune.search.race import Race
-    from dist_tune.search.times.reports import BatchReport, ReducedReport, reduce_reports
-    from dist_tune.search.times.samples import Samples
+    from dist_tune.search.times import Report, Samples, reduce_reports
 else:  # these import numpy or torch, and the words for a record's choice need the values above alone
     __getattr__, __dir__ = found_on_use(
-        __name__,
-        {
-            "guided": ("Guide", "guide_of"),
-            "race": ("Race",),
-            "times.reports": ("BatchReport", "ReducedReport", "reduce_reports"),
-            "times.samples": ("Samples",),
-        },
+        __name__, {"guided": ("Guide", "guide_of"), "race": ("Race",), "times": ("Report", "Samples", "reduce_reports")}
     )
 
 __all__ = [
-    "NOT_TRIED", "BatchReport", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race",
-    "RacingOptions", "ReducedReport", "ReducedTimes", "Replay", "Samples", "SearchName", "Selection", "Trial",
-    "guide_of", "reduce_reports",
+    "NOT_TRIED", "CandidateResult", "Guide", "Objective", "Plan", "PriorTimes", "Race", "Replay", "Report", "Samples",
+    "SearchName", "Times", "Trial", "guide_of", "reduce_reports",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 
 from dist_tune.search.plan import Plan
-from dist_tune.search.times.reports import ReducedReport
+from dist_tune.search.times import Report
 
 LONG_S = 0.25
 """Replays from this length on are asked for in batches of about ``BATCH_S``."""
@@ -44,7 +44,7 @@ class Pace:
         """Take in the time of a run that may have compiled: replays may be as long, until one has been timed."""
         self._first_s = max(self._first_s, run_s)
 
-    def spend(self, n_replays: int, report: ReducedReport) -> None:
+    def spend(self, n_replays: int, report: Report) -> None:
         """Take in the seconds of a batch."""
         if n_replays and report.batch_s > 0:
             self._latest_s = report.batch_s / n_replays

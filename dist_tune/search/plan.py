@@ -1,15 +1,15 @@
-"""Plain values between the race and its callers: the plan, scheduled replays, prior times and results."""
+"""Plain values between the race and its callers: the plan, scheduled replays, times and results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from dist_tune.search.selection import Objective, ReducedTimes
 from dist_tune.validation import check_number, spelled
 
+Objective = Literal["closure", "kernel"]
 SearchName = Literal["racing", "exhaustive", "guided"]
 NOT_TRIED = "not tried: the search did not come to it"
 """The reason why a candidate was neither compiled nor timed."""
@@ -79,11 +79,41 @@ Replay = Mapping[str, Trial]
 """One replay: site -> trial. A site that is not in it is met for the first time."""
 
 
+class Times(NamedTuple):
+    """Times of one candidate: one rank's medians over its undisturbed replays, or their MAX over ranks. Milliseconds. A JSON array."""
+
+    kernel_ms: float
+    """One launch."""
+    closure_ms: float
+    """One replay, less the time that other sites' candidates added to it."""
+    spread_ms: float = 0.0
+    """Median absolute deviation (MAD) of the launches, on the slowest rank."""
+    rest_spread_ms: float = 0.0
+    """MAD of the closure less this site's launches."""
+    n_replays: int = 1
+    """Replays of the whole closure that count, on the rank with the fewest."""
+    n_launches: int = 1
+    """Launches a replay."""
+    n_timed: int = 1
+    """Replays in which launches were timed, on the rank with the fewest."""
+    n_owners: int = 1
+    """Ranks that measured it."""
+    typical_ms: float | None = None
+    """One launch on the middle rank; None if it is not known."""
+    rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and never written to
+    """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
+
+    @property
+    def launches_ms(self) -> float:
+        """All launches of a replay."""
+        return self.kernel_ms * self.n_launches
+
+
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
     """Results of a site's earlier tunings with other candidate lists in the same environment. Equal on all ranks."""
 
-    times: dict[int, ReducedTimes] = field(default_factory=dict)
+    times: dict[int, Times] = field(default_factory=dict)
     """Only of configs that are candidates now."""
     winner: int | None = None
     """Of the latest tuning; None if it is no candidate now."""
@@ -97,7 +127,7 @@ class PriorTimes:
 class CandidateResult:
     """The result of one candidate. Equal on all ranks."""
 
-    times: ReducedTimes | None
+    times: Times | None
     """None if it was not measured on all ranks."""
     failure: str | None
     """"rank r: reason" of the first rank on which it failed."""

@@ -18,7 +18,7 @@ from dist_tune.search.plan import CandidateResult, Plan, PriorTimes, Replay, Tri
 from dist_tune.search.selection import RacingOptions, Selection
 from dist_tune.search.site_race import SiteRace
 from dist_tune.search.standings import Standings
-from dist_tune.search.times.reports import ReducedReport
+from dist_tune.search.times import Report
 from dist_tune.search.turns import Turns
 
 _SHARE_SPENT = "not raced: the rest of the budget is for the function around it"
@@ -137,7 +137,7 @@ class Race:
             for k in range(max(map(len, orders.values()), default=0))
         ]
 
-    def tell_warm_up(self, n_replays: int, report: ReducedReport) -> None:
+    def tell_warm_up(self, n_replays: int, report: Report) -> None:
         """Take in the times of untimed runs so far, and who failed in them."""
         self._pace.spend(n_replays, report)
         self._turns.note(report.nesting)
@@ -223,7 +223,7 @@ class Race:
         """Sites that race anew since the last time: their samples so far are of an earlier race."""
         return self._turns.take_begun_anew()
 
-    def tell(self, n_replays: int, report: ReducedReport) -> None:
+    def tell(self, n_replays: int, report: Report) -> None:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         self._pace.spend(n_replays, report)

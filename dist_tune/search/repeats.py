@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping
 from math import sqrt
 
-from dist_tune.search.selection import RacingOptions, ReducedTimes, error_of_median_ms
+from dist_tune.search.plan import Times
+from dist_tune.search.selection import RacingOptions, error_of_median_ms
 
 
 class Repeats:
@@ -21,7 +22,7 @@ class Repeats:
         """Standard error of the launches of a replay."""
         self._n_used = 0
 
-    def judge(self, times: Mapping[int, ReducedTimes], n_sites: int, options: RacingOptions) -> None:
+    def judge(self, times: Mapping[int, Times], n_sites: int, options: RacingOptions) -> None:
         """Take in the times so far of a site, of which a step has ``n_sites``."""
         self.error_ms = clock_error_ms(times, options)
         self.is_noisy = self.n_spare > 0 and self.error_ms > options.tie / 4 * share_ms(times, n_sites)
@@ -41,14 +42,14 @@ class Repeats:
         self._n_used += n_replays
 
 
-def share_ms(times: Mapping[int, ReducedTimes], n_sites: int) -> float:
+def share_ms(times: Mapping[int, Times], n_sites: int) -> float:
     """A site's part of the step, if all of ``n_sites`` had the same one: errors of a share of it add up to that share of the step."""
     if not times:
         return 0.0
     return max(min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values()) / n_sites)
 
 
-def clock_error_ms(times: Mapping[int, ReducedTimes], options: RacingOptions) -> float:
+def clock_error_ms(times: Mapping[int, Times], options: RacingOptions) -> float:
     """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some."""
     n_timed = statistics.median([each.n_timed for each in times.values()] or [1])
     n_launches = statistics.median([each.n_launches for each in times.values()] or [1])

@@ -10,9 +10,8 @@ import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import hypot, sqrt
-from typing import Literal, NamedTuple
 
-Objective = Literal["closure", "kernel"]
+from dist_tune.search.plan import Objective, Times
 
 N_ERRORS = 3.0
 """Standard errors of a time beyond which a candidate is slower than the best: the difference of two has 1.4 of them."""
@@ -64,36 +63,6 @@ class RacingOptions:
         return max(self.max_finalists, n_candidates >> (rung + 3))
 
 
-class ReducedTimes(NamedTuple):
-    """Times of one candidate: MAX over ranks of each rank's median. Milliseconds. A JSON array."""
-
-    kernel_ms: float
-    """One launch."""
-    closure_ms: float
-    """One replay, less the time that other sites' candidates added to it."""
-    spread_ms: float = 0.0
-    """MAD of the launches, on the slowest rank."""
-    rest_spread_ms: float = 0.0
-    """MAD of the closure less this site's launches."""
-    n_replays: int = 1
-    """Replays of the whole closure that count, on the rank with the fewest."""
-    n_launches: int = 1
-    """Launches a replay."""
-    n_timed: int = 1
-    """Replays in which launches were timed, on the rank with the fewest."""
-    n_owners: int = 1
-    """Ranks that measured it."""
-    typical_ms: float | None = None
-    """One launch on the middle rank; None if it is not known."""
-    rank_latencies_ms: dict[int, float] = {}  # noqa: RUF012  # a tuple's default is shared, and never written to
-    """Global rank -> its median launch, of all ranks or of the slowest and the fastest."""
-
-    @property
-    def launches_ms(self) -> float:
-        """All launches of a replay."""
-        return self.kernel_ms * self.n_launches
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The choice among the contenders of a site."""
@@ -109,7 +78,7 @@ class Selection:
     """The reason of the choice in words."""
 
 
-def one_sided(times: ReducedTimes) -> str:
+def one_sided(times: Times) -> str:
     """The reason to drop a candidate that takes one rank beyond all measure; empty if it does not."""
     ranks_ms = times.rank_latencies_ms
     if len(ranks_ms) < 2:
@@ -121,8 +90,8 @@ def one_sided(times: ReducedTimes) -> str:
 
 
 def hopeless(
-    times: Mapping[int, ReducedTimes],
-    warm_ups: Mapping[int, ReducedTimes],
+    times: Mapping[int, Times],
+    warm_ups: Mapping[int, Times],
     options: RacingOptions,
     objective: Objective,
     *,
@@ -158,7 +127,7 @@ def hopeless(
 
 
 def kept(
-    times: Mapping[int, ReducedTimes],
+    times: Mapping[int, Times],
     quota: int,
     margin: float,
     objective: Objective,
@@ -188,7 +157,7 @@ def kept(
 
 
 def choose(
-    contenders: Mapping[int, ReducedTimes],
+    contenders: Mapping[int, Times],
     options: RacingOptions,
     objective: Objective,
     timed_in_finals: Collection[int],
@@ -203,7 +172,7 @@ def choose(
     return select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone)
 
 
-def select(times: Mapping[int, ReducedTimes], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
+def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
 
     A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Literal
 
 from dist_tune.search.guided import Guide
-from dist_tune.search.plan import Plan, Trial
+from dist_tune.search.plan import Plan, Times, Trial
 from dist_tune.search.repeats import Repeats
-from dist_tune.search.selection import RacingOptions, ReducedTimes, Selection, choose, hopeless, kept
+from dist_tune.search.selection import RacingOptions, Selection, choose, hopeless, kept
 from dist_tune.search.standings import Standings
 
 MAX_OVERTIME = 3
@@ -172,7 +172,7 @@ class SiteRace:
             is_untried = self._n_run > 0 and any(self.standings.known_ms(i) is None for i in alive)
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
 
-    def tell(self, n_replays: int, times: Mapping[int, ReducedTimes]) -> None:
+    def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
         """Take in the reduced times after some replays of the queue."""
         self.n_since += n_replays
         self._n_run += min(n_replays, len(self.queue))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
-from dist_tune.search.plan import NOT_TRIED, CandidateResult, PriorTimes
-from dist_tune.search.selection import HOPELESS, Objective, RacingOptions, ReducedTimes, kept, one_sided
+from dist_tune.search.plan import NOT_TRIED, CandidateResult, Objective, PriorTimes, Times
+from dist_tune.search.selection import HOPELESS, RacingOptions, kept, one_sided
 
 _BESIDE_ANOTHER = "slower beside another config of the function around it"
 MIN_WARM_UP_MS = 100.0
@@ -30,10 +30,10 @@ class Standings:
         self.failures = dict(failures)
         self.equal = dict(equal or {})
         """Candidate -> the one with the same kernel, of lower index, that stands for it."""
-        self.times: dict[int, ReducedTimes] = {}
+        self.times: dict[int, Times] = {}
         self.left: dict[int, str] = {}
         """Candidate -> rung or round after which it left the race, or why it did not enter it."""
-        self.warm_ups: dict[int, ReducedTimes] = {}
+        self.warm_ups: dict[int, Times] = {}
         """Untimed runs of a function's candidates: the shortest on the slowest rank."""
         times = {self.equal[i]: each for i, each in prior.times.items() if i in self.equal} | dict(prior.times)
         self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
@@ -51,7 +51,7 @@ class Standings:
         """Candidates that are alive, an earlier winner first: where time runs out it has had its turn."""
         return sorted(self.alive(), key=lambda i: i != self.prior_winner)
 
-    def measured(self, candidates: Iterable[int]) -> dict[int, ReducedTimes]:
+    def measured(self, candidates: Iterable[int]) -> dict[int, Times]:
         """Those of the candidates that have times."""
         return {i: self.times[i] for i in candidates if i in self.times}
 
@@ -115,7 +115,7 @@ class Standings:
                 del self.equal[i]
                 self.left[i] = f"not raced: the same kernel as candidate {first} on the ranks that came first"
 
-    def update(self, times: Mapping[int, ReducedTimes]) -> None:
+    def update(self, times: Mapping[int, Times]) -> None:
         """Replace older times of these candidates."""
         self.times.update(times)
         # A rank that met the site late may be the slowest, so times without it do not count.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from dist_tune.cache import JOURNALS, LINES_SUFFIX, QUARANTINE, CacheLookup, Journal, QuarantinedConfig, digest, quarantine, read_quarantine
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
 from dist_tune.output import AnyEvent, Story, events
-from dist_tune.search import PriorTimes, ReducedTimes, Replay
+from dist_tune.search import PriorTimes, Replay, Times
 from dist_tune.sites.site import Site, is_fatal
 
 MAX_DEATHS = 2
@@ -30,7 +30,7 @@ _KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK, 
 class Attempts:
     """What earlier attempts have left of one site."""
 
-    times: dict[int, ReducedTimes] = field(default_factory=dict)
+    times: dict[int, Times] = field(default_factory=dict)
     failures: dict[int, CandidateFailure] = field(default_factory=dict)
     deaths: Counter[int] = field(default_factory=Counter)
 
@@ -52,7 +52,7 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
         elif event.kind == "under way":
             under_way, is_alone = [(keys[site], i) for site, i in event.candidates if site in keys], event.is_alone
         elif event.kind == "agreed" and event.site in keys:
-            times = {i: ReducedTimes(*ms, n_replays=n) for i, (ms, n) in event.times.items()}
+            times = {i: Times(*ms, n_replays=n) for i, (ms, n) in event.times.items()}
             found[keys[event.site]].times.update(times)
         elif event.kind == "died" and event.site in keys:
             dict.update(found[keys[event.site]].deaths, event.deaths)
@@ -130,7 +130,7 @@ class TuningJournal:
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
             self._story.emit(events.Died, label, deaths=known)
 
-    def agreed(self, times: Mapping[str, Mapping[int, ReducedTimes]]) -> None:
+    def agreed(self, times: Mapping[str, Mapping[int, Times]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""
         for label, each in times.items():
             told = {i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()}

@@ -16,7 +16,7 @@ from dist_tune.compiler import CompileKeys, Compiler, Placement
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
 from dist_tune.output import Story
-from dist_tune.search import BatchReport, Guide, Plan, Race, ReducedReport, reduce_reports
+from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, check_alive, check_machine
 from dist_tune.tuning.notices import Notices
@@ -146,7 +146,7 @@ class TuningContext:
         self.expenses.meetings.append(time.monotonic() - began)
         self.story.met(topic, self.expenses.meetings[-1])
 
-    def reduce_reports(self, topic: str, report: BatchReport) -> ReducedReport:
+    def reduce_reports(self, topic: str, report: Report) -> Report:
         """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""
         elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
         reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
@@ -155,7 +155,7 @@ class TuningContext:
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""
-        agreed = self.reduce(topic, BatchReport(failures=failures), REPORTS).failures
+        agreed = self.reduce(topic, Report(failures=failures), REPORTS).failures
         self.note_machine(agreed)
         return agreed
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
-from dist_tune.search.selection import Objective
+from dist_tune.search.plan import Objective
 from dist_tune.testing import ExactTime, values
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import Plan, Race, ReducedReport, ReducedTimes, Replay, SearchName
+from dist_tune.search import Plan, Race, Replay, Report, SearchName, Times
 from tests.search.test_race import searching
 
 pytestmark = pytest.mark.once
@@ -35,9 +35,9 @@ def play(
             elif replay["s"].is_timed:
                 n_timed[i] += 1
         replays += batch
-        times = {i: ReducedTimes(1e3 * seconds[i], 1e3 * seconds[i], n_replays=n, n_timed=n) for i, n in n_timed.items() if n}
+        times = {i: Times(1e3 * seconds[i], 1e3 * seconds[i], n_replays=n, n_timed=n) for i, n in n_timed.items() if n}
         batch_s = sum(seconds[replay["s"].candidate] for replay in batch)
-        search.tell(len(batch), ReducedReport({"s": times}, {"s": failures}, elapsed_s=elapsed_s, batch_s=batch_s))
+        search.tell(len(batch), Report({"s": times}, {"s": failures}, elapsed_s=elapsed_s, batch_s=batch_s))
     return replays, elapsed_s
 
 
@@ -67,7 +67,7 @@ def test_a_budget_spent_before_the_race_still_tries_what_wins():
     """Compilation took it all: one timed replay of one candidate, which has run on all ranks then; of another one if that fails."""
     for failing, winner in ((frozenset[int](), 0), (frozenset({0}), 1), (frozenset({0, 1, 2}), None)):
         search = searching(Plan(budget_s=1.0), {"s": 3})
-        search.tell(0, ReducedReport(elapsed_s=10.0))
+        search.tell(0, Report(elapsed_s=10.0))
         replays, _ = play(search, dict.fromkeys(range(3), 0.1), 10.0, failing)
         assert [replay["s"].candidate for replay in replays] == list(range(min(len(failing) + 1, 3)))
         assert search.best("s") == winner
@@ -80,8 +80,8 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
     while not search.is_enough({"s": 1}):
         n_next = search.n_next(replays)
         n_run, replays = n_run + n_next, replays[n_next:]
-        times = {i: ReducedTimes(2e3 - i, 2e3 - i) for i in range(n_run)}
-        search.tell_warm_up(n_next, ReducedReport({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next))
+        times = {i: Times(2e3 - i, 2e3 - i) for i in range(n_run)}
+        search.tell_warm_up(n_next, Report({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next))
     search.end_warm_up({"s": 1})
     assert (n_run, search.batch(), search.best("s")) == (3, [], 2)
     assert [each.left for each in search.results("s")][3:] == ["not raced: the budget of 5 s was spent"] * 7
@@ -90,22 +90,22 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
 def test_a_warm_up_goes_on_until_something_has_run():
     """The first configs fail and spend the budget: a winner must have run on all ranks."""
     search = searching(Plan(budget_s=1.0), {"s": 3})
-    search.tell_warm_up(1, ReducedReport(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "rank 1: no")}}, elapsed_s=2.0))
+    search.tell_warm_up(1, Report(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "rank 1: no")}}, elapsed_s=2.0))
     assert not search.is_enough({"s": 1})
-    search.tell_warm_up(1, ReducedReport({"s": {1: ReducedTimes(1.0, 1.0)}}, elapsed_s=3.0))
+    search.tell_warm_up(1, Report({"s": {1: Times(1.0, 1.0)}}, elapsed_s=3.0))
     assert search.is_enough({"s": 1})
 
 
 def test_sites_end_together():
     """Two sites in one step: each has the best that it has measured, and both name the rest."""
     search = searching(Plan(0, budget_s=3.0), {"s": 9, "t": 9})
-    elapsed_s, times = 0.0, {site: dict[int, ReducedTimes]() for site in "st"}
+    elapsed_s, times = 0.0, {site: dict[int, Times]() for site in "st"}
     while batch := search.batch():
         for replay in batch:
             elapsed_s += 1.0
             for site, trial in replay.items():
-                times[site][trial.candidate] = ReducedTimes(1.0 + trial.candidate, 1000.0)
-        search.tell(len(batch), ReducedReport(times, elapsed_s=elapsed_s, batch_s=1.0 * len(batch)))
+                times[site][trial.candidate] = Times(1.0 + trial.candidate, 1000.0)
+        search.tell(len(batch), Report(times, elapsed_s=elapsed_s, batch_s=1.0 * len(batch)))
     assert elapsed_s == 3.0
     for site, known in times.items():
         assert search.best(site) == min(known)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.search_costs import load_full_tables, regrets
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import NOT_TRIED, Guide, Plan, PriorTimes, Race, ReducedReport, ReducedTimes, guide_of
+from dist_tune.search import NOT_TRIED, Guide, Plan, PriorTimes, Race, Report, Times, guide_of
 from tests.search.test_config_space import grid
 
 pytestmark = pytest.mark.once
@@ -62,8 +62,8 @@ def play(
                 failed[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
             elif trial.is_timed:
                 n_timed[trial.candidate] = n_timed.get(trial.candidate, 0) + 1
-        times = {i: ReducedTimes(ms[i], ms[i], n_replays=n, n_timed=n) for i, n in n_timed.items()}
-        race.tell(len(batch), ReducedReport({"s": times}, {"s": failed}, elapsed_s=elapsed_s))
+        times = {i: Times(ms[i], ms[i], n_replays=n, n_timed=n) for i, n in n_timed.items()}
+        race.tell(len(batch), Report({"s": times}, {"s": failed}, elapsed_s=elapsed_s))
 
 
 def tried(race: Race) -> set[int]:
@@ -144,7 +144,7 @@ def test_where_threads_are_many_all_candidates_race_by_default():
 
 def test_candidates_with_times_of_an_earlier_tuning_need_no_search():
     """Few are new, so all of those race."""
-    prior = PriorTimes({i: ReducedTimes(1.0, 1.0) for i in range(len(SPACE) - 20)}, 3)
+    prior = PriorTimes({i: Times(1.0, 1.0) for i in range(len(SPACE) - 20)}, 3)
     assert guide_of(None, SPACE, prior) is None
 
 
@@ -163,7 +163,7 @@ def test_a_site_that_no_replay_meets_is_not_searched_further():
     race = entered(Plan(search="guided"), SPACE)
     n_batches = 0
     while not race.waves() and (batch := race.batch()):
-        race.tell(len(batch), ReducedReport())
+        race.tell(len(batch), Report())
         n_batches += 1
     assert not race.waves()
     assert n_batches < 10

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import Plan, PriorTimes, Race, ReducedReport, ReducedTimes
+from dist_tune.search import Plan, PriorTimes, Race, Report, Times
 from tests.search.test_race import World, searching
 
 pytestmark = pytest.mark.once
@@ -78,14 +78,14 @@ def test_long_samples_need_few_repeats():
 def test_an_earlier_winner_that_is_slow_today_leaves_too():
     """It is spared one hiccup as all are, not a second run of a second."""
     search = Race(Plan(0))
-    search.add("s", 2, {}, PriorTimes({0: ReducedTimes(1.0, 1.0)}, winner=0))
+    search.add("s", 2, {}, PriorTimes({0: Times(1.0, 1.0)}, winner=0))
     world = World(search, 1, lambda rank, site, i, k: (1000.0, 10.0)[i]).finish()
     assert (runs(world)[0], search.best("s")) == (1, 1)
 
 
 def warmed(search: Race, ms: Sequence[float], n_runs: int) -> None:
-    times = {i: ReducedTimes(each, each, n_timed=n_runs) for i, each in enumerate(ms)}
-    search.tell_warm_up(len(search.warm_up({"s": n_runs})), ReducedReport({"s": times}))
+    times = {i: Times(each, each, n_timed=n_runs) for i, each in enumerate(ms)}
+    search.tell_warm_up(len(search.warm_up({"s": n_runs})), Report({"s": times}))
     search.end_warm_up(["s"])
 
 
@@ -135,10 +135,8 @@ def test_a_long_first_run_has_the_race_look_before_it_warms_up():
         while batch := search.batch():
             kinds += [replay["s"].is_timed for replay in batch]
             elapsed_s += replay_s * len(batch)
-            times = {
-                replay["s"].candidate: ReducedTimes(1.0, 1.0 + 1e3 * replay_s, n_replays=9) for replay in batch if replay["s"].is_timed
-            }
-            search.tell(len(batch), ReducedReport({"s": times}, elapsed_s=60.0 + elapsed_s, batch_s=replay_s * len(batch)))
+            times = {replay["s"].candidate: Times(1.0, 1.0 + 1e3 * replay_s, n_replays=9) for replay in batch if replay["s"].is_timed}
+            search.tell(len(batch), Report({"s": times}, elapsed_s=60.0 + elapsed_s, batch_s=replay_s * len(batch)))
         assert kinds.count(False) == n_untimed
 
 
@@ -171,7 +169,7 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
     for number in range(3):
         (replay,) = search.batch()
         failure = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
-        search.tell(1, ReducedReport(failures={"s": {replay["s"].candidate: failure}}, elapsed_s=number + 1.0))
+        search.tell(1, Report(failures={"s": {replay["s"].candidate: failure}}, elapsed_s=number + 1.0))
     assert search.best("s") is None
 
 
@@ -187,10 +185,10 @@ def closures(closures_ms: Sequence[float], n_sites: int) -> tuple[Race, Counter[
                 if trial.is_timed:
                     samples[site].setdefault(trial.candidate, []).append(closures_ms[replay["s"].candidate])
         times = {
-            site: {i: ReducedTimes(1.0, sorted(ms)[(len(ms) - 1) // 2], n_replays=len(ms)) for i, ms in each.items()}
+            site: {i: Times(1.0, sorted(ms)[(len(ms) - 1) // 2], n_replays=len(ms)) for i, ms in each.items()}
             for site, each in samples.items()
         }
-        search.tell(len(batch), ReducedReport(times))
+        search.tell(len(batch), Report(times))
     return search, seen["s"]
 
 

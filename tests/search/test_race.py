@@ -9,11 +9,10 @@ from statistics import median
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.plan import Plan, PriorTimes, Replay, Trial
+from dist_tune.search.plan import Plan, PriorTimes, Replay, Times, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.selection import ReducedTimes
 from dist_tune.search.site_race import MAX_OVERTIME
-from dist_tune.search.times.reports import BatchReport, LocalTimes, ReducedReport, reduce_reports
+from dist_tune.search.times import Report, reduce_reports
 
 pytestmark = pytest.mark.once
 
@@ -58,16 +57,16 @@ class World:
     def trials(self, site: str) -> list[Trial | None]:
         return [replay.get(site) for replay in self.replays]
 
-    def reduced(self) -> ReducedReport:
+    def reduced(self) -> Report:
         return reduce_reports({rank: self.report(rank) for rank in range(self.n_ranks)})
 
-    def report(self, rank: int) -> BatchReport:
+    def report(self, rank: int) -> Report:
         measured = {
-            site: {i: LocalTimes(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
+            site: {i: Times(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
             for site, ranks in self.samples.items()
             if rank in ranks
         }
-        return BatchReport(measured, {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks})
+        return Report(measured, {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks})
 
     def _run(self, rank: int, site: str, trial: Trial, number: int) -> None:
         ms = self.take(rank, site, trial.candidate, number)
@@ -91,7 +90,7 @@ def latencies_ms(search: Race, site: str = "s") -> list[float | None]:
 def told(times: list[list[float]]) -> Race:
     """An exhaustive search of one site that has heard ``times[rank][candidate]``."""
     search = searching(table(0, 1), {"s": len(times[0])})
-    reports = {r: BatchReport({"s": {i: LocalTimes(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
+    reports = {r: Report({"s": {i: Times(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
     search.tell(len(search.batch()), reduce_reports(reports))
     return search
 
@@ -134,7 +133,7 @@ def test_slowest_rank_decides():
     search = told([[1.0, 4.0], [6.0, 4.0]])
     assert search.best("s") == 1
     assert latencies_ms(search) == [6.0, 4.0]
-    assert search.results("s")[0].times == ReducedTimes(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
+    assert search.results("s")[0].times == Times(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
 
 
 def test_a_tie_goes_to_the_lower_index():
@@ -165,9 +164,9 @@ def test_a_failure_keeps_its_first_reason():
     search = searching(table(0, 1), {"s": 4}, {"s": {1: "rank 0: no memory"}})
     search.tell(
         0,
-        ReducedReport(failures={"s": {1: CandidateFailure(FailureKind.LAUNCH, "other"), 0: CandidateFailure(FailureKind.LAUNCH, "mine")}}),
+        Report(failures={"s": {1: CandidateFailure(FailureKind.LAUNCH, "other"), 0: CandidateFailure(FailureKind.LAUNCH, "mine")}}),
     )
-    search.tell(0, ReducedReport(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "late")}}))
+    search.tell(0, Report(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "late")}}))
     assert [s.failure for s in search.results("s")] == ["mine", "rank 0: no memory", None, None]
     assert [replay["s"].candidate for replay in search.batch()] == [2, 3]
 
@@ -235,7 +234,7 @@ def test_a_rehearsal_runs_each_candidate_and_checks_it():
 def test_those_that_lost_before_are_not_rehearsed():
     """Only the earlier winner and the new ones are; all of them have their times in the standings."""
     search = Race(table(0, 1))
-    search.add("f", 4, {}, PriorTimes({i: ReducedTimes(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
+    search.add("f", 4, {}, PriorTimes({i: Times(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
     assert [replay["f"].candidate for replay in search.warm_up({"f": 2})] == [1, 1, 3, 3]
     assert latencies_ms(search, "f") == [1.0, 2.0, 3.0, None]
     search.drop("f", {0: "rank 0: wrong"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dist_tune.search.race import Race
 from dist_tune.search.site_race import MAX_OVERTIME
-from dist_tune.search.times.reports import ReducedReport
+from dist_tune.search.times import Report
 from tests.search.test_race import Take, World, searching, table
 
 pytestmark = pytest.mark.once
@@ -68,7 +68,7 @@ def test_the_order_of_a_tally_does_not_matter(world: tuple[Any, ...], dice: Any)
         assert batch == search.batch()
         run.batch()
         reduced = run.reduced()
-        other.tell(len(batch), ReducedReport({s: shuffled(t) for s, t in shuffled(reduced.times).items()}, shuffled(reduced.failures)))
+        other.tell(len(batch), Report({s: shuffled(t) for s, t in shuffled(reduced.times).items()}, shuffled(reduced.failures)))
     assert search.batch() == []  # where it decides
     for site in sites:
         assert other.best(site) == search.best(site)

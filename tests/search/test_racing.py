@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.plan import Plan, Trial
+from dist_tune.search.plan import Plan, Times, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.selection import RacingOptions, ReducedTimes
+from dist_tune.search.selection import RacingOptions
 from dist_tune.search.site_race import MAX_OVERTIME
-from dist_tune.search.times.reports import ReducedReport
+from dist_tune.search.times import Report
 from tests.search.test_race import Take, World, by_index, searching
 
 pytestmark = pytest.mark.once
@@ -209,7 +209,7 @@ def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
         told = world.reduced()
         other.tell(
             len(batch),
-            ReducedReport({s: shuffled(t) for s, t in shuffled(told.times).items()}, {s: shuffled(f) for s, f in told.failures.items()}),
+            Report({s: shuffled(t) for s, t in shuffled(told.times).items()}, {s: shuffled(f) for s, f in told.failures.items()}),
         )
     assert search.batch() == []
     for site in sites:
@@ -234,7 +234,7 @@ def test_a_site_without_a_choice_is_no_company():
     """Beside a site of one candidate the closure is believed after one replay each; beside a site of two it is not."""
     for n_other, winner in ((1, 1), (2, 0)):
         search = searching(Plan(0, 1), {"s": 2, "other": n_other})
-        times = {0: ReducedTimes(1.0, 3.0), 1: ReducedTimes(1.1, 2.0)}
-        search.tell(len(search.batch()), ReducedReport({"s": times, "other": {i: ReducedTimes(1.0, 3.0) for i in range(n_other)}}))
+        times = {0: Times(1.0, 3.0), 1: Times(1.1, 2.0)}
+        search.tell(len(search.batch()), Report({"s": times, "other": {i: Times(1.0, 3.0) for i in range(n_other)}}))
         assert search.batch() == []
         assert search.best("s") == winner

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from dist_tune.search.plan import Plan, PriorTimes
+from dist_tune.search.plan import Plan, PriorTimes, Times
 from dist_tune.search.race import Race
-from dist_tune.search.selection import ReducedTimes, select
+from dist_tune.search.selection import select
 from tests.search.test_race import World, searching
 
 pytestmark = pytest.mark.once
 
 
-def of(*pairs: tuple[float, float], rest_spread_ms: float = 0.0, spread_ms: float = 0.0) -> dict[int, ReducedTimes]:
+def of(*pairs: tuple[float, float], rest_spread_ms: float = 0.0, spread_ms: float = 0.0) -> dict[int, Times]:
     """Five repeats of each (kernel, closure)."""
     times: dict[str, Any] = {"spread_ms": spread_ms, "rest_spread_ms": rest_spread_ms, "n_replays": 5, "n_timed": 5}
-    return {i: ReducedTimes(kernel_ms, closure_ms, **times) for i, (kernel_ms, closure_ms) in enumerate(pairs)}
+    return {i: Times(kernel_ms, closure_ms, **times) for i, (kernel_ms, closure_ms) in enumerate(pairs)}
 
 
 def test_a_single_finalist_is_tied_with_none():
@@ -43,7 +43,7 @@ def test_where_the_step_has_no_weight_it_is_the_kernel_that_was_fastest():
         (of((1.0, 3.0)), "fastest in the race"),
     ],
 )
-def test_the_reason_follows_from_the_comparison_that_decided(times: dict[int, ReducedTimes], reason: str):
+def test_the_reason_follows_from_the_comparison_that_decided(times: dict[int, Times], reason: str):
     """The step where its differences counted, a tie where the winner was taken of several."""
     assert select(times, "closure", 0.0075).reason == reason
 
@@ -60,7 +60,7 @@ def race_of(n_candidates: int, failures: dict[int, str], prior: PriorTimes | Non
         (race_of(1, {}), "the only config"),
         (race_of(3, {0: "no", 2: "no"}), "only one that runs"),
         (race_of(2, {}, equal={1: 0}), "only one that runs"),
-        (race_of(2, {}, PriorTimes({0: ReducedTimes(1.0, 2.0), 1: ReducedTimes(1.5, 2.0)}, winner=0)), "fastest by earlier times"),
+        (race_of(2, {}, PriorTimes({0: Times(1.0, 2.0), 1: Times(1.5, 2.0)}, winner=0)), "fastest by earlier times"),
     ],
 )
 def test_what_had_nothing_to_race_says_why(search: Race, reason: str):

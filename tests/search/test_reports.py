@@ -11,57 +11,54 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
-from dist_tune.search.selection import ReducedTimes
-from dist_tune.search.times.reports import MAX_RANKS_LISTED, BatchReport, LocalTimes, ReducedReport, reduce_reports
+from dist_tune.search.plan import Times
+from dist_tune.search.times import MAX_RANKS_LISTED, Report, reduce_reports
 
 pytestmark = pytest.mark.once
 
 times = st.floats(0.001, 1e6)
-measured = st.builds(LocalTimes, times, times, times, times, st.integers(1, 99), st.integers(1, 9))
+measured = st.tuples(times, times, times, times, st.integers(1, 99), st.integers(1, 9)).map(lambda each: Times(*each))
 sites = st.sampled_from(["a", "b", "é[1,2]"])
 index = st.integers(0, 6)
 failures = st.builds(CandidateFailure, st.sampled_from(FailureKind), st.text(max_size=8))
-reports = st.builds(
-    BatchReport,
+reports = st.tuples(
     st.dictionaries(sites, st.dictionaries(index, measured, max_size=5), max_size=3),
     st.dictionaries(sites, st.dictionaries(index, failures, max_size=3), max_size=3),
     st.lists(index, max_size=3),
     st.booleans(),
-)
+).map(lambda each: Report(*each))
 
 
-def reduced(*rows: dict[int, LocalTimes]) -> dict[int, ReducedTimes]:
+def reduced(*rows: dict[int, Times]) -> dict[int, Times]:
     """The reduced times of one site: ``rows[rank]``."""
-    return reduce_reports({rank: BatchReport({"s": row}) for rank, row in enumerate(rows)}).times["s"]
+    return reduce_reports({rank: Report({"s": row}) for rank, row in enumerate(rows)}).times["s"]
 
 
 def test_slowest_rank_decides():
     """Kernel and closure are each the MAX, whichever rank that is; spreads are those of that rank, repeats the fewest."""
-    told = reduced({0: LocalTimes(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: LocalTimes(2.0, 3.0, 0.1, 0.3, 5, 2)})
-    assert told == {0: ReducedTimes(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
+    told = reduced({0: Times(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: Times(2.0, 3.0, 0.1, 0.3, 5, 2)})
+    assert told == {0: Times(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
     assert told[0].launches_ms == 4.0
 
 
 def test_a_rank_without_the_site_is_neutral():
     """It leaves the site out of its report, and the others decide."""
-    told = reduce_reports(
-        {0: BatchReport({"s": {0: LocalTimes(2.0, 2.0)}}), 1: BatchReport(), 2: BatchReport({"t": {0: LocalTimes(9.0, 9.0)}})}
-    )
+    told = reduce_reports({0: Report({"s": {0: Times(2.0, 2.0)}}), 1: Report(), 2: Report({"t": {0: Times(9.0, 9.0)}})})
     assert told.times["s"][0].rank_latencies_ms == {0: 2.0}
 
 
-@pytest.mark.parametrize("row", [{}, {1: LocalTimes(1.0, 1.0)}])
-def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, LocalTimes]):
+@pytest.mark.parametrize("row", [{}, {1: Times(1.0, 1.0)}])
+def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, Times]):
     """A rank that has the site and has not measured the candidate may be the slowest."""
-    assert 0 not in reduced({0: LocalTimes(1.0, 1.0), 1: LocalTimes(1.0, 1.0)}, row)
+    assert 0 not in reduced({0: Times(1.0, 1.0), 1: Times(1.0, 1.0)}, row)
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_an_impossible_time_is_a_failure(ms: float):
     """Of a launch. A closure's time may be negative, being less what other sites added to it, but must be a number."""
-    told = reduce_reports({0: BatchReport({"s": {0: LocalTimes(1.0, 1.0)}}), 1: BatchReport({"s": {0: LocalTimes(ms, 1.0)}})})
+    told = reduce_reports({0: Report({"s": {0: Times(1.0, 1.0)}}), 1: Report({"s": {0: Times(ms, 1.0)}})})
     assert told.failures["s"][0].reason.startswith("rank 1: the clock gave")
-    closure = reduce_reports({3: BatchReport({"s": {0: LocalTimes(1.0, ms)}})}).failures
+    closure = reduce_reports({3: Report({"s": {0: Times(1.0, ms)}})}).failures
     assert closure == ({} if math.isfinite(ms) else {"s": {0: CandidateFailure(FailureKind.CLOCK, "rank 3: the clock gave 1.0 ms")}})
 
 
@@ -70,7 +67,7 @@ def test_the_first_rank_to_fail_gives_the_reason():
     no, never = CandidateFailure(FailureKind.WRONG_RESULT, "no"), CandidateFailure(FailureKind.LAUNCH, "never")
     memory, x = CandidateFailure(FailureKind.LOAD, "shared memory"), CandidateFailure(FailureKind.COMPILE, "x")
     against: list[Failures] = [{"s": {1: no}}, {}, {"s": {1: never, 0: memory}, "t": {5: x}}]
-    told = reduce_reports({rank: BatchReport(failures=each) for rank, each in enumerate(against)})
+    told = reduce_reports({rank: Report(failures=each) for rank, each in enumerate(against)})
     assert {i: each.kind for i, each in told.failures["s"].items()} == {1: FailureKind.WRONG_RESULT, 0: FailureKind.LOAD}
     texts = {site: reasons(each) for site, each in told.failures.items()}
     assert texts == {
@@ -81,15 +78,15 @@ def test_the_first_rank_to_fail_gives_the_reason():
 
 def test_a_disturbed_replay_is_disturbed_for_all():
     """In order and once each; one rank with new sites is enough for a roll call of all."""
-    told = reduce_reports({0: BatchReport(disturbed=[7, 3]), 1: BatchReport(disturbed=[3, 1], has_new_sites=True), 2: BatchReport()})
+    told = reduce_reports({0: Report(disturbed=[7, 3]), 1: Report(disturbed=[3, 1], has_new_sites=True), 2: Report()})
     assert (told.disturbed, told.has_new_sites) == ([1, 3, 7], True)
-    assert reduce_reports({0: BatchReport(), 1: BatchReport()}).has_new_sites is False
+    assert reduce_reports({0: Report(), 1: Report()}).has_new_sites is False
 
 
 @pytest.mark.parametrize("n_ranks", [MAX_RANKS_LISTED, MAX_RANKS_LISTED + 1, 200])
 def test_an_account_does_not_grow_with_the_group(n_ranks: int):
     """All ranks of a small group are listed, of a larger one the slowest and the fastest."""
-    rows = [{0: LocalTimes(2.0 + math.sin(rank), 1.0)} for rank in range(n_ranks)]
+    rows = [{0: Times(2.0 + math.sin(rank), 1.0)} for rank in range(n_ranks)]
     listed = reduced(*rows)[0].rank_latencies_ms
     everyone = [row[0].kernel_ms for row in rows]
     assert {min(everyone), max(everyone)} <= set(listed.values())
@@ -98,7 +95,7 @@ def test_an_account_does_not_grow_with_the_group(n_ranks: int):
 
 
 @given(st.lists(reports, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_the_order_of_sites_and_candidates_does_not_matter(told: list[BatchReport], dice: Any):
+def test_the_order_of_sites_and_candidates_does_not_matter(told: list[Report], dice: Any):
     """Reports come in the order of members; what is in them may be in any."""
 
     def shuffled(entries: dict[Any, Any]) -> dict[Any, Any]:
@@ -106,15 +103,15 @@ def test_the_order_of_sites_and_candidates_does_not_matter(told: list[BatchRepor
             key: shuffled(value) if isinstance(value, dict) else value for key, value in dice.sample(list(entries.items()), len(entries))
         }
 
-    mixed = [BatchReport(shuffled(each.measured), shuffled(each.failures), each.disturbed[::-1], each.has_new_sites) for each in told]
+    mixed = [Report(shuffled(each.times), shuffled(each.failures), each.disturbed[::-1], each.has_new_sites) for each in told]
     assert reduce_reports(dict(enumerate(mixed))) == reduce_reports(dict(enumerate(told)))
 
 
 @given(st.lists(reports, min_size=1, max_size=3))
-def test_what_is_agreed_is_a_maximum_over_owners(told: list[BatchReport]):
+def test_what_is_agreed_is_a_maximum_over_owners(told: list[Report]):
     """No rank's time is above it, one rank's is it, and every owner has measured the candidate."""
     for site, candidates in reduce_reports(dict(enumerate(told))).times.items():
-        owners = [each.measured[site] for each in told if site in each.measured]
+        owners = [each.times[site] for each in told if site in each.times]
         assert set(candidates) == set.intersection(*map(set, owners))
         for i, each in candidates.items():
             assert each.kernel_ms == max(row[i].kernel_ms for row in owners)
@@ -123,16 +120,16 @@ def test_what_is_agreed_is_a_maximum_over_owners(told: list[BatchReport]):
 
 
 @given(st.lists(reports, min_size=1, max_size=3))
-def test_reports_and_accounts_travel_as_json(told: list[BatchReport]):
+def test_reports_and_accounts_travel_as_json(told: list[Report]):
     """Indices are ints again, times are bit for bit the same, and entries are in the same order."""
-    parts, results = TypeAdapter(BatchReport), TypeAdapter(ReducedReport)
+    parts, results = TypeAdapter(Report), TypeAdapter(Report)
     for each in told:
         assert parts.validate_json(parts.dump_json(each)) == each
-        assert list(parts.validate_json(parts.dump_json(each)).measured) == list(each.measured)
+        assert list(parts.validate_json(parts.dump_json(each)).times) == list(each.times)
     result = reduce_reports(dict(enumerate(told)))
     assert results.validate_json(results.dump_json(result)) == result
 
 
 def test_the_rank_with_the_most_seconds_spends_the_budget():
     """All ranks end with the same number, late or not."""
-    assert reduce_reports({0: BatchReport(elapsed_s=1.5), 1: BatchReport(elapsed_s=2.5), 2: BatchReport()}).elapsed_s == 2.5
+    assert reduce_reports({0: Report(elapsed_s=1.5), 1: Report(elapsed_s=2.5), 2: Report()}).elapsed_s == 2.5

@@ -9,23 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune.search.plan import Objective, Times
 from dist_tune.search.repeats import clock_error_ms, share_ms
-from dist_tune.search.selection import Objective, RacingOptions, ReducedTimes, kept, select
+from dist_tune.search.selection import RacingOptions, kept, select
 
 pytestmark = pytest.mark.once
 
 TIE = 0.005
 
 
-def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: float = 0.0, n: int = 5) -> dict[int, ReducedTimes]:
+def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: float = 0.0, n: int = 5) -> dict[int, Times]:
     """Candidates with these kernel and closure times."""
-    return {i: ReducedTimes(kernel, closure, spread_ms, rest_spread_ms, n, 1, n) for i, (kernel, closure) in enumerate(times)}
+    return {i: Times(kernel, closure, spread_ms, rest_spread_ms, n, 1, n) for i, (kernel, closure) in enumerate(times)}
 
 
 ms = st.sampled_from([0.5, 1.0, 1.001, 1.1, 1.4, 2.0, 9.0])  # a handful, so that ties happen
-times = st.builds(
-    ReducedTimes, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3)
-)
+times = st.builds(Times, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3))
 tables = st.dictionaries(st.integers(0, 30), times, min_size=1, max_size=12)
 objectives: Any = st.sampled_from(["closure", "kernel"])
 
@@ -89,7 +88,7 @@ def test_nobody_is_kept_of_none():
 
 
 @given(tables, st.integers(1, 8), st.sampled_from([0.1, 0.5]), objectives)
-def test_the_fastest_kernel_always_stays(table: dict[int, ReducedTimes], quota: int, margin: float, objective: Objective):
+def test_the_fastest_kernel_always_stays(table: dict[int, Times], quota: int, margin: float, objective: Objective):
     """As many stay as may, at most; in order of index, whatever order they come in."""
     staying = kept(table, quota, margin, objective)
     assert min(table, key=lambda i: (table[i].launches_ms, i)) in staying
@@ -133,7 +132,7 @@ def test_more_noise_leaves_it_open():
 
 
 @given(tables, objectives)
-def test_a_verdict_is_the_same_in_any_order(table: dict[int, ReducedTimes], objective: Objective):
+def test_a_verdict_is_the_same_in_any_order(table: dict[int, Times], objective: Objective):
     """The winner is a contender, not among the worse, and no slower by both clocks than another beyond tie and noise."""
     selection = select(table, objective, TIE)
     assert selection == select(dict(reversed(table.items())), objective, TIE)

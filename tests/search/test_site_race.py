@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search.plan import Plan, PriorTimes, SearchName, Trial
+from dist_tune.search.plan import Plan, PriorTimes, SearchName, Times, Trial
 from dist_tune.search.race import Race
-from dist_tune.search.selection import RacingOptions, ReducedTimes
+from dist_tune.search.selection import RacingOptions
 from dist_tune.search.site_race import MAX_OVERTIME
-from dist_tune.search.times.reports import ReducedReport
+from dist_tune.search.times import Report
 from tests.search.test_race import Take, World
 
 pytestmark = pytest.mark.once
@@ -24,7 +24,7 @@ TIE = RacingOptions().tie
 
 def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTimes:
     """The result of a tuning of the same closure: ten replays each."""
-    return PriorTimes({i: ReducedTimes(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
+    return PriorTimes({i: Times(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
 
 
 def searching(n: int, known: PriorTimes, plan: Plan | None = None, failures: Mapping[int, str] | None = None) -> Race:
@@ -85,12 +85,12 @@ def test_the_known_are_not_compared_with_times_of_today():
 def test_a_winner_with_a_slow_kernel_is_not_hopeless():
     """It won by the closure's time. It stays for the new one, and wins by the closure's time again."""
     kernels_ms, closures_ms = {0: 1.0, 1: 1.9, 2: 1.0}, {0: 4.0, 1: 3.0, 2: 3.6}
-    search = searching(3, PriorTimes({i: ReducedTimes(kernels_ms[i], closures_ms[i]) for i in (0, 1)}, winner=1), Plan(0, 5))
+    search = searching(3, PriorTimes({i: Times(kernels_ms[i], closures_ms[i]) for i in (0, 1)}, winner=1), Plan(0, 5))
     seen: Counter[int] = Counter()
     while batch := search.batch():
         seen.update(replay["s"].candidate for replay in batch)
-        times = {i: ReducedTimes(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
-        search.tell(len(batch), ReducedReport({"s": times}))
+        times = {i: Times(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
+        search.tell(len(batch), Report({"s": times}))
     assert search.best("s") == 1
     assert seen[2] > 5
 
@@ -195,7 +195,7 @@ def doubtful(draw: st.DrawFn) -> tuple[int, PriorTimes, dict[int, str], Plan, Ta
     """Known times that have nothing to do with the real ones, failures at every point, replays in which the site is not met."""
     n = draw(st.integers(1, 30))
     indices = st.integers(0, n - 1)
-    times = {i: ReducedTimes(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
+    times = {i: Times(draw(sizes_ms), draw(sizes_ms)) for i in draw(st.sets(indices))}
     failures = dict.fromkeys(draw(st.sets(indices, max_size=3)), "rank 0: no")
     pool = draw(st.lists(st.one_of(sizes_ms, sizes_ms, st.just("broke"), st.none()), min_size=1, max_size=30))
 

@@ -13,8 +13,7 @@ from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search.guided import Guide
 from dist_tune.search.plan import Plan, PriorTimes, Replay
 from dist_tune.search.race import Race
-from dist_tune.search.times.reports import ReducedReport, reduce_reports
-from dist_tune.search.times.samples import Samples
+from dist_tune.search.times import Report, Samples, reduce_reports
 from tests.search.test_race import searching
 
 pytestmark = pytest.mark.once
@@ -187,7 +186,7 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
 def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
     """The only config of the other function that launches it, too, has failed."""
     race = searching(Plan(1, 5), {"way": 2, "other": 2, "product": 8})
-    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1], "other": [1]}}))
+    race.tell_warm_up(0, Report(nesting={"product": {"way": [0, 1], "other": [1]}}))
     race.drop("other", {1: "rank 0: no"})
     step = {"way": 0.2, "other": 0.1}
     world = NestedWorld(race, lambda chosen: step | {"product": 0.1 + 0.01 * chosen["product"]}, beside={"other"}).finish()
@@ -197,7 +196,7 @@ def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
 def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
     """The only config that launches it inside the function has failed: a probe shows that it is launched nevertheless."""
     race = searching(Plan(1, 5), {"way": 3, "product": 8, "rest": 1})
-    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [1]}}))
+    race.tell_warm_up(0, Report(nesting={"product": {"way": [1]}}))
     race.drop("way", {1: "rank 0: no"})
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
@@ -212,7 +211,7 @@ def test_what_is_inside_races_beside_no_suspect():
     """A config that may end the process does not run in each replay of the kernel's race, while there is another one."""
     race = searching(Plan(0, 1), {"product": 8})
     race.add("way", 3, {}, PriorTimes(suspects=[0, 2]))
-    race.tell_warm_up(0, ReducedReport(nesting={"product": {"way": [0, 1, 2]}}))
+    race.tell_warm_up(0, Report(nesting={"product": {"way": [0, 1, 2]}}))
     assert {each["way"].candidate for each in race.batch()} == {1}
 
 

@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 from dist_tune.cache import digest
 from dist_tune.cache.lookup import LookupResult
 from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
-from dist_tune.search.plan import PriorTimes
-from dist_tune.search.selection import ReducedTimes
+from dist_tune.search.plan import PriorTimes, Times
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
@@ -23,9 +22,7 @@ texts = st.dictionaries(text, text, max_size=3)
 lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)
 tickets = st.dictionaries(text, st.builds(LookupResult, text, text, text, st.booleans()), max_size=3)
 ms = st.floats(0.0, 1e6)
-agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(
-    lambda ranks_ms: ReducedTimes(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms)
-)
+agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(lambda ranks_ms: Times(0.1, -0.2, n_replays=3, rank_latencies_ms=ranks_ms))
 known = st.builds(PriorTimes, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
 calls = st.builds(
     RankManifest,
@@ -222,7 +219,7 @@ def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[LookupRes
 
 def test_what_is_known_is_what_the_first_rank_knows():
     """A later rank's counts for sites that the first has not met."""
-    one, other = (PriorTimes({0: ReducedTimes(ms, 1.0)}, 0) for ms in (1.0, 2.0))
+    one, other = (PriorTimes({0: Times(ms, 1.0)}, 0) for ms in (1.0, 2.0))
     got = reduce_manifests({0: RankManifest(BENCH, prior={"s": one}), 1: RankManifest(BENCH, prior={"s": other, "t": other})})
     assert got.prior == {"s": one, "t": other}
 

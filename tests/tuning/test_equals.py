@@ -9,7 +9,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search import Plan, PriorTimes, Race, ReducedTimes
+from dist_tune.search import Plan, PriorTimes, Race, Times
 from dist_tune.tuning.phases.compilation import equal_on_all, first_equals
 
 pytestmark = pytest.mark.once
@@ -19,8 +19,8 @@ def config(block: int = 16, **options: Any) -> triton.Config:
     return triton.Config({"BLOCK": block}, **options)
 
 
-def times(ms: float) -> ReducedTimes:
-    return ReducedTimes(kernel_ms=ms, closure_ms=ms, rank_latencies_ms={0: ms})
+def times(ms: float) -> Times:
+    return Times(kernel_ms=ms, closure_ms=ms, rank_latencies_ms={0: ms})
 
 
 def test_same_kernel_and_config_but_for_stages():

@@ -15,7 +15,7 @@ from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partiti
 from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
-from dist_tune.search import BatchReport, reduce_reports
+from dist_tune.search import Report, reduce_reports
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.phases.discover import MANIFESTS
@@ -58,7 +58,7 @@ def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
         for label, first in report.first.items():
             by_site.setdefault(label, []).append(first)
     equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
-    return Loaded(reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, equal)
+    return Loaded(reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures, equal)
 
 
 def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
-from dist_tune.search import ReducedReport, Replay, Trial, reduce_reports
+from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.phases.compilation import compile_waves
 from dist_tune.tuning.phases.discover import discover
@@ -82,7 +82,7 @@ def _tell_of_rungs(context: TuningContext) -> None:
             context.story.rung(label, race.alive(label), (best, race.kernel_ms(label, best)), race.left(label))
 
 
-def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> ReducedReport:
+def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> Report:
     """Run a batch, and those of its replays again in which some rank had to compile a kernel; the report of all of it."""
     budget_s, n_repeats, noted = context.plan.budget_s, 0, [time.monotonic()]
     samples, ranks = context.replays.trials.samples, context.ranks
@@ -116,7 +116,7 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         context.story.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
 
 
-def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> ReducedReport:
+def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Report:
     """Reduce the times of a batch. ``struck``: replays whose times count on no rank."""
     samples, variants = context.replays.trials.samples, context.replays.trials.variants
     failures = context.sites.take_failures()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dist_tune.compiler import compile_cost
 from dist_tune.errors import reasons
 from dist_tune.replays import MAX_VARIANTS, WARM_UP
-from dist_tune.search import BatchReport, Trial
+from dist_tune.search import Report, Trial
 from dist_tune.sites import RankManifest, Site
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.phases.compilation import load_all
@@ -26,7 +26,7 @@ def settle(context: TuningContext, closure: Closure) -> None:
     for _ in range(_MAX_SETTLED):
         compile_variants(context)
         _replay(context, closure)
-        report = BatchReport(has_new_variants=context.replays.trials.variants.has_news)
+        report = Report(has_new_variants=context.replays.trials.variants.has_news)
         if not context.reduce_reports("settled", report).has_new_variants:
             return
 

@@ -1,0 +1,255 @@
+"""Times of candidates: one rank's samples by replay, its report of them, and the reduction to numbers that all ranks share. Pure.
+
+Samples are kept by replay, so that a replay in which some rank ran a stand-in can be struck out on all ranks, and so that the time
+that other sites' candidates added to a replay can be subtracted. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from dist_tune.errors import CandidateFailure, FailureKind, Failures
+from dist_tune.measure import median, spread, without_outliers
+from dist_tune.search.plan import Replay, Times
+
+MAX_RANKS_LISTED = 16
+"""Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not grow with the group."""
+
+Nesting = dict[str, dict[str, list[int]]]
+"""Site -> function around it -> candidates of the function that launch the site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One rank's report of a batch of replays, or that of all ranks: equal on all of them."""
+
+    times: dict[str, dict[int, Times]] = field(default_factory=dict)
+    """Site -> candidates of the batch -> times since the beginning. A rank that does not own a site leaves it out: the neutral element."""
+    failures: Failures = field(default_factory=dict)
+    """Each is reported once. Of all ranks: of the first one on which the candidate failed, with the rank in the reason."""
+    disturbed: list[int] = field(default_factory=list)
+    """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
+    has_new_sites: bool = False
+    """True if a rank met sites that it has not reported."""
+    elapsed_s: float = 0.0
+    """Seconds of the search, on the rank with the most."""
+    batch_s: float = 0.0
+    """Seconds of the batch, on the slowest rank."""
+    lost: list[int] = field(default_factory=list)
+    """Disturbed replays that are to be run again, because a kernel was not compiled before."""
+    has_new_variants: bool = False
+    """True if a rank met variants of sites that are to be compiled."""
+    nesting: Nesting = field(default_factory=dict)
+
+
+def reduce_reports(reports: Mapping[int, Report]) -> Report:
+    """Reduce the reports of all ranks: rank -> report. One function of all reports, so that all ranks can use one rank's result."""
+    failures: Failures = {}
+    by_site: dict[str, dict[int, dict[int, Times]]] = {}
+    nesting: Nesting = {}
+    for rank, report in reports.items():
+        for site, candidates in report.failures.items():
+            for candidate, (kind, reason) in candidates.items():
+                failures.setdefault(site, {}).setdefault(candidate, CandidateFailure(kind, f"rank {rank}: {reason}"))
+        for site, functions in report.nesting.items():
+            for function, launching in functions.items():
+                seen = nesting.setdefault(site, {}).get(function, [])
+                nesting[site][function] = sorted({*seen, *launching})
+        for site, measured in report.times.items():
+            by_site.setdefault(site, {})[rank] = measured
+            for candidate, each in measured.items():
+                if not (isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)):
+                    failure = CandidateFailure(FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms")
+                    failures.setdefault(site, {}).setdefault(candidate, failure)
+    everyone = reports.values()
+    return Report(
+        # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
+        {
+            site: {i: _reduce({rank: each[i] for rank, each in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
+            for site, ranks in by_site.items()
+        },
+        failures,
+        disturbed=sorted({replay for each in everyone for replay in each.disturbed}),
+        has_new_sites=any(each.has_new_sites for each in everyone),
+        elapsed_s=max(each.elapsed_s for each in everyone),
+        batch_s=max(each.batch_s for each in everyone),
+        lost=sorted({replay for each in everyone for replay in each.lost}),
+        has_new_variants=any(each.has_new_variants for each in everyone),
+        nesting=nesting,
+    )
+
+
+def _reduce(by_rank: Mapping[int, Times]) -> Times:
+    ms = {rank: each.kernel_ms for rank, each in by_rank.items()}
+    slowest, fastest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)
+    last = max(by_rank.values(), key=lambda each: each.closure_ms)
+    return by_rank[slowest]._replace(
+        closure_ms=last.closure_ms,
+        rest_spread_ms=last.rest_spread_ms,
+        n_replays=min(each.n_replays for each in by_rank.values()),
+        n_timed=min(each.n_timed for each in by_rank.values()),
+        n_owners=len(by_rank),
+        typical_ms=median(list(ms.values())),
+        rank_latencies_ms={r: each for r, each in ms.items() if len(by_rank) <= MAX_RANKS_LISTED or r in (slowest, fastest)},
+    )
+
+
+Known = Mapping[str, Mapping[int, float]]
+"""Site -> candidate -> milliseconds."""
+
+
+class Samples:
+    """All timed replays and launches of one tuning on this rank."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """Site -> candidate -> replays that time it."""
+        self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        """Site -> candidate -> replay -> launches."""
+        self._warm_ups: dict[str, dict[int, list[tuple[bool, float]]]] = defaultdict(lambda: defaultdict(list))
+        """Function -> candidate -> its untimed runs: whether a kernel was compiled in it, and its time."""
+        self._nesting: Nesting = {}
+        self._closures: dict[int, tuple[float, Replay]] = {}
+        """Replay -> its time and its schedule."""
+        self._disturbed: set[int] = set()
+        self._lost: set[int] = set()
+
+    def add_run(self, site: str, candidate: int, replay: int) -> None:
+        """Note a replay in which a site ran the candidate that was to be timed."""
+        self._runs[site][candidate].add(replay)
+
+    def nest(self, function: str, candidate: int, site: str) -> None:
+        """Note that launches of a site are a part of a function's, with this candidate of the function."""
+        launching = self._nesting.setdefault(site, {}).setdefault(function, [])
+        if candidate not in launching:
+            launching.append(candidate)
+
+    def add_warm_up(self, site: str, candidate: int, ms: float, *, is_clean: bool = True) -> None:
+        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better.
+
+        Not ``is_clean``: a kernel was compiled in it.
+        """
+        self._warm_ups[site][candidate].append((not is_clean, ms))
+
+    def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
+        """Add one timed launch; a site may be launched several times in a replay."""
+        self._launches[site][candidate][replay].append(ms)
+
+    def why_discarded(self, replay: int) -> str:
+        """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
+        if replay in self._lost:
+            return "a kernel was compiled in it, or its clock jumped"
+        return "another candidate stood in, or had to be released" if replay in self._disturbed else ""
+
+    def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
+        """Add the time of a whole replay, and its schedule."""
+        self._closures[replay] = ms, schedule
+
+    def restart(self) -> None:
+        """Forget the replays, because the next ones are timed under other conditions and one median cannot hold both."""
+        self._runs.clear()
+
+    def forget(self, site: str) -> None:
+        """Forget all times of a site, because a function around it runs another config now; this rank still owns it."""
+        self._runs.pop(site, None)
+        if site in self._launches:
+            self._launches[site].clear()
+
+    def disturb(self, replay: int) -> None:
+        """Note that a stand-in ran in this replay on this rank."""
+        self._disturbed.add(replay)
+
+    def lose(self, replay: int) -> None:
+        """Note that a kernel was compiled in this replay on this rank, or was not there: the replay is to be run again."""
+        self._lost.add(replay)
+        self._disturbed.add(replay)
+
+    def strike(self, replays: Iterable[int]) -> None:
+        """Forget the samples of these replays."""
+        for replay in replays:
+            for site in self._runs:
+                for candidate, timed in self._runs[site].items():
+                    timed.discard(replay)
+                    self._launches[site][candidate].pop(replay, None)
+
+    def report(self, failures: Failures, batch: Sequence[Replay], reduced_ms: Known, has_new_sites: bool = False) -> Report:
+        """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.
+
+        ``reduced_ms``: reduced times so far, from which follows the time that other sites' candidates added to a replay.
+        """
+        times: dict[str, dict[int, Times]] = {}
+        all_failures = {site: dict(each) for site, each in failures.items()}
+        for site in self._launches:  # also those not met recently: this rank still owns them
+            times[site] = {}
+            for candidate in sorted({each[site].candidate for each in batch if site in each and each[site].is_timed}):
+                replays = sorted(self._runs[site][candidate] & self._closures.keys())  # others are under way
+                launches = [ms for each in self._launches[site][candidate].values() for ms in each]
+                absurd = [ms for ms in (*launches, *(self._closures[k][0] for k in replays)) if not (isfinite(ms) and ms > 0)]
+                if replays and absurd:  # JSON has no such numbers, and no median or maximum should hide one
+                    failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
+                    all_failures.setdefault(site, {}).setdefault(candidate, failure)
+                elif replays and launches:
+                    times[site][candidate] = self._measured(site, candidate, replays, reduced_ms)
+        return Report(times, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost), nesting=self._nesting)
+
+    def report_warm_ups(self, failures: Failures) -> Report:
+        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds.
+
+        As one run where a kernel was compiled in each of them: such a time says nothing.
+        """
+        times: dict[str, dict[int, Times]] = {}
+        for site, runs in self._warm_ups.items():
+            for i, each in runs.items():
+                has_compiled, ms = min(each)
+                n_runs = 1 if has_compiled else len(each)
+                times.setdefault(site, {})[i] = Times(_to_ns(ms), _to_ns(ms), n_replays=n_runs, n_timed=n_runs)
+        return Report(times, failures, nesting=self._nesting)
+
+    def _measured(self, site: str, candidate: int, replays: Sequence[int], reduced_ms: Known) -> Times:
+        launched = self._launches[site][candidate]
+        by_replay = {replay: self._own_ms(site, replay, each, reduced_ms) for replay, each in launched.items() if each}
+        launches = without_outliers([ms for each in by_replay.values() for ms in each])
+        closures = [self._closures[replay][0] - self._others_ms(site, replay, reduced_ms) for replay in replays]
+        # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
+        rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
+        return Times(
+            kernel_ms=_to_ns(median(launches)),
+            closure_ms=_to_ns(median(without_outliers(closures))),
+            spread_ms=_to_ns(spread(launches)),
+            rest_spread_ms=_to_ns(spread(without_outliers(rests))),
+            n_replays=len(replays),
+            n_launches=round(median([len(each) for each in by_replay.values()])),
+            n_timed=len(by_replay),
+        )
+
+    def _own_ms(self, site: str, replay: int, launches_ms: list[float], reduced_ms: Known) -> list[float]:
+        """Launches of one replay, less the time that sites inside them added: by this rank's times until there are reduced ones."""
+        inner = [name for name, functions in self._nesting.items() if site in functions]
+        if not inner:
+            return launches_ms
+        known_ms = {each: reduced_ms.get(each) or self._launched_ms(each) for each in inner}
+        added_ms = self._others_ms(site, replay, known_ms) / len(launches_ms)
+        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # times are positive
+
+    def _launched_ms(self, site: str) -> dict[int, float]:
+        """Candidate -> milliseconds of its launches in a replay on this rank."""
+        launched = self._launches.get(site, {}).items()
+        by_candidate = {candidate: [sum(each) for each in replays.values() if each] for candidate, replays in launched}
+        return {candidate: median(each) for candidate, each in by_candidate.items() if each}
+
+    def _others_ms(self, site: str, replay: int, known_ms: Known) -> float:
+        """Milliseconds that other sites' candidates added to a replay, beyond the fastest known candidate of each site."""
+        added_ms = 0.0
+        for other, trial in self._closures[replay][1].items():
+            times_ms = known_ms.get(other, {})
+            if other != site and trial.candidate in times_ms:
+                added_ms += times_ms[trial.candidate] - min(times_ms.values())
+        return added_ms
+
+
+def _to_ns(ms: float) -> float:
+    """Round to the resolution of the clocks, which keeps messages short."""
+    return round(ms, 6)
