@@ -56,12 +56,12 @@ def runs_of(kernel: Kernel, search: SearchName, n_runs: int) -> list[Played]:
 
 def n_compiled(run: Played) -> int:
     """Candidates that were compiled, those that did not fit the device included."""
-    return sum(each.left != NOT_TRIED for each in run.search.results("site"))
+    return sum(each.left != NOT_TRIED for each in run.search["site"].results())
 
 
 def n_timed(run: Played) -> int:
     """Candidates that were timed."""
-    return sum(each.times is not None for each in run.search.results("site"))
+    return sum(each.times is not None for each in run.search["site"].results())
 
 
 def line(name: str, search: SearchName, runs: Sequence[Played]) -> str:
@@ -72,7 +72,7 @@ def line(name: str, search: SearchName, runs: Sequence[Played]) -> str:
     return (
         f"{name:34} {search:7} runs={len(runs):<4} regret median={statistics.median(regrets):6.2%} at_95%={at_95:6.2%} "
         f"worst={regrets[-1]:6.2%} within_1%={within:6.1%} compiled={statistics.mean(map(n_compiled, runs)):6.1f} "
-        f"timed={statistics.mean(map(n_timed, runs)):6.1f} of {len(runs[0].search.results('site'))} "
+        f"timed={statistics.mean(map(n_timed, runs)):6.1f} of {len(runs[0].search['site'].results())} "
         f"replays={statistics.mean(run.n_replays for run in runs):6.1f}"
     )
 

@@ -163,8 +163,8 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
     search = Race(plan, options)
     for site, kernel in world.sites.items():
         guide = guide_of(plan.search, kernel.texts)
-        untried = set(range(len(kernel.ms))) - set(guide.spread) if guide is not None else set[int]()
-        search.add(site, len(kernel.ms), {i: why for i, why in kernel.failures.items() if i not in untried}, guide=guide, untried=untried)
+        untried = guide.untried if guide is not None else ()
+        search.add(site, len(kernel.ms), {i: why for i, why in kernel.failures.items() if i not in untried}, guide=guide)
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
     meetings: list[tuple[dict[int, Report], Report]] = []
@@ -191,7 +191,7 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
             for rank in ranks:
                 rank.samples.strike(told.disturbed)
         search.tell(len(batch), told)
-    winners = {site: best for site in world.sites if (best := search.best(site)) is not None}
+    winners = {site: best for site in world.sites if (best := search[site].best) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
     return Played(winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings)
 
@@ -199,7 +199,7 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
 def _next_batch(world: World, search: Race) -> list[Replay]:
     while waves := search.waves():
         for site, wave in waves.items():
-            search.drop(site, {i: why for i, why in world.sites[site].failures.items() if i in wave})
+            search[site].drop({i: why for i, why in world.sites[site].failures.items() if i in wave})
         search.join(waves)
     return search.batch()
 

@@ -79,11 +79,11 @@ def test_a_candidate_that_breaks_on_one_rank_never_wins():
     best = kernel.best()
     run = play(World({"s": kernel, "t": spaced(9)}, broken={(3, "s", best): "launch failed"}))
     assert run.winners["s"] != best
-    assert run.search.results("s")[best].failure == "rank 3: launch failed"
+    assert run.search["s"].results()[best].failure == "rank 3: launch failed"
     asked = [k for k, replay in enumerate(run.schedule) if replay["s"].candidate == best and replay["s"].is_timed]
     assert len(asked) == 1
     disturbed = run.schedule[asked[0]]["t"].candidate
-    standing = run.search.results("t")[disturbed].times
+    standing = run.search["t"].results()[disturbed].times
     n_timed = sum(replay["t"].candidate == disturbed and replay["t"].is_timed for k, replay in enumerate(run.schedule) if k not in asked)
     assert isinstance(standing, Times)
     assert standing.n_replays <= n_timed

@@ -183,15 +183,18 @@ def _eliminated(system: _Column, rights: _Column) -> tuple[_Column, _Column]:
 class Guide:
     """The candidates of one site, in the order in which they are tried. Fed alike on all ranks, it answers alike.
 
-    ``n_tried``: candidates that are tried, if any of them runs; None: as many as a space of this size needs, or fewer.
+    ``n_tried``: candidates that are tried, if any of them runs; None: as many as a space of this size needs, or fewer. ``known``: some
+    that an earlier tuning has found good, beside those.
     """
 
-    def __init__(self, texts: Sequence[str], n_tried: int | None = None) -> None:
+    def __init__(self, texts: Sequence[str], n_tried: int | None = None, known: Collection[int | None] = ()) -> None:
         self._space = ConfigSpace(texts)
         self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
         """Candidates that are tried at most, if any of them runs."""
         self.spread = self._space.spread(math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned))
         """Those that are tried first."""
+        self.untried = set(range(len(texts))) - {*self.spread, *known}
+        """Those that it has not come to: neither compiled nor run."""
         self._n_wave = _FEW if n_tried is not None else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
         self._near_share = _NEAR_SHARE_OF_FEW if n_tried is not None else _NEAR_SHARE
         self._may_end = n_tried is None
@@ -224,6 +227,7 @@ class Sweep(Guide):
         self._order = [*range(first, n_candidates), *range(first)]
         self.n_planned = n_candidates
         self.spread = self._order[:_SWEEP]
+        self.untried = set(self._order[_SWEEP:])
 
     def wave(
         self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
@@ -248,11 +252,12 @@ def guide_of(
     """
     if start is not None:
         return Sweep(len(texts), start) if len(texts) > _SWEEP else None
+    known = (prior.winner, prior.near) if prior is not None else ()
     if n_tried is not None:
-        return Guide(texts, max(n_tried, 2)) if len(texts) > 2 else None
+        return Guide(texts, max(n_tried, 2), known) if len(texts) > 2 else None
     n_new = len(texts) - (len(prior.times) if prior is not None else 0)
     is_guided = n_new > max(_LARGE, _ROUNDS * n_threads) if search is None else search == "guided" and _n_planned(n_new) < n_new
-    return Guide(texts) if is_guided else None
+    return Guide(texts, known=known) if is_guided else None
 
 
 def _n_planned(n: int) -> int:

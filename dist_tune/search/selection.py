@@ -218,3 +218,19 @@ def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
     if not repeated:
         return None
     return _SE_OF_MEDIAN * statistics.median(ms for ms, _ in repeated) / sqrt(statistics.median(n for _, n in repeated))
+
+
+def share_ms(times: Mapping[int, Times], n_sites: int) -> float:
+    """A site's part of the step, if all of ``n_sites`` had the same one: errors of a share of it add up to that share of the step."""
+    if not times:
+        return 0.0
+    return max(min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values()) / n_sites)
+
+
+def clock_error_ms(times: Mapping[int, Times], options: RacingOptions) -> float:
+    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some."""
+    n_timed = statistics.median([each.n_timed for each in times.values()] or [1])
+    n_launches = statistics.median([each.n_launches for each in times.values()] or [1])
+    most_ms = options.clock_ms * sqrt(n_launches / n_timed)
+    error_ms = error_of_median_ms([(each.spread_ms * sqrt(each.n_launches), each.n_timed) for each in times.values()])
+    return most_ms if error_ms is None else min(error_ms, most_ms)

@@ -1,79 +1,223 @@
-"""The race at one site: rungs, finals and the winner. Pure; ``race`` advances all sites in the same replays."""
+"""The race at one site: times and failures of its candidates, rungs, finals and the winner. Pure; ``race`` advances all sites together."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
+from math import inf
 from typing import Literal
 
 from dist_tune.search.guided import Guide
-from dist_tune.search.plan import Plan, Times, Trial
-from dist_tune.search.repeats import Repeats
-from dist_tune.search.selection import RacingOptions, Selection, choose, hopeless, kept
-from dist_tune.search.standings import Standings
+from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Times, Trial
+from dist_tune.search.selection import (
+    HOPELESS,
+    RacingOptions,
+    Selection,
+    choose,
+    clock_error_ms,
+    hopeless,
+    kept,
+    one_sided,
+    share_ms,
+)
 
 MAX_OVERTIME = 3
 """A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
+MIN_WARM_UP_MS = 100.0
+"""Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 NOT_MET = "was not met in time to be measured"
+_BESIDE_ANOTHER = "slower beside another config of the function around it"
 
 
 class SiteRace:
-    """The state of one site's race; changed by ``Race`` only."""
+    """Candidates by index. Changed through ``Race``, with numbers that are equal on all ranks; times are totals since the beginning."""
 
-    def __init__(self, label: str, plan: Plan, options: RacingOptions, standings: Standings, guide: Guide | None = None) -> None:
-        self.standings = standings
-        self._guide = self._given_guide = guide  # of a site whose candidates are not all tried at once; None once enough were
+    def __init__(
+        self,
+        label: str,
+        rules: tuple[Plan, RacingOptions],
+        n_candidates: int,
+        failures: Mapping[int, str],
+        prior: PriorTimes,
+        equal: Mapping[int, int],
+        guide: Guide | None,
+    ) -> None:
+        self.n_candidates = n_candidates
+        self.untried = guide.untried if guide is not None else set[int]()
+        """Neither compiled nor run so far, because a guided search has not come to them."""
+        self.equal = dict(equal)
+        """Candidate -> the one with the same kernel, of lower index, that stands for it."""
+        self.failures: dict[int, str] = {}
+        self.times: dict[int, Times] = {}
+        self.left: dict[int, str] = {}
+        """Candidate -> rung or round after which it left the race, or why it did not enter it."""
+        self.warm_ups: dict[int, Times] = {}
+        """Untimed runs of a function's candidates: the shortest on the slowest rank."""
+        self.suspects = set(prior.suspects)
+        """Candidates that may end the process: behind all others until they are timed."""
         self.stage: Literal["exhaustive", "race", "finals", "done"] = "done"
         self.queue: list[Trial] = []
         self.selection: Selection | None = None
+        """The choice of the winner; None before it, or if there was nothing to choose."""
         self.n_open = 1
         """Sites that have a choice to make, this one included: the others change a replay's time, too."""
         self.n_nominal = 0
+        """Replays of a plain race, if the site is met in each."""
+        self.n_spare = 0
+        """Replays beyond those that there is time for, if the clock cannot tell candidates apart."""
         self.n_since = 0
         """Replays since the site was entered, or raced anew: those of its turns, in which it may have waited for others."""
-        self.is_probed = False
-        """True once a site that was missed has had another turn."""
-        self.repeats = Repeats()
-        self._n_run = self._rung = self._n_rounds = 0
+        self._label, (self._plan, self._options) = label, rules
+        self._guide = guide  # None once enough were tried
+        self._n_run = self._rung = self._n_rounds = self._n_finalists = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
-        self._label = label
-        self._plan = plan
-        self._options = options
+        self._n_repeats = 0  # replays of the race that a plain one would not have had
+        self._is_noisy = False  # the clock's error is too large beside the step, or a round of finals has left the winner open
         self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
         self._timed_in_finals: set[int] = set()
-        self._probed: Trial | None = None  # of a site that was missed: shows if it is met now
-        self._n_finalists = 0
-        standings.leave_by_prior_times(options)
+        self._fail(failures)
+        times = {self.equal.get(i, i): each for i, each in prior.times.items()} | prior.times
+        self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
+        winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
+        self.prior_winner = winner if winner in self.prior_times and winner not in self.suspects else None
+        self._leave_by_prior_times()
         self._begin()
 
-    def incumbent(self) -> int | None:
-        """The winner, or the fastest so far."""
-        if self.selection is not None and self.selection.winner not in self.standings.failures:
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[int]:
+        """Candidates that run everywhere and have not left the race; suspects last."""
+        return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)
+
+    @property
+    def best(self) -> int | None:
+        """The winner, or the fastest so far by its times, its warm-up or an earlier tuning, or the first that runs; None without any."""
+        if self.selection is not None and self.selection.winner not in self.failures:
             return self.selection.winner
-        return self.standings.fastest()
+        runnable = self._runnable()
+        for known in (self.times, self.warm_ups, self.prior_times):
+            if found := [i for i in runnable if i in known]:
+                return min(found, key=lambda i: (known is not self.times and i != self.prior_winner, known[i].kernel_ms, i))
+        return next(iter([*self.alive(), *runnable]), None)
 
     @property
     def reason(self) -> str:
-        """The reason of the choice in words."""
+        """The reason of the choice in words, to be kept with it."""
         if self.selection is None:  # there was nothing to race
-            return self.standings.why_alone(self.incumbent())
+            return self._why_alone(self.best)
         chosen = self.selection.winner
-        is_lost = chosen in self.standings.failures
+        is_lost = chosen in self.failures
         return f"fastest of the rest: candidate {chosen} was chosen, and failed afterwards" if is_lost else self.selection.reason
 
-    def trial(self, k: int, *, is_held: bool = False) -> Trial | None:
-        """The site's part in the k-th replay of the batch; of a site that is held, its incumbent."""
-        if k < len(self.queue) and not is_held:
-            return self.queue[k]
-        incumbent = self.incumbent()
-        return None if incumbent is None else Trial(incumbent, is_timed=False)
+    def results(self) -> list[CandidateResult]:
+        """The result of each candidate, with the time of an earlier tuning where there is no new one."""
+        return [self._result(i) for i in range(self.n_candidates)]
+
+    def known_ms(self, candidate: int) -> float | None:
+        """Milliseconds of a replay with this candidate, as far as they are known."""
+        times = self.times.get(candidate) or self.warm_ups.get(candidate)
+        return None if times is None else max(times.closure_ms, times.launches_ms)
+
+    def trial(self, k: int) -> Trial | None:
+        """The site's part in the k-th replay of the batch; after its queue its incumbent."""
+        return self.queue[k] if k < len(self.queue) else None if (best := self.best) is None else Trial(best, is_timed=False)
 
     @property
     def is_barren(self) -> bool:
-        """True if nothing runs so far of what a guided search has tried."""
-        return self._guide is not None and not self.standings.alive()
+        """True if nothing runs so far of what a guided search has tried, and it goes on."""
+        return self._guide is not None and not self.alive()
+
+    @property
+    def n_extra(self) -> int:
+        """Replays beyond those of a plain race that the site may have now, used ones included. Half of them are for the finals."""
+        return self.n_spare if self._is_noisy else 0
+
+    def _runnable(self) -> list[int]:
+        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]
+
+    def _measured(self, candidates: Iterable[int]) -> dict[int, Times]:
+        return {i: self.times[i] for i in candidates if i in self.times}
+
+    def _result(self, i: int) -> CandidateResult:
+        first = self.equal.get(i, i)
+        times = None if i in self.failures else self.times.get(first) or self.prior_times.get(first)
+        left = self.left.get(i, NOT_TRIED if i in self.untried else None)
+        return CandidateResult(times, self.failures.get(i), left, self.equal.get(i))
+
+    def _why_alone(self, winner: int | None) -> str:
+        """The reason of a choice that compared nothing, in words."""
+        runnable = self._runnable()
+        if self.n_candidates == 1:
+            return "the only config"
+        if len(runnable) < 2:
+            return "only one that runs" + " of those tried" * bool(self.untried)
+        if measured := self._measured(runnable):
+            return "fastest in the race" if len(measured) > 1 else "only one that was measured"
+        if winner in self.prior_times:
+            return "fastest by earlier times"
+        return next((self.left[i] for i in runnable if i in self.left), "nothing was measured: no replay met this site")
+
+    # -- what is told --------------------------------------------------------------------------------------------
+
+    def drop(self, failures: Mapping[int, str]) -> None:
+        """Take candidates out that do not run on some rank, and their equals; the first reason stays."""
+        self._fail(failures)
+        alive = self.alive()
+        self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
+        if len(alive) < 2 and self._guide is None:
+            # In a rung the last one may not have run yet, and be no better than those that failed.
+            is_untried = self._n_run > 0 and any(self.known_ms(i) is None for i in alive)
+            self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
+
+    def split(self, equal: Mapping[int, int]) -> None:
+        """Only these are equal on a rank that has come to the site late. The others do not race any more, and have no times."""
+        for i, first in list(self.equal.items()):
+            if equal.get(i, i) != equal.get(first, first):
+                del self.equal[i]
+                self.left[i] = f"not raced: the same kernel as candidate {first} on the ranks that came first"
+
+    def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
+        """Take in the reduced times after some replays of the queue; they replace older ones."""
+        self.n_since += n_replays
+        self._n_run += min(n_replays, len(self.queue))
+        self.queue = self.queue[n_replays:]
+        self.times.update(times)
+        # A rank that met the site late may be the slowest, so times without it do not count.
+        n_owners = max((each.n_owners for each in self.times.values()), default=0)
+        self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
+        self.suspects -= self.times.keys()
+        # Out are those that take one rank beyond all measure, while others show that this rank can do better.
+        measured = self._measured(self._runnable())
+        reasons = {i: reason for i, each in measured.items() if (reason := one_sided(each))}
+        best_ms = min((each.launches_ms for i, each in measured.items() if i not in reasons), default=inf)
+        self.drop({i: reason for i, reason in reasons.items() if measured[i].launches_ms > HOPELESS * best_ms})
+        if self.stage == "finals":
+            self._timed_in_finals |= times.keys()
+
+    def end_warm_up(self, budget: str) -> None:
+        """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
+        alive = self.alive()
+        known = {i: self.warm_ups[i] for i in alive if i in self.warm_ups}
+        best_ms = min((each.launches_ms for each in known.values()), default=0.0)
+        for i, each in known.items():
+            # A single run may have compiled.
+            if each.n_timed > 1 and each.launches_ms > max(HOPELESS * best_ms, MIN_WARM_UP_MS):
+                self.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
+        if budget:
+            self.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
+        if self._n_run == 0 and not self.times:
+            self._begin()
+
+    def _fail(self, failures: Mapping[int, str]) -> None:
+        self.failures = {**failures, **self.failures}
+        for i, first in self.equal.items():
+            if first in self.failures:
+                self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
+
+    # -- a guided search -----------------------------------------------------------------------------------------
 
     def wave(self) -> list[int]:
         """The next candidates of a guided search, once those before them are timed: the caller compiles them. None if enough were tried."""
@@ -82,12 +226,11 @@ class SiteRace:
         self.advance()  # trials that were missed come first
         if self.queue:
             return []
-        standings = self.standings
-        times_ms = {i: each.launches_ms for i, each in {**standings.prior_times, **standings.times}.items() if i not in standings.failures}
-        open_, n_tried = standings.untried - standings.left.keys(), standings.n_candidates - len(standings.untried)
-        is_met = bool(standings.times) or self.is_barren
-        wave = self._guide.wave(times_ms, standings.failures, open_, n_tried=n_tried, is_barren=self.is_barren) if is_met else []
-        standings.untried -= set(wave)
+        times_ms = {i: each.launches_ms for i, each in {**self.prior_times, **self.times}.items() if i not in self.failures}
+        open_, n_tried = self.untried - self.left.keys(), self.n_candidates - len(self.untried)
+        is_met = bool(self.times) or self.is_barren
+        wave = self._guide.wave(times_ms, self.failures, open_, n_tried=n_tried, is_barren=self.is_barren) if is_met else []
+        self.untried.difference_update(wave)
         if not wave:
             self._guide = None
         return wave
@@ -95,101 +238,61 @@ class SiteRace:
     def join(self, wave: Iterable[int]) -> None:
         """Let those of a wave that run everywhere race beside the others."""
         queued = {trial.candidate for trial in self.queue}
-        joining = [i for i in wave if i in self.standings.alive() and i not in queued]
+        joining = [i for i in wave if i in self.alive() and i not in queued]
         self._wanted.update(dict.fromkeys(joining, 1))
-        best = self.standings.fastest()
-        if best is not None and joining and not self.queue:  # the device has rested while they were compiled
+        if (best := self.best) is not None and joining and not self.queue:  # the device has rested while they were compiled
             self.queue = [Trial(best, is_timed=False)] * self._plan.n_warmup
         self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
-    def end_warm_up(self, budget: str) -> None:
-        """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
-        self.standings.leave_by_warm_ups(budget)
-        if self._n_run == 0 and not self.standings.times:
-            self._begin()
-
-    def try_again(self) -> None:
-        """Probe once if candidates were missed while others raced: other sites' choices may lead to this one, or never again."""
-        standings, missed = self.standings, self.standings.missed(NOT_MET)
-        if self.stage == "done" and missed and self.n_open > 1 and len({*missed, *standings.alive()}) > 1:
-            standings.left = {i: why for i, why in standings.left.items() if i not in missed}
-            self._probed = Trial(missed[0], is_timed=True)
-            self.stage, self.queue, self.is_probed = "race", [self._probed], True
-
-    def _end_probe(self, probed: Trial) -> None:
-        """Race as from the beginning, with the candidates that are left, if the site was met."""
-        self._probed, self.stage, standings = None, "done", self.standings
-        if probed.candidate not in standings.times.keys() | standings.failures.keys():
-            standings.left.update({i: NOT_MET for i in standings.alive() if i not in standings.times})
-            return
-        if len(standings.times) < 2:  # its guided search had ended before there was a time
-            self._guide = self._given_guide
-        self._begin_again()
+    # -- the race ------------------------------------------------------------------------------------------------
 
     def begin_anew(self) -> bool:
         """Race once more, because a function around the site runs another config now; False if there is nothing to choose.
 
         In the middle of a race with all that are left, after it with the best few.
         """
-        standings, winner = self.standings, self.incumbent()
-        if self.stage == "done" and not standings.recall(winner, self._options, self._plan.objective):
-            return False
-        standings.begin_anew(winner)
-        self._begin_again()
+        winner, n_most = self.best, self._options.max_finalists
+        if self.stage == "done":
+            measured = {i: each for i, each in self.times.items() if i not in self.failures}
+            near = kept(measured, n_most, self._options.margin(0), self._plan.objective, n_least=n_most)
+            near.sort(key=lambda i: (measured[i].kernel_ms, i))
+            best = [i for i in dict.fromkeys([winner, *near]) if i in measured][:n_most]
+            if len(best) < 2:
+                return False
+            slower = [i for i in self.alive() if i not in best]
+            self.left = {i: why for i, why in self.left.items() if i not in best} | dict.fromkeys(slower, _BESIDE_ANOTHER)
+        self.prior_winner = winner if winner in self.times else self.prior_winner
+        self.prior_times |= self.times
+        self.times, self.selection, self._is_noisy = {}, None, False
+        self._rung = self._n_run = self.n_since = self._n_rounds = self._n_repeats = 0
+        self._timed_in_finals.clear()
+        self._begin()
         return True
+
+    def stop(self, reason: str) -> None:
+        """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
+        if self.stage == "done":
+            return
+        best = self.best
+        is_untried = best is not None and self.known_ms(best) is None
+        if best is not None and is_untried and self._n_last <= len(self.failures):  # once, and again only for one that failed
+            self._n_last += 1
+            self.queue = [Trial(best, is_timed=True)]
+        else:
+            self.end(reason, best)
 
     def end(self, reason: str, best: int | None = None) -> None:
         """Choose by what is known, without another replay; those that were not measured, but for ``best``, have left for this reason."""
         if self.stage != "done":
-            standings, self.queue, self._guide, self._probed = self.standings, [], None, None
-            standings.left.update({i: reason for i in standings.alive() if i not in standings.times and i != best})
+            self.queue, self._guide = [], None
+            self.left.update({i: reason for i in self.alive() if i not in self.times and i != best})
             self._choose()
-
-    def _begin_again(self) -> None:
-        self.selection, self.repeats, self._rung, self._n_run, self.n_since, self._n_rounds = None, Repeats(), 0, 0, 0, 0
-        self._timed_in_finals.clear()
-        self._begin()
-
-    def stop(self, reason: str) -> None:
-        """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
-        standings, best, self._probed = self.standings, self.incumbent(), None
-        if self.stage == "done":
-            return
-        is_untried = best is not None and standings.known_ms(best) is None
-        if best is not None and is_untried and self._n_last <= len(standings.failures):  # once, and again only for one that failed
-            self._n_last += 1
-            self.queue = [Trial(best, is_timed=True)]
-            return
-        self.end(reason, best)
-
-    def drop(self, failures: Mapping[int, str]) -> None:
-        """Take candidates out that do not run on some rank."""
-        self.standings.fail(failures)
-        alive = self.standings.alive()
-        self.queue = [trial for trial in self.queue if trial.candidate not in self.standings.failures]
-        if len(alive) < 2 and self._guide is None:
-            # In a rung the last one may not have run yet, and be no better than those that failed.
-            is_untried = self._n_run > 0 and any(self.standings.known_ms(i) is None for i in alive)
-            self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
-
-    def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
-        """Take in the reduced times after some replays of the queue."""
-        self.n_since += n_replays
-        self._n_run += min(n_replays, len(self.queue))
-        self.queue = self.queue[n_replays:]
-        self.standings.update(times)
-        self.standings.fail_one_sided()
-        self.drop({})
-        if self.stage == "finals":
-            self._timed_in_finals |= times.keys()
 
     def advance(self) -> None:
         """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
-        if self._probed is not None and not self.queue:
-            self._end_probe(self._probed)
         if self.queue or self.stage == "done":
             return
-        alive, times = self.standings.alive(), self.standings.times
+        alive, times = self.alive(), self.times
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
         n_overtime = MAX_OVERTIME * self.n_nominal - self._n_run
         if len(alive) < 2 and self._guide is None:
@@ -201,7 +304,7 @@ class SiteRace:
             if self._guide is None:
                 self._end_rung(alive)
         elif self.stage == "exhaustive":
-            self.end(NOT_MET, None if times else self.incumbent())
+            self.end(NOT_MET, None if times else self.best)
         elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
             self._end_round()
 
@@ -210,134 +313,129 @@ class SiteRace:
         if n_replays == 0:
             self._choose()
             return
-        rounds = (self._shuffled(self.standings.alive(), f"final {self._n_rounds} {k}") for k in range(n_replays))
+        rounds = (self._shuffled(self.alive(), f"final {self._n_rounds} {k}") for k in range(n_replays))
         self.queue = list(islice((trial for each in rounds for trial in each), n_replays))
         self._n_rounds += 1
         self._wanted = {}  # more repeats are optional here
 
     def round_length(self, n_most: int) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_each = min(self._plan.n_repeat, self.standings.n_enough(self._options.enough_ms, self._plan.n_repeat))
+        n_each = min(self._plan.n_repeat, self._n_enough())
         n_replays = min(self._n_finalists * n_each, n_most, self._n_allowed)
-        return n_replays if n_replays >= 2 * len(self.standings.alive()) else 0  # the noise is known from repeats only
+        return n_replays if n_replays >= 2 * len(self.alive()) else 0  # the noise is known from repeats only
+
+    def _leave_by_prior_times(self) -> None:
+        """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
+        prior, winner = self.prior_times, self.prior_winner
+        # One sample may be a hiccup: the best few have another try.
+        n_least = self._options.max_finalists if any(each.n_replays < 2 for each in prior.values()) else 1
+        hopeful = kept(prior, len(prior), self._options.margin(0), "kernel", n_least=n_least)
+        for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
+            self.left[i] = "not raced: slower in an earlier tuning"
 
     def _begin(self) -> None:
-        plan, alive = self._plan, self.standings.alive()
-        incumbent = self.standings.prior_winner if self.standings.prior_winner in alive else None
+        plan, alive = self._plan, self.alive()
+        incumbent = self.prior_winner if self.prior_winner in alive else None
         n_racing = len(alive) if self._guide is None else max(len(alive), self._guide.n_planned)
         self._n_finalists = min(self._options.max_finalists, n_racing)
         self.stage, self.queue, self.n_nominal = "done", [], 0
         if n_racing < 2:
             return
         self.n_nominal = n_racing * (plan.n_warmup + plan.n_repeat)
-        if plan.search != "exhaustive" and plan.n_repeat > 1:
-            # Where there are few candidates, enough for a race and a round of finals.
-            n_race = plan.n_warmup + n_racing + (min(self._options.min_rungs, plan.n_repeat) - 1) * self._n_finalists
-            self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
         if plan.search == "exhaustive":
             self.stage = "exhaustive"
             self._wanted = dict.fromkeys(alive, plan.n_repeat)
             self.queue = [Trial(i, k >= plan.n_warmup) for i in alive for k in range(plan.n_warmup + plan.n_repeat)]
         else:
+            if plan.n_repeat > 1:  # where there are few candidates, enough for a race and a round of finals
+                n_race = plan.n_warmup + n_racing + (min(self._options.min_rungs, plan.n_repeat) - 1) * self._n_finalists
+                self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
             self.stage = "race"
             self._wanted = dict.fromkeys(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
-            fastest = self.standings.fastest()
-            first = incumbent if incumbent is not None else fastest if fastest in alive else next(iter(alive), None)
+            first = incumbent if incumbent is not None else self.best if self.best in alive else next(iter(alive), None)
             self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * plan.n_warmup + self._shuffled(alive)
         if incumbent is not None:  # in front: where the budget runs out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
     def _end_rung(self, alive: list[int]) -> None:
-        options, n_finalists = self._options, self._options.max_finalists
-        rung = end_of_rung(self.standings, self._plan, options, self.repeats, rung=self._rung, n_open=self.n_open)
-        staying = self._leave(alive, rung.staying or alive[:1])
-        n_rungs, n_plain, repeats = self._rung + 1, rung.n_plain, self.repeats
-        is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, rung.n_enough))
-        goes_on = not is_few and n_rungs < self._plan.n_repeat  # the plain race
-        n_more = 1 if n_rungs < self._plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
-        n_replays = self._n_allowed if goes_on else min(repeats.n_left, self._n_allowed)
+        plan, options, n_finalists, n_rungs = self._plan, self._options, self._options.max_finalists, self._rung + 1
+        measured, is_first, n_enough = self._measured(alive), self._rung == 0, self._n_enough()
+        is_long = n_enough < 2  # one sample says as much as many short ones
+        margin = options.margins[-1] if is_long else options.margin(self._rung)
+        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first, is_alone=self.n_open < 2)
+        # Beaten in the finals or not at all, unless that costs real time.
+        prior = [i for i in alive if i == self.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
+        hopeful = {i: each for i, each in measured.items() if i not in no_more}
+        # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
+        n_least = 1 if is_long else n_finalists
+        quota = options.quota(len(self._runnable()), self._rung)
+        best_of = partial(kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first)
+        plain = best = best_of()
+        error_ms = clock_error_ms(measured, options)
+        self._is_noisy = self.n_spare > 0 and error_ms > options.tie / 4 * share_ms(measured, self.n_open)
+        if self._is_noisy and len(near := best_of(error_ms=error_ms)) - len(plain) <= self._n_repeats_left:
+            best = near
+        n_plain = len({*prior, *plain})
+        staying = self._leave(alive, [*prior, *best] or alive[:1])
+        is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
+        goes_on = not is_few and n_rungs < plan.n_repeat  # the plain race
+        n_more = 1 if n_rungs < plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
+        n_replays = self._n_allowed if goes_on else min(self._n_repeats_left, self._n_allowed)
         n_more = min(n_more, n_replays // max(1, len(staying)))
         if len(staying) > 1 and n_more > 0:
-            repeats.use(n_more * len(staying) - n_plain * goes_on)
+            self._n_repeats += n_more * len(staying) - n_plain * goes_on
             self._rung += n_more
             self._wanted = dict.fromkeys(staying, self._rung + 1)
             self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
             return
         if len(staying) > n_finalists:
-            best = kept(self.standings.measured(staying), n_finalists, rung.margin, self._plan.objective) or staying[:n_finalists]
-            staying = self._leave(staying, [*rung.prior, *best])
+            best = kept(self._measured(staying), n_finalists, margin, plan.objective) or staying[:n_finalists]
+            staying = self._leave(staying, [*prior, *best])
         self.stage = "finals"
         if len(staying) < 2 or self.round_length(self._n_allowed) == 0:
             self._choose()
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
-            self.standings.left[i] = f"left the race after rung {self._rung}" if i in self.standings.times else NOT_MET
-        return self.standings.alive()
+            self.left[i] = f"left the race after rung {self._rung}" if i in self.times else NOT_MET
+        return self.alive()
 
     def _end_round(self) -> None:
         selection = self._choose()
-        self.standings.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
-        self.repeats.is_noisy |= (is_open := not selection.is_clear)
-        may_go_on = len(self.standings.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
+        self.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
+        self._is_noisy |= (is_open := not selection.is_clear)
+        may_go_on = len(self.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
         if is_open and may_go_on and self.round_length(self._n_allowed) > 0:
             self.stage, self.selection = "finals", None
 
     def _choose(self) -> Selection:
         self.stage = "done"
-        if contenders := self.standings.measured(self.standings.alive()):
+        if contenders := self._measured(self.alive()):
             in_finals, is_alone = self._timed_in_finals, self.n_open < 2
             self.selection = choose(contenders, self._options, self._plan.objective, in_finals, is_alone=is_alone)
         else:  # never met: the first that runs
-            self.selection = Selection(self.standings.fastest() or 0, frozenset(), is_clear=True, closure_weight=0.0)
+            self.selection = Selection(self.best or 0, frozenset(), is_clear=True, closure_weight=0.0)
         if len(contenders) < 2:
-            self.selection = replace(self.selection, reason=self.standings.why_alone(self.selection.winner))
+            self.selection = replace(self.selection, reason=self._why_alone(self.selection.winner))
         return self.selection
 
     @property
     def _n_allowed(self) -> int:
-        return max(0, self.n_nominal + self.repeats.n_extra - self._n_run)
+        return max(0, self.n_nominal + self.n_extra - self._n_run)
+
+    @property
+    def _n_repeats_left(self) -> int:
+        return max(0, self.n_extra // 2 - self._n_repeats)
+
+    def _n_enough(self) -> int:
+        """Samples of a candidate that are long enough together, by the best one's time; all if there is none."""
+        best_ms = min((each.launches_ms for each in self._measured(self.alive()).values()), default=0.0)
+        return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""
         order = list(candidates)
         random.Random(f"{self._label} {self._rung} {salt}").shuffle(order)
-        order.sort(key=self.standings.suspects.__contains__)
+        order.sort(key=self.suspects.__contains__)
         return [Trial(i, is_timed=True) for i in order]
-
-
-@dataclass(frozen=True, slots=True)
-class EndOfRung:
-    """Candidates that stay after a rung, and what they were judged by."""
-
-    staying: list[int]
-    """An earlier winner among them, unless that costs real time."""
-    prior: list[int]
-    """The earlier winner, if it stays for that."""
-    n_plain: int
-    """Those that would stay if the clock had no error."""
-    margin: float
-    """Share of the kernel's time by which a candidate may be slower."""
-    n_enough: int
-    """Samples of a candidate that are enough."""
-
-
-def end_of_rung(standings: Standings, plan: Plan, options: RacingOptions, repeats: Repeats, *, rung: int, n_open: int) -> EndOfRung:
-    """Judge the candidates that are alive by their times after rung ``rung``, counted from 0, at one of ``n_open`` sites."""
-    alive, objective = standings.alive(), plan.objective
-    is_long = (n_enough := standings.n_enough(options.enough_ms, plan.n_repeat)) < 2  # one sample says as much as many short ones
-    margin, quota = options.margins[-1] if is_long else options.margin(rung), options.quota(standings.n_runnable, rung)
-    is_first, measured = rung == 0, standings.measured(alive)
-    no_more = hopeless(measured, standings.warm_ups, options, objective, is_first=is_first, is_alone=n_open < 2)
-    # Beaten in the finals or not at all, unless that costs real time.
-    prior = [i for i in alive if i == standings.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
-    # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
-    n_least = 1 if is_long else options.max_finalists
-    hopeful = {i: each for i, each in measured.items() if i not in no_more}
-    plain = best = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first)
-    repeats.judge(measured, n_open, options)
-    if repeats.is_noisy:
-        near = kept(hopeful, quota, margin, objective, n_least=n_least, by_typical=is_first, error_ms=repeats.error_ms)
-        best = near if len(near) - len(plain) <= repeats.n_left else plain
-    return EndOfRung([*prior, *best], prior, len({*prior, *plain}), margin, n_enough)

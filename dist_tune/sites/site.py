@@ -218,8 +218,8 @@ def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -
     Raises:
         NoValidConfigError: none is.
     """
-    if search.best(label) is None and not search.is_barren(label):
-        failures = {i: each.failure for i, each in enumerate(search.results(label)) if each.failure is not None}
+    if search[label].best is None and not search[label].is_barren:
+        failures = {i: each.failure for i, each in enumerate(search[label].results()) if each.failure is not None}
         cause = site.last_error if site is not None else None
         raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
 
@@ -231,7 +231,7 @@ def check_machine(label: str, n_candidates: int, search: Race, failures: Mapping
         MachineError: otherwise; what is left of such a search would win as the only one that runs.
     """
     found = [each for each in failures.values() if each.kind is FailureKind.MACHINE]
-    is_none_left = search.best(label) is None and not search.is_barren(label)
+    is_none_left = search[label].best is None and not search[label].is_barren
     if found and (is_none_left or 2 * len(found) >= n_candidates):
         raise MachineError(machine_failed(label, n_candidates, found))
 

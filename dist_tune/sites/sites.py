@@ -234,7 +234,7 @@ class Sites:
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
             guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._placement.n_ranks)
-            site.untried = set(range(len(configs))) - set(guide.spread) if guide is not None else set()
+            site.untried = guide.untried if guide is not None else set()
             positions = partition_configs(configs, self._placement.n_ranks, site.tried)
             # Where there has to be a record only the first run needs anything.
             first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]

@@ -58,8 +58,6 @@ class Entry:
     """The candidates, described."""
     guide: Guide | None = None
     """Of a search that does not try all candidates at once."""
-    untried: set[int] = field(default_factory=set)
-    """Candidates that it has not come to."""
     n_warm_ups: int = 0
     """Untimed runs of each candidate before the race, of a function."""
     is_isolated: bool = False
@@ -70,6 +68,11 @@ class Entry:
     """Of all ranks that have met it."""
     writers: set[int] = field(default_factory=set)
     """Ranks that write its record into their caches: one for each folder and key."""
+
+    @property
+    def untried(self) -> set[int]:
+        """Candidates that the search has not come to."""
+        return self.guide.untried if self.guide is not None else set()
 
 
 @dataclass

@@ -53,8 +53,8 @@ _GAP = 2
 def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
     """The record of one site; a rank that never met the site knows only what the others reported."""
     site, race = context.sites.met.get(label), context.race
-    texts, results = context.entries[label].texts, race.results(label)
-    winner, selection = race.best(label), race.selection(label)
+    texts, results = context.entries[label].texts, race[label].results()
+    winner, selection = race[label].best, race[label].selection
     assert winner is not None
     return TuningRecord(
         closure=context.name,
@@ -63,7 +63,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
-        reason=race.reason(label),
+        reason=race[label].reason,
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
         n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
         n_variants=context.replays.trials.variants.counts.get(label, 1),

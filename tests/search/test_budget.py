@@ -50,8 +50,8 @@ def test_the_search_ends_with_what_it_knows(name: SearchName):
     measured = {replay["s"].candidate for replay in replays}
     assert 4 <= len(replays) <= 6
     assert elapsed_s <= 5.0 + 1.2
-    assert search.best("s") == min(measured)
-    lefts = {i: each.left for i, each in enumerate(search.results("s"))}
+    assert search["s"].best == min(measured)
+    lefts = {i: each.left for i, each in enumerate(search["s"].results())}
     assert {i for i, left in lefts.items() if left == "not raced: the budget of 5 s was spent"} == set(range(20)) - measured
 
 
@@ -60,7 +60,7 @@ def test_a_budget_that_is_never_reached_changes_nothing():
     seconds = {i: 0.001 + i / 1e5 for i in range(12)}
     bounded, free = searching(Plan(budget_s=1e6), {"s": 12}), searching(Plan(), {"s": 12})
     assert play(bounded, seconds)[0] == play(free, seconds)[0]
-    assert bounded.best("s") == free.best("s")
+    assert bounded["s"].best == free["s"].best
 
 
 def test_a_budget_spent_before_the_race_still_tries_what_wins():
@@ -70,7 +70,7 @@ def test_a_budget_spent_before_the_race_still_tries_what_wins():
         search.tell(0, Report(elapsed_s=10.0))
         replays, _ = play(search, dict.fromkeys(range(3), 0.1), 10.0, failing)
         assert [replay["s"].candidate for replay in replays] == list(range(min(len(failing) + 1, 3)))
-        assert search.best("s") == winner
+        assert search["s"].best == winner
 
 
 def test_a_budget_spent_in_the_warm_up_ends_it():
@@ -83,8 +83,8 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
         times = {i: Times(2e3 - i, 2e3 - i) for i in range(n_run)}
         search.tell_warm_up(n_next, Report({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next))
     search.end_warm_up({"s": 1})
-    assert (n_run, search.batch(), search.best("s")) == (3, [], 2)
-    assert [each.left for each in search.results("s")][3:] == ["not raced: the budget of 5 s was spent"] * 7
+    assert (n_run, search.batch(), search["s"].best) == (3, [], 2)
+    assert [each.left for each in search["s"].results()][3:] == ["not raced: the budget of 5 s was spent"] * 7
 
 
 def test_a_warm_up_goes_on_until_something_has_run():
@@ -108,8 +108,8 @@ def test_sites_end_together():
         search.tell(len(batch), Report(times, elapsed_s=elapsed_s, batch_s=1.0 * len(batch)))
     assert elapsed_s == 3.0
     for site, known in times.items():
-        assert search.best(site) == min(known)
-        assert sum(each.left is not None and "budget of 3 s" in each.left for each in search.results(site)) == 6
+        assert search[site].best == min(known)
+        assert sum(each.left is not None and "budget of 3 s" in each.left for each in search[site].results()) == 6
 
 
 @given(
@@ -125,9 +125,9 @@ def test_any_search_overruns_by_little(took: list[float], budget_s: float, name:
     _, elapsed_s = play(search, dict(enumerate(took)))
     # A batch is planned by the replays before it: each of its own may be as long as the longest of all.
     assert elapsed_s <= budget_s + 2 * max(took) + max(took) * min(1.0, budget_s) / min(took)
-    best = search.best("s")
+    best = search["s"].best
     assert best is not None
-    assert search.results("s")[best].times is not None or len(took) == 1
+    assert search["s"].results()[best].times is not None or len(took) == 1
 
 
 @pytest.mark.parametrize(

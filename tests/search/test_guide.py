@@ -29,9 +29,9 @@ def cost_ms(text: str, best: tuple[int, int, int, int] = (128, 64, 4, 2)) -> flo
 def entered(plan: Plan, texts: list[str], failures: Mapping[int, str] | None = None, prior: PriorTimes | None = None) -> Race:
     """A race of one site after its first vote."""
     guide = guide_of(plan.search, texts, prior)
-    untried = set(range(len(texts))) - set(guide.spread) if guide is not None else set[int]()
+    untried = guide.untried if guide is not None else ()
     race = Race(plan)
-    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide=guide, untried=untried)
+    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide=guide)
     return race
 
 
@@ -50,7 +50,7 @@ def play(
         while wave := race.waves().get("s"):
             waves.append(wave)
             elapsed_s += compile_s * len(wave)
-            race.drop("s", {i: why for i, why in (failures or {}).items() if i in wave})
+            race["s"].drop({i: why for i, why in (failures or {}).items() if i in wave})
             race.join({"s": wave})
         if not (batch := race.batch()):
             return waves
@@ -67,7 +67,7 @@ def play(
 
 
 def tried(race: Race) -> set[int]:
-    return {i for i, each in enumerate(race.results("s")) if each.left != NOT_TRIED}
+    return {i for i, each in enumerate(race["s"].results()) if each.left != NOT_TRIED}
 
 
 def test_a_large_space_is_tried_in_part_and_its_best_found():
@@ -75,10 +75,10 @@ def test_a_large_space_is_tried_in_part_and_its_best_found():
     ms = [cost_ms(text) for text in SPACE]
     race = entered(Plan(search=None), SPACE)
     waves = play(race, ms)
-    assert race.best("s") == ms.index(min(ms))
+    assert race["s"].best == ms.index(min(ms))
     assert waves
     assert len(tried(race)) <= 16 + math.ceil(3 * len(SPACE) / 8)
-    assert all(each.times is None and each.failure is None for each in race.results("s") if each.left == NOT_TRIED)
+    assert all(each.times is None and each.failure is None for each in race["s"].results() if each.left == NOT_TRIED)
 
 
 @given(data=st.data(), n=st.integers(30, 120), n_failing=st.integers(0, 120))
@@ -95,15 +95,15 @@ def test_any_guided_search_ends_and_tries_nothing_twice(data: Any, n: int, n_fai
     for _ in range(2):
         race = entered(plan, texts, failures)
         waves = play(race, ms, failures, broken)
-        played.append((waves, race.best("s")))
+        played.append((waves, race["s"].best))
         among = [i for wave in waves for i in wave]
         first = set(Guide(texts).spread)
         assert len(among) == len(set(among))
         assert not first & set(among)
         assert set(among) <= set(range(n))
         assert first | set(among) == tried(race)
-        assert race.best("s") is not None
-        assert race.best("s") not in {*failures, *broken}
+        assert race["s"].best is not None
+        assert race["s"].best not in {*failures, *broken}
     assert played[0] == played[1]
 
 
@@ -112,18 +112,18 @@ def test_where_the_whole_spread_fails_the_search_goes_on_until_something_runs():
     last = len(SPACE) - 2
     failures = {i: "rank 0: too large" for i in range(len(SPACE)) if i != last}
     race = entered(Plan(search="guided"), SPACE, failures)
-    assert race.best("s") is None
-    assert race.is_barren("s")
+    assert race["s"].best is None
+    assert race["s"].is_barren
     play(race, [0.1] * len(SPACE), failures)
-    assert race.best("s") == last
+    assert race["s"].best == last
 
 
 def test_where_nothing_runs_the_search_ends_without_a_winner():
     failures = dict.fromkeys(range(len(SPACE)), "rank 0: too large")
     race = entered(Plan(search="guided"), SPACE, failures)
     play(race, [0.1] * len(SPACE), failures)
-    assert race.best("s") is None
-    assert not race.is_barren("s")
+    assert race["s"].best is None
+    assert not race["s"].is_barren
 
 
 @pytest.mark.parametrize(("search", "n", "is_guided"), [(None, 64, False), (None, 65, True), ("guided", 25, False), ("guided", 40, True)])
@@ -154,8 +154,8 @@ def test_the_budget_ends_a_guided_search():
     race = entered(Plan(search="guided", budget_s=0.15), SPACE)
     waves = play(race, ms, compile_s=0.01)
     assert len(waves) == 1
-    timed = {i: each.times for i, each in enumerate(race.results("s")) if each.times is not None}
-    assert race.best("s") == min(timed, key=lambda i: (ms[i], i))
+    timed = {i: each.times for i, each in enumerate(race["s"].results()) if each.times is not None}
+    assert race["s"].best == min(timed, key=lambda i: (ms[i], i))
 
 
 def test_a_site_that_no_replay_meets_is_not_searched_further():
@@ -176,7 +176,7 @@ def test_a_script_says_how_many_are_tried(n_tried: int):
     race = Race(Plan(search="guided", n_tried=n_tried))
     guide = guide_of("guided", SPACE, n_tried=n_tried)
     assert guide is not None
-    race.add("s", len(SPACE), {}, guide=guide, untried=set(range(len(SPACE))) - set(guide.spread))
+    race.add("s", len(SPACE), {}, guide=guide)
     waves = play(race, ms)
     assert len(tried(race)) == n_tried
     assert max(map(len, waves)) <= 8
@@ -188,11 +188,11 @@ def test_a_sweep_tries_all_in_waves_from_its_place_on(start: float):
     guide = guide_of("racing", SPACE, start=start)
     assert guide is not None
     race = Race(Plan(start=start))
-    race.add("s", len(SPACE), {}, guide=guide, untried=set(range(len(SPACE))) - set(guide.spread))
+    race.add("s", len(SPACE), {}, guide=guide)
     order = [*guide.spread, *(i for wave in play(race, [cost_ms(text) for text in SPACE]) for i in wave)]
     first = round(start * len(SPACE))
     assert order == [*range(first, len(SPACE)), *range(first)]
-    assert race.best("s") == min(range(len(SPACE)), key=lambda i: cost_ms(SPACE[i]))
+    assert race["s"].best == min(range(len(SPACE)), key=lambda i: cost_ms(SPACE[i]))
 
 
 def test_guided_search_comes_near_the_best_of_a_recorded_space_with_a_twentieth_of_it():

@@ -31,8 +31,8 @@ def test_a_slow_candidate_runs_once_however_few_there_are(times_ms: list[float],
     world = raced(times_ms, n_ranks=n_ranks)
     slow = [i for i, ms in enumerate(times_ms) if ms > 2 * min(times_ms)]
     assert {runs(world)[i] for i in slow} == {1}
-    assert {world.search.results("s")[i].left for i in slow} == {"left the race after rung 0"}
-    assert world.search.best("s") not in slow
+    assert {world.search["s"].results()[i].left for i in slow} == {"left the race after rung 0"}
+    assert world.search["s"].best not in slow
 
 
 def test_a_slow_candidate_that_costs_next_to_nothing_runs_twice():
@@ -50,7 +50,7 @@ def test_one_hiccup_does_not_lose_the_best(n_ranks: int, base_ms: float):
         def take(rank: int, site: str, i: int, replay: int, jolted: int = number) -> float:
             return base_ms * (1.3, 1.0, 1.2, 1.4)[i] * (3.0 if (rank, replay) == (0, jolted) else 1.0)
 
-        assert World(searching(Plan(), {"s": 4}), n_ranks, take).finish().search.best("s") == 1
+        assert World(searching(Plan(), {"s": 4}), n_ranks, take).finish().search["s"].best == 1
 
 
 def test_a_long_hiccup_on_one_of_several_ranks_does_not_lose_the_best():
@@ -63,14 +63,14 @@ def test_a_long_hiccup_on_one_of_several_ranks_does_not_lose_the_best():
             return 300.0
         return (130.0, 100.0, 120.0)[i]
 
-    assert World(searching(Plan(0), {"s": 3}), 3, take).finish().search.best("s") == 1
+    assert World(searching(Plan(0), {"s": 3}), 3, take).finish().search["s"].best == 1
 
 
 def test_long_samples_need_few_repeats():
     """Candidates of 30 s: those within a tenth of the best run a second time, the others once, and there are no finals."""
     world = raced([30e3, 31e3, 32e3, 40e3, 50e3, 90e3], Plan(n_warmup=0, n_repeat=10))
     assert runs(world) == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
-    assert world.search.best("s") == 0
+    assert world.search["s"].best == 0
     short = raced([200.0, 210.0, 220.0, 230.0], Plan(n_warmup=0, n_repeat=10))
     assert max(runs(short).values()) <= 2 * 5 + 4  # a second of them in the race, and in each round of finals
 
@@ -80,7 +80,7 @@ def test_an_earlier_winner_that_is_slow_today_leaves_too():
     search = Race(Plan(0))
     search.add("s", 2, {}, PriorTimes({0: Times(1.0, 1.0)}, winner=0))
     world = World(search, 1, lambda rank, site, i, k: (1000.0, 10.0)[i]).finish()
-    assert (runs(world)[0], search.best("s")) == (1, 1)
+    assert (runs(world)[0], search["s"].best) == (1, 1)
 
 
 def warmed(search: Race, ms: Sequence[float], n_runs: int) -> None:
@@ -93,7 +93,7 @@ def test_a_candidate_that_was_slow_in_two_warm_ups_does_not_race():
     """The shorter of two runs has compiled nothing. What is no longer than 100 ms races all the same."""
     search = searching(Plan(2), {"s": 4})
     warmed(search, [230.0, 100.0, 90.0, 120.0], 2)
-    assert [each.left for each in search.results("s")] == ["not raced: 2.6 x slower in its warm-up", None, None, None]
+    assert [each.left for each in search["s"].results()] == ["not raced: 2.6 x slower in its warm-up", None, None, None]
     batch = search.batch()
     assert [replay["s"].candidate for replay in batch[:2]] == [2, 2]  # the race warms up with the fastest
     assert {replay["s"].candidate for replay in batch} == {1, 2, 3}
@@ -106,7 +106,7 @@ def test_one_warm_up_may_have_compiled():
     """It drops nothing; with one sample that agrees, it does, and with one that does not, the next sample decides."""
     search = searching(Plan(0), {"s": 3})
     warmed(search, [3000.0, 3000.0, 10.0], 1)
-    assert [each.left for each in search.results("s")] == [None] * 3
+    assert [each.left for each in search["s"].results()] == [None] * 3
     times_ms = {0: 3000.0, 1: 12.0, 2: 10.0}
     world = World(search, 1, lambda rank, site, i, k: times_ms[i]).finish()
     assert runs(world)[0] == 1
@@ -114,7 +114,7 @@ def test_one_warm_up_may_have_compiled():
     doubted = searching(Plan(0), {"s": 3})
     warmed(doubted, [200.0, 100.0, 210.0], 1)
     world = World(doubted, 1, lambda rank, site, i, k: 600.0 if i == 1 and k < 3 else (200.0, 100.0, 210.0)[i]).finish()
-    assert doubted.best("s") == 1
+    assert doubted["s"].best == 1
 
 
 @pytest.mark.parametrize(("ms", "n_untimed"), [(10.0, 3), (400.0, 2), (3000.0, 0)])
@@ -149,17 +149,17 @@ def one_rank(slow_ms: float, others: Sequence[float] = (10.0, 11.0)) -> World:
 def test_a_candidate_that_takes_one_rank_beyond_measure_is_dropped_by_name():
     """After one sample, with the ranks and their times as the reason; half a second is no interrupt."""
     world = one_rank(3010.0)
-    assert (runs(world)[0], world.search.best("s")) == (1, 1)
-    assert world.search.results("s")[0].failure == "rank 1: 3.01 s a launch, where rank 0 needs 0.01 s"
-    assert one_rank(400.0).search.results("s")[0].failure is None
+    assert (runs(world)[0], world.search["s"].best) == (1, 1)
+    assert world.search["s"].results()[0].failure == "rank 1: 3.01 s a launch, where rank 0 needs 0.01 s"
+    assert one_rank(400.0).search["s"].results()[0].failure is None
 
 
 def test_a_rank_with_more_work_drops_nothing():
     """It takes a hundred times as long with all candidates: that is the step, and no fault of theirs."""
     times_ms = [[10.0, 1000.0], [11.0, 1100.0], [10.0, 3500.0]]
     search = World(searching(Plan(0), {"s": 3}), 2, lambda rank, site, i, k: times_ms[i][rank]).finish().search
-    assert [each.failure for each in search.results("s")] == [None, None, None]
-    assert search.best("s") == 0
+    assert [each.failure for each in search["s"].results()] == [None, None, None]
+    assert search["s"].best == 0
 
 
 def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
@@ -170,7 +170,7 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
         (replay,) = search.batch()
         failure = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
         search.tell(1, Report(failures={"s": {replay["s"].candidate: failure}}, elapsed_s=number + 1.0))
-    assert search.best("s") is None
+    assert search["s"].best is None
 
 
 def closures(closures_ms: Sequence[float], n_sites: int) -> tuple[Race, Counter[int]]:
@@ -197,6 +197,6 @@ def test_a_hook_that_takes_long_is_as_hopeless_as_a_slow_kernel():
     for n_sites in (1, 2):
         search, seen = closures([1000.0, 3.0, 3.1], n_sites)
         assert seen[0] == n_sites
-        assert search.best("s") == 1
+        assert search["s"].best == 1
         if n_sites == 2:
-            assert all(each.left is None or "rung 0" not in each.left for each in search.results("t"))
+            assert all(each.left is None or "rung 0" not in each.left for each in search["t"].results())

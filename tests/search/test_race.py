@@ -84,7 +84,7 @@ def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mappi
 
 
 def latencies_ms(search: Race, site: str = "s") -> list[float | None]:
-    return [each.times.kernel_ms if each.times else None for each in search.results(site)]
+    return [each.times.kernel_ms if each.times else None for each in search[site].results()]
 
 
 def told(times: list[list[float]]) -> Race:
@@ -123,7 +123,7 @@ def test_a_single_candidate_needs_no_replay():
     """It wins without a time, and in the replays of other sites it is launched untimed."""
     alone = searching(Plan(), {"s": 1})
     assert alone.batch() == []
-    assert (alone.best("s"), alone.selection("s"), latencies_ms(alone)) == (0, None, [None])
+    assert (alone["s"].best, alone["s"].selection, latencies_ms(alone)) == (0, None, [None])
     world = World(searching(table(0, 1), {"single": 1, "other": 2}), 1, by_index).finish()
     assert world.trials("single") == [Trial(0, is_timed=False)] * 2
 
@@ -131,20 +131,20 @@ def test_a_single_candidate_needs_no_replay():
 def test_slowest_rank_decides():
     """Candidate 0 is fastest on rank 0 only, and on average; rank 1 makes it the slower one."""
     search = told([[1.0, 4.0], [6.0, 4.0]])
-    assert search.best("s") == 1
+    assert search["s"].best == 1
     assert latencies_ms(search) == [6.0, 4.0]
-    assert search.results("s")[0].times == Times(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
+    assert search["s"].results()[0].times == Times(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
 
 
 def test_a_tie_goes_to_the_lower_index():
     """Three equal reduced times, made of different ranks' medians."""
-    assert told([[9.0, 2.0, 1.0, 2.0], [9.0, 1.0, 2.0, 2.0]]).best("s") == 1
+    assert told([[9.0, 2.0, 1.0, 2.0], [9.0, 1.0, 2.0, 2.0]])["s"].best == 1
 
 
 def test_an_impossible_time_is_a_failure():
     """It drops the candidate, on all ranks and with the rank's name."""
     search = told([[3.0, 2.0], [3.0, math.nan]])
-    assert (search.best("s"), str(search.results("s")[1].failure)[:17]) == (0, "rank 1: the clock")
+    assert (search["s"].best, str(search["s"].results()[1].failure)[:17]) == (0, "rank 1: the clock")
 
 
 def test_a_failure_on_one_rank_drops_it_everywhere():
@@ -153,8 +153,8 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
         searching(table(0, 3), {"s": 2, "t": 9}), 2, lambda rank, site, i, k: "broke" if (rank, site, i) == (1, "s", 0) else 1.0 + i
     )
     world.finish()
-    assert world.search.best("s") == 1
-    standing = world.search.results("s")[0]
+    assert world.search["s"].best == 1
+    standing = world.search["s"].results()[0]
     assert (standing.failure, standing.times) == ("rank 1: broke", None)
     assert all(trial is not None and trial.candidate == 1 for trial in world.trials("s")[6:])
 
@@ -167,7 +167,7 @@ def test_a_failure_keeps_its_first_reason():
         Report(failures={"s": {1: CandidateFailure(FailureKind.LAUNCH, "other"), 0: CandidateFailure(FailureKind.LAUNCH, "mine")}}),
     )
     search.tell(0, Report(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "late")}}))
-    assert [s.failure for s in search.results("s")] == ["mine", "rank 0: no memory", None, None]
+    assert [s.failure for s in search["s"].results()] == ["mine", "rank 0: no memory", None, None]
     assert [replay["s"].candidate for replay in search.batch()] == [2, 3]
 
 
@@ -175,16 +175,16 @@ def test_all_dropped_is_nobody():
     """No winner, no replay, and no trial in the replays of other sites."""
     search = searching(table(0, 1), {"dead": 2, "live": 2}, {"dead": {0: "rank 0: x", 1: "rank 1: y"}})
     world = World(search, 2, by_index).finish()
-    assert search.best("dead") is None
+    assert search["dead"].best is None
     assert [set(replay) for replay in world.replays] == [{"live"}] * 2
 
 
 def test_a_dropped_candidate_is_not_scheduled():
     """A vote that comes between batches takes the candidate off the table at once."""
     search = searching(table(1, 2), {"s": 3})
-    search.drop("s", {1: "rank 1: out of resources"})
+    search["s"].drop({1: "rank 1: out of resources"})
     assert {replay["s"].candidate for replay in search.batch()} == {0, 2}
-    search.drop("s", {0: "rank 0: out of resources"})
+    search["s"].drop({0: "rank 0: out of resources"})
     assert search.batch() == []
 
 
@@ -199,13 +199,13 @@ def test_overtime_ends():
     """A site met once and never again gets MAX_OVERTIME times its nominal replays, and its one time decides."""
     world = World(searching(table(1, 3), {"s": 2}), 1, lambda rank, s, i, k: 1.0 if k == 1 else None).finish()
     assert len(world.replays) == MAX_OVERTIME * 2 * (1 + 3)
-    assert world.search.best("s") == 0
+    assert world.search["s"].best == 0
 
 
 def test_a_site_met_by_nobody_gets_no_overtime():
     """It was scheduled once; its first candidate that runs is taken."""
     world = World(searching(table(0, 2), {"s": 3}, {"s": {0: "rank 0: x"}}), 2, lambda *_: None).finish()
-    assert (len(world.replays), world.search.best("s")) == (4, 1)
+    assert (len(world.replays), world.search["s"].best) == (4, 1)
 
 
 def test_a_site_met_late_gets_its_whole_table():
@@ -218,7 +218,7 @@ def test_a_site_met_late_gets_its_whole_table():
     assert "late" in search
     world.finish()
     assert world.trials("late")[4:] == [Trial(i, is_timed) for i in range(2) for is_timed in (False, True)]
-    assert (search.best("late"), world.trials("early")[4:]) == (0, [Trial(0, is_timed=False)] * 4)
+    assert (search["late"].best, world.trials("early")[4:]) == (0, [Trial(0, is_timed=False)] * 4)
 
 
 def test_a_rehearsal_runs_each_candidate_and_checks_it():
@@ -237,5 +237,5 @@ def test_those_that_lost_before_are_not_rehearsed():
     search.add("f", 4, {}, PriorTimes({i: Times(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
     assert [replay["f"].candidate for replay in search.warm_up({"f": 2})] == [1, 1, 3, 3]
     assert latencies_ms(search, "f") == [1.0, 2.0, 3.0, None]
-    search.drop("f", {0: "rank 0: wrong"})
+    search["f"].drop({0: "rank 0: wrong"})
     assert latencies_ms(search, "f") == [None, 2.0, 3.0, None]

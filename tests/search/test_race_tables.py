@@ -52,7 +52,7 @@ def test_any_table_ends_with_the_least_agreed_time(world: tuple[Any, ...]):
     run = World(search, n_ranks, take).finish(at_most=MAX_OVERTIME * sum(sites.values()) * (2 + 3))
     for site, n in sites.items():
         failed = set(failures[site]) | {i for each in run.failures.get(site, {}).values() for i in each}
-        assert search.best(site) == expected(n, failed, run.samples.get(site, {}))
+        assert search[site].best == expected(n, failed, run.samples.get(site, {}))
 
 
 @given(worlds(), st.randoms(use_true_random=False))
@@ -71,5 +71,5 @@ def test_the_order_of_a_tally_does_not_matter(world: tuple[Any, ...], dice: Any)
         other.tell(len(batch), Report({s: shuffled(t) for s, t in shuffled(reduced.times).items()}, shuffled(reduced.failures)))
     assert search.batch() == []  # where it decides
     for site in sites:
-        assert other.best(site) == search.best(site)
-        assert other.results(site) == search.results(site)
+        assert other[site].best == search[site].best
+        assert other[site].results() == search[site].results()

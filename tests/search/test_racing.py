@@ -49,8 +49,8 @@ def test_the_hopeless_run_once():
     runs = Counter(timed(world))
     assert {runs[i] for i in range(6, 40)} == {1}
     assert all(runs[i] > 1 for i in range(FINALISTS))
-    assert [s.left for s in world.search.results("s")][6:] == ["left the race after rung 0"] * 34
-    assert world.search.best("s") == 0
+    assert [s.left for s in world.search["s"].results()][6:] == ["left the race after rung 0"] * 34
+    assert world.search["s"].best == 0
 
 
 def race(world: World) -> list[int]:
@@ -69,13 +69,13 @@ def test_a_rung_keeps_fewer_each_time():
     assert all(FINALISTS <= later <= max(earlier / 2, FINALISTS) for earlier, later in pairwise(rungs))
     assert len(rungs) <= 5
     assert [world.batch(), world.batch()] == [FINALISTS * 5, 0]  # a round of finals that is clear is the last
-    assert world.search.best("s") == 79
+    assert world.search["s"].best == 79
 
 
 def test_n_repeat_bounds_the_rungs():
     """With one repeat all are timed once, and that decides: an exhaustive search would ask for no more."""
     world = World(searching(Plan(0, 1), {"s": 80}), 1, near).finish()
-    assert (len(world.replays), set(Counter(timed(world)).values()), world.search.best("s")) == (80, {1}, 79)
+    assert (len(world.replays), set(Counter(timed(world)).values()), world.search["s"].best) == (80, {1}, 79)
 
 
 def test_finals_give_every_finalist_its_share():
@@ -94,7 +94,7 @@ def test_twenty_sites_take_no_more_replays_than_one_and_its_finals():
     one = World(searching(Plan(), {"s0": 8}), 2, near).finish()
     twenty = World(searching(Plan(), {f"s{i}": 8 for i in range(20)}), 2, near).finish()
     assert len(twenty.replays) <= len(one.replays) + RacingOptions().n_final_rounds * FINALISTS * Plan().n_repeat
-    assert [twenty.search.best(f"s{i}") for i in range(20)] == [7] * 20
+    assert [twenty.search[f"s{i}"].best for i in range(20)] == [7] * 20
 
 
 def test_a_shorter_race_waits_with_its_incumbent():
@@ -113,7 +113,7 @@ def test_the_order_of_sites_does_not_matter():
     sites = {"a": 8, "b": 30, "c": 1, "d": 17}
     runs = [World(searching(Plan(), dict(order)), 2, near).finish() for order in (list(sites.items()), list(sites.items())[::-1])]
     assert runs[0].replays == runs[1].replays
-    assert [runs[0].search.best(site) for site in sites] == [runs[1].search.best(site) for site in sites]
+    assert [runs[0].search[site].best for site in sites] == [runs[1].search[site].best for site in sites]
 
 
 def test_a_failure_in_the_finals_leaves_a_winner():
@@ -125,14 +125,14 @@ def test_a_failure_in_the_finals_leaves_a_winner():
         return "broke" if i == 2 and seen[i] > 2 else 1.0 + (i - 2) ** 2 / 10 + i / 100
 
     world = World(searching(Plan(0, 5), {"s": 5}), 1, take).finish()
-    assert world.search.best("s") == 1
-    assert world.search.results("s")[2].failure == "rank 0: broke"
+    assert world.search["s"].best == 1
+    assert world.search["s"].results()[2].failure == "rank 0: broke"
 
 
 def test_a_site_that_nobody_meets_ends():
     """It is asked for once, and its first candidate that runs is taken."""
     world = World(searching(Plan(0, 2), {"s": 9}, {"s": {0: "rank 0: x"}}), 2, lambda *_: None).finish(at_most=40)
-    assert world.search.best("s") == 1
+    assert world.search["s"].best == 1
 
 
 def test_what_is_met_in_part_is_asked_for_again():
@@ -140,7 +140,7 @@ def test_what_is_met_in_part_is_asked_for_again():
     take: Take = lambda rank, site, i, k: None if rank and k % 2 else 1.0 + i  # noqa: E731
     world = World(searching(Plan(0, 3), {"s": 9}), 2, take).finish(at_most=MAX_OVERTIME * 9 * 3)
     assert set(world.samples["s"][1]) == set(range(9))
-    assert world.search.best("s") == 0
+    assert world.search["s"].best == 0
 
 
 good = st.sampled_from([0.25, 1.0, 1.001, 1.1, 1.5, 4.0])  # a handful, so that ties happen
@@ -172,14 +172,14 @@ def test_any_race_ends_within_its_bound(race: tuple[Any, ...]):
     n_before = 0
     while world.batch():
         for site in sites:
-            known = {i for i, s in enumerate(search.results(site)) if s.failure}
+            known = {i for i, s in enumerate(search[site].results()) if s.failure}
             later = search.batch()
             assert not known & {replay[site].candidate for replay in later if site in replay}
         assert (n_before := len(world.replays)) <= bound
     for site, n in sites.items():
-        results = search.results(site)
+        results = search[site].results()
         assert all(s.times or s.failure for s in results) or n - len(failures[site]) < 2
-        best = search.best(site)
+        best = search[site].best
         assert results[best].failure is None if best is not None else all(s.failure for s in results)
     assert n_before <= bound
 
@@ -190,7 +190,7 @@ def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
     plan, sites, failures, n_ranks, take = race
     search = searching(plan, sites, failures)
     World(search, n_ranks, take).finish(at_most=MAX_OVERTIME * len(sites) * search.bound)
-    assert all((search.best(site) is None) == all(s.failure for s in search.results(site)) for site in sites)
+    assert all((search[site].best is None) == all(s.failure for s in search[site].results()) for site in sites)
 
 
 @given(races(st.one_of(fair, st.none())), st.randoms(use_true_random=False))
@@ -213,8 +213,8 @@ def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
         )
     assert search.batch() == []
     for site in sites:
-        assert (other.best(site), other.selection(site)) == (search.best(site), search.selection(site))
-        assert other.results(site) == search.results(site)
+        assert (other[site].best, other[site].selection) == (search[site].best, search[site].selection)
+        assert other[site].results() == search[site].results()
 
 
 def test_a_new_site_in_the_finals_is_raced_beside_them():
@@ -226,7 +226,7 @@ def test_a_new_site_in_the_finals_is_raced_beside_them():
     search.add("late", 6, {})
     world.finish()
     assert set(timed(world, "late")) == set(range(6))
-    assert (search.best("early"), search.best("late")) == (0, 0)
+    assert (search["early"].best, search["late"].best) == (0, 0)
     assert set(world.trials("early")[n_before:]) == {Trial(0, is_timed=False)}
 
 
@@ -237,4 +237,4 @@ def test_a_site_without_a_choice_is_no_company():
         times = {0: Times(1.0, 3.0), 1: Times(1.1, 2.0)}
         search.tell(len(search.batch()), Report({"s": times, "other": {i: Times(1.0, 3.0) for i in range(n_other)}}))
         assert search.batch() == []
-        assert search.best("s") == winner
+        assert search["s"].best == winner

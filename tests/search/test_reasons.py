@@ -23,7 +23,7 @@ def of(*pairs: tuple[float, float], rest_spread_ms: float = 0.0, spread_ms: floa
 def test_a_single_finalist_is_tied_with_none():
     """The others were hopeless and left: no candidate that left the race is a tie, however its one replay turned out."""
     world = World(searching(Plan(0, 5), {"s": 6}), 1, lambda rank, site, i, replay: 1.0 if i == 3 else 9.0).finish()
-    assert (world.search.best("s"), world.search.reason("s")) == (3, "fastest in the race")
+    assert (world.search["s"].best, world.search["s"].reason) == (3, "fastest in the race")
 
 
 def test_where_the_step_has_no_weight_it_is_the_kernel_that_was_fastest():
@@ -65,17 +65,17 @@ def race_of(n_candidates: int, failures: dict[int, str], prior: PriorTimes | Non
 )
 def test_what_had_nothing_to_race_says_why(search: Race, reason: str):
     assert search.batch() == []
-    assert search.reason("s") == reason
+    assert search["s"].reason == reason
 
 
 def test_what_was_never_met_says_so():
     """Its replays have passed, and no launch was seen."""
     world = World(searching(Plan(0, 2), {"s": 3, "t": 3}), 1, lambda rank, site, i, replay: None if site == "s" else 1.0 + i).finish()
-    assert world.search.reason("s") in ("was not met in time to be measured", "nothing was measured: no replay met this site")
+    assert world.search["s"].reason in ("was not met in time to be measured", "nothing was measured: no replay met this site")
 
 
 def test_a_winner_that_fails_afterwards_is_not_the_reason():
     """As where another site's replay makes it fail: what runs now was second."""
     world = World(searching(Plan(0, 2), {"s": 3}), 1, lambda rank, site, i, replay: 1.0 + i).finish()
-    world.search.drop("s", {0: "rank 0: late"})
-    assert world.search.reason("s") == "fastest of the rest: candidate 0 was chosen, and failed afterwards"
+    world.search["s"].drop({0: "rank 0: late"})
+    assert world.search["s"].reason == "fastest of the rest: candidate 0 was chosen, and failed afterwards"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search.plan import Objective, Times
-from dist_tune.search.repeats import clock_error_ms, share_ms
-from dist_tune.search.selection import RacingOptions, kept, select
+from dist_tune.search.selection import RacingOptions, clock_error_ms, kept, select, share_ms
 
 pytestmark = pytest.mark.once
 

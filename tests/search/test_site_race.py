@@ -51,8 +51,8 @@ def runs(world: World) -> Counter[int]:
 def test_where_nobody_is_new_the_choice_stands():
     """A list that has only lost some, or changed its order: no replay at all, and all keep their times."""
     world = race([3.0, 2.0, 4.0], found({0: 3.0, 1: 2.0, 2: 4.0}, winner=0))
-    assert (world.replays, world.search.best("s")) == ([], 0)
-    assert [each.times.n_replays for each in world.search.results("s") if each.times] == [10] * 3
+    assert (world.replays, world.search["s"].best) == ([], 0)
+    assert [each.times.n_replays for each in world.search["s"].results() if each.times] == [10] * 3
 
 
 def test_new_ones_have_the_old_winner_to_beat():
@@ -60,8 +60,8 @@ def test_new_ones_have_the_old_winner_to_beat():
     times = [2.5, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
     world = race(times, found(dict(enumerate(times[1:], 1)), winner=2), Plan(n_warmup=1))
     assert world.replays[:3] == [{"s": Trial(2, is_timed=False)}, {"s": Trial(2, is_timed=True)}, {"s": Trial(0, is_timed=True)}]
-    assert (world.search.best("s"), set(runs(world))) == (2, {0, 2})
-    results, skipped = world.search.results("s"), ["not raced: slower in an earlier tuning"] * 5
+    assert (world.search["s"].best, set(runs(world))) == (2, {0, 2})
+    results, skipped = world.search["s"].results(), ["not raced: slower in an earlier tuning"] * 5
     assert [each.left for each in results] == ["left the race after rung 1", *skipped[:1], None, *skipped[1:]]
     assert [each.times.n_replays for i, each in enumerate(results) if each.times and i not in runs(world)] == [10] * 5
 
@@ -70,7 +70,7 @@ def test_a_new_one_that_is_better_wins():
     """It and the old winner are compared as in any finals; those that had lost to that are not."""
     times = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 0.95]
     world = race(times, found(dict(enumerate(times[:6])), winner=0))
-    assert world.search.best("s") == 6
+    assert world.search["s"].best == 6
     assert runs(world).keys() == {0, 6}
     assert all(n > 5 for n in runs(world).values())
 
@@ -79,7 +79,7 @@ def test_the_known_are_not_compared_with_times_of_today():
     """Everything takes three times as long as then: a new one that looks twice as slow is a third faster."""
     times = [3.0, 3.1, 3.2, 3.3, 3.4, 2.0]
     world = race(times, found({i: ms / 3 for i, ms in enumerate(times[:5])}, winner=0))
-    assert world.search.best("s") == 5
+    assert world.search["s"].best == 5
 
 
 def test_a_winner_with_a_slow_kernel_is_not_hopeless():
@@ -91,7 +91,7 @@ def test_a_winner_with_a_slow_kernel_is_not_hopeless():
         seen.update(replay["s"].candidate for replay in batch)
         times = {i: Times(kernels_ms[i], closures_ms[i], 0.001, 0.001, n_replays=n, n_timed=n) for i, n in seen.items()}
         search.tell(len(batch), Report({"s": times}))
-    assert search.best("s") == 1
+    assert search["s"].best == 1
     assert seen[2] > 5
 
 
@@ -106,20 +106,20 @@ def test_hiccups_of_the_old_winner_do_not_dethrone_it(n_hiccups: int):
         return 10.0 if i == 0 and seen.count(0) <= n_hiccups else 1.2 + i / 1000 if i else 1.0
 
     World(search, 1, take).finish()
-    assert search.best("s") == 0
+    assert search["s"].best == 0
 
 
 def test_an_old_winner_that_does_not_run_leaves_a_winner():
     """It fails at the vote: the others race. It fails later: what has run stands, or what was known."""
     times, known = [1.0, 1.1, 1.2], found({0: 1.0, 1: 1.1, 2: 1.2}, winner=0)
     world = race(times, known, failures={0: "rank 1: no"})
-    assert (world.search.best("s"), set(runs(world))) == (1, {1, 2})
+    assert (world.search["s"].best, set(runs(world))) == (1, {1, 2})
     search = searching(3, known)
-    search.drop("s", {0: "rank 1: wrong"})
-    assert (search.batch(), search.best("s")) == ([], 1)
+    search["s"].drop({0: "rank 1: wrong"})
+    assert (search.batch(), search["s"].best) == ([], 1)
     search = searching(4, known)
     world = World(search, 1, lambda rank, site, i, k: "broke" if i == 0 else times[0] * 2).finish()
-    assert (search.best("s"), search.results("s")[0].failure) == (3, "rank 0: broke")
+    assert (search["s"].best, search["s"].results()[0].failure) == (3, "rank 0: broke")
 
 
 def test_without_the_old_winner_the_rest_race():
@@ -127,9 +127,9 @@ def test_without_the_old_winner_the_rest_race():
     times = [2.0, 1.9, 1.8, 1.7, 1.6, 4.0]
     world = race(times, found(dict(enumerate(times))), Plan(2, 3))
     assert [trial.is_timed for trial in world.trials("s")[:3] if trial] == [False, False, True]
-    assert world.search.best("s") == 4
+    assert world.search["s"].best == 4
     assert runs(world).keys() == {0, 1, 2, 3, 4}
-    assert world.search.results("s")[5].left == "not raced: slower in an earlier tuning"
+    assert world.search["s"].results()[5].left == "not raced: slower in an earlier tuning"
 
 
 @pytest.mark.parametrize("n_warmup", [0, 3])
@@ -137,7 +137,7 @@ def test_where_no_replay_can_be_timed_the_known_winner_stays(n_warmup: int):
     """A site that is not met again."""
     known = found({1: 1.0, 3: 2.0}, winner=3)
     world = World(searching(5, known, Plan(n_warmup, 2)), 2, lambda *_: None).finish(at_most=40)
-    assert world.search.best("s") == 3
+    assert world.search["s"].best == 3
 
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
@@ -149,16 +149,16 @@ def test_the_old_winner_has_the_first_turn(search: SearchName):
 
 def test_before_anything_is_measured_the_known_winner_is_the_incumbent():
     """It is what other sites' replays run beside, and not the first candidate."""
-    assert searching(3, found({0: 9.0, 2: 1.0}, winner=0)).best("s") == 0
-    assert searching(3, found({1: 9.0, 2: 1.0})).best("s") == 2
-    assert searching(3, PriorTimes()).best("s") == 0
+    assert searching(3, found({0: 9.0, 2: 1.0}, winner=0))["s"].best == 0
+    assert searching(3, found({1: 9.0, 2: 1.0}))["s"].best == 2
+    assert searching(3, PriorTimes())["s"].best == 0
 
 
 def test_an_exhaustive_search_gives_the_new_ones_and_the_old_winner_their_rows():
     times = [1.0, 1.1, 1.2, 1.3, 9.0, 1.05]
     world = race(times, found(dict(enumerate(times[:4])), winner=1), Plan(1, 2, search="exhaustive"))
     assert runs(world) == dict.fromkeys([1, 4, 5], 3)
-    assert world.search.best("s") == 5
+    assert world.search["s"].best == 5
 
 
 sizes_ms = st.floats(0.1, 10.0)
@@ -183,7 +183,7 @@ def test_known_times_cost_no_quality(table: tuple[list[float], dict[int, float],
     winner = min(known, key=lambda i: (known[i], i), default=None)
     search = searching(len(times), found(known, winner), plan)
     bound, world = search.bound, World(search, 2, of([ms * drift for ms in times])).finish()
-    best = search.best("s")
+    best = search["s"].best
     assert best is not None
     assert times[best] <= min(times) * (1 + 2 * TIE)
     assert not runs(world).keys() & (known.keys() - {winner})
@@ -213,7 +213,7 @@ def test_whatever_is_known_a_race_ends(world: tuple[int, PriorTimes, dict[int, s
     searches = [searching(n, each, plan, failures) for each in (known, other)]
     ends = [World(search, 2, take).finish(at_most=MAX_OVERTIME * n * 8 + 100) for search in searches]
     assert ends[0].replays == ends[1].replays
-    assert searches[0].results("s") == searches[1].results("s")
-    best, results = searches[0].best("s"), searches[0].results("s")
-    assert searches[1].best("s") == best
+    assert searches[0]["s"].results() == searches[1]["s"].results()
+    best, results = searches[0]["s"].best, searches[0]["s"].results()
+    assert searches[1]["s"].best == best
     assert results[best].failure is None if best is not None else all(each.failure for each in results)

@@ -41,7 +41,7 @@ def test_a_suspect_is_timed_after_all_others_and_in_a_batch_of_its_own(search: A
     assert first[0] != first[4]
     for i in (0, 4):
         assert ran[first[i]] == [i]
-    assert world.search.best("s") == 0
+    assert world.search["s"].best == 0
 
 
 @given(
@@ -70,4 +70,4 @@ def test_suspects_of_several_sites_never_share_a_replay(sites: list[tuple[int, s
     for site, n in n_candidates.items():
         if n > 1:
             assert set(suspects[site]) <= timed[site]
-            assert world.search.best(site) == 0
+            assert world.search[site].best == 0

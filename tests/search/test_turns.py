@@ -77,8 +77,8 @@ class NestedWorld:
         self.search.end_warm_up(["way"])
         while batch := self._next():
             assert len(self.replays) <= at_most, f"no end after {at_most} replays"
-            for site in self.search.take_begun_anew():
-                self.samples.forget(site)
+            while self.search.begun_anew:
+                self.samples.forget(self.search.begun_anew.pop())
             if self.search.is_final != self._in_finals:
                 self.samples.restart()
                 self._in_finals = self.search.is_final
@@ -97,7 +97,7 @@ class NestedWorld:
 
     @property
     def chosen(self) -> dict[str, int]:
-        return {site: self.search.best(site) or 0 for site in self.sites}
+        return {site: self.search[site].best or 0 for site in self.sites}
 
     @property
     def sites(self) -> list[str]:
@@ -180,14 +180,14 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
     assert world.chosen["product"] == 19
     beside = [each["product"].candidate for each in world.replays if each["product"].is_timed and each["way"].candidate == 1]
     assert set(beside) == set(range(20))
-    assert all(each.times.kernel_ms > 0.29 for each in world.search.results("product") if each.times is not None)
+    assert all(each.times.kernel_ms > 0.29 for each in world.search["product"].results() if each.times is not None)
 
 
 def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
     """The only config of the other function that launches it, too, has failed."""
     race = searching(Plan(1, 5), {"way": 2, "other": 2, "product": 8})
     race.tell_warm_up(0, Report(nesting={"product": {"way": [0, 1], "other": [1]}}))
-    race.drop("other", {1: "rank 0: no"})
+    race["other"].drop({1: "rank 0: no"})
     step = {"way": 0.2, "other": 0.1}
     world = NestedWorld(race, lambda chosen: step | {"product": 0.1 + 0.01 * chosen["product"]}, beside={"other"}).finish()
     assert {trial.candidate for each in world.replays if (trial := each["product"]).is_timed} == set(range(8))
@@ -197,7 +197,7 @@ def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
     """The only config that launches it inside the function has failed: a probe shows that it is launched nevertheless."""
     race = searching(Plan(1, 5), {"way": 3, "product": 8, "rest": 1})
     race.tell_warm_up(0, Report(nesting={"product": {"way": [1]}}))
-    race.drop("way", {1: "rank 0: no"})
+    race["way"].drop({1: "rank 0: no"})
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         product_ms = 0.1 + 0.01 * abs(5 - chosen["product"])
@@ -248,7 +248,9 @@ class All(Guide):
 def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
     """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
     race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
-    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=All([str(i) for i in range(10)]), untried=set(range(1, 10)))
+    guide = All([f"size={i}" for i in range(10)])
+    guide.untried = set(range(1, 10))
+    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=guide)
     world = NestedWorld(race, own_kernels).finish()
     assert world.chosen["way"] == 3
     assert world.chosen["kernel 3"] == 7
@@ -264,6 +266,6 @@ def test_a_budget_leaves_half_of_it_to_the_function():
     race = searching(Plan(1, 5, budget_s=4.0), {"way": 3, "product": 40, "beside": 40})
     world = NestedWorld(race, step, beside={"beside"}).finish()
     assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
-    assert any("the rest of the budget is for the function around it" in str(each.left) for each in race.results("product"))
+    assert any("the rest of the budget is for the function around it" in str(each.left) for each in race["product"].results())
     assert world.chosen["way"] == 2
     assert world.elapsed_s < 4.5

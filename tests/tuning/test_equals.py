@@ -63,48 +63,48 @@ def test_an_equal_candidate_does_not_race_and_has_the_times_of_the_other():
     """Two kernels of four candidates."""
     found = race({1: 0, 3: 2})
     assert raced(found) == [0, 2]
-    found._sites["s"].standings.update({0: times(1.0), 2: times(2.0)})
-    results = found.results("s")
+    found["s"].tell(0, {0: times(1.0), 2: times(2.0)})
+    results = found["s"].results()
     assert [each.equal_to for each in results] == [None, 0, None, 2]
     assert [each.times.kernel_ms for each in results if each.times] == [1.0, 1.0, 2.0, 2.0]
-    assert found.best("s") == 0
+    assert found["s"].best == 0
 
 
 def test_equals_of_a_failure_fail():
     """In the race, with the first one's reason; the other kernel wins, never an equal of the failed one."""
     found = race({1: 0, 3: 2})
-    found.drop("s", {0: "rank 1: too slow"})
-    assert [each.failure for each in found.results("s")] == [
+    found["s"].drop({0: "rank 1: too slow"})
+    assert [each.failure for each in found["s"].results()] == [
         "rank 1: too slow",
         "the same kernel as candidate 0: rank 1: too slow",
         None,
         None,
     ]
-    assert found.best("s") == 2
+    assert found["s"].best == 2
 
 
 def test_one_kernel_leaves_nothing_to_race():
     found = race({1: 0, 3: 0}, failures={2: "does not compile"})
     assert found.batch() == []
-    assert found.best("s") == 0
+    assert found["s"].best == 0
 
 
 def test_times_of_an_earlier_tuning_count_for_the_one_that_races():
     """Its winner was candidate 1, which now is equal to candidate 0."""
     found = race({1: 0}, PriorTimes({1: times(1.0), 2: times(9.0)}, winner=1))
     assert raced(found) == [0, 3]
-    assert found.results("s")[2].left == "not raced: slower in an earlier tuning"
-    assert found.best("s") == 0
+    assert found["s"].results()[2].left == "not raced: slower in an earlier tuning"
+    assert found["s"].best == 0
 
 
 def test_a_rank_that_comes_late_can_tell_equals_apart():
     """They have no times any more, and do not race, because the other is far ahead; what it finds equal, too, stays so."""
     found = race({1: 0, 3: 2})
-    found._sites["s"].standings.update({0: times(1.0), 2: times(2.0)})
-    found.split("s", {3: 2})
-    results = found.results("s")
+    found["s"].tell(0, {0: times(1.0), 2: times(2.0)})
+    found["s"].split({3: 2})
+    results = found["s"].results()
     assert [each.equal_to for each in results] == [None, None, None, 2]
     assert results[1].times is None
     assert results[1].left == "not raced: the same kernel as candidate 0 on the ranks that came first"
-    found.drop("s", {0: "does not load", 2: "does not load"})
-    assert found.best("s") == 1
+    found["s"].drop({0: "does not load", 2: "does not load"})
+    assert found["s"].best == 1

@@ -30,9 +30,9 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
     ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
     """
     race = context.race
-    winners = {label: best for label in context.entries if (best := race.best(label)) is not None}
+    winners = {label: best for label in context.entries if (best := race[label].best) is not None}
     for label, winner in winners.items():
-        times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race.results(label)) if each.times}
+        times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race[label].results()) if each.times}
         context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
     settled = _keep_records(context, winners)  # an error in the last run shall not cost them
     context.sites.leave_given_up()

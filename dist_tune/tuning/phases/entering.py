@@ -46,12 +46,12 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         for label in labels:
             failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
             if label in race:  # met later on this rank than on others
-                race.split(label, {} if label in several else loaded.equal.get(label, {}))
-                race.drop(label, failures)
+                race[label].split({} if label in several else loaded.equal.get(label, {}))
+                race[label].drop(failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
                 equal = {} if label in several else loaded.equal.get(label)
-                race.add(label, len(entry.texts), failures, prior, equal, guide=entry.guide, untried=entry.untried)
+                race.add(label, len(entry.texts), failures, prior, equal, entry.guide)
         context.check_alive()
         if manifest.variants:
             compile_variants(context)
@@ -73,7 +73,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
 
 def _unmeasured(context: TuningContext, manifest: SiteManifest, label: str) -> list[int]:
     """Candidates that no earlier attempt, or tuning, has timed."""
-    return [i for i in context.race.alive(label) if i not in manifest.prior.get(label, PriorTimes()).times]
+    return [i for i in context.race[label].alive() if i not in manifest.prior.get(label, PriorTimes()).times]
 
 
 def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
@@ -84,5 +84,4 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
     n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
     guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
-    untried = set(range(len(texts))) - {*guide.spread, prior.winner, prior.near} if guide is not None else set[int]()
-    return Entry(texts, guide, untried, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)
+    return Entry(texts, guide, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)

@@ -33,5 +33,5 @@ def isolate(context: TuningContext, closure: Closure, candidates: Mapping[str, C
     failed = context.vote("isolated", context.sites.take_failures())
     for label, failures in failed.items():
         if label in context.race:
-            context.race.drop(label, reasons(failures))
+            context.race[label].drop(reasons(failures))
     context.check_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 
 from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
@@ -34,8 +35,8 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             if _is_right_again(context, closure):
                 break
             continue
-        for label in race.take_begun_anew():
-            replays.trials.samples.forget(label)
+        while race.begun_anew:
+            replays.trials.samples.forget(race.begun_anew.pop())
         is_final = race.is_final
         if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()
@@ -61,7 +62,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
 def _is_right_again(context: TuningContext, closure: Closure) -> bool:
     """Judge the winner of a checked function once more; false if it is out, because a result of a later run than its first is wrong."""
     race = context.race
-    best = {label: best for label in context.entries if (best := race.best(label)) is not None}
+    best = {label: best for label in context.entries if (best := race[label].best) is not None}
     checked = {label for label in best if (site := context.sites.met.get(label)) is not None and site.is_whole and site.checker is not None}
     if not checked:
         return True
@@ -69,17 +70,19 @@ def _is_right_again(context: TuningContext, closure: Closure) -> bool:
     context.replays.run_batch(closure, [schedule], WARM_UP)
     context.replays.undo()
     for label, failures in context.vote("winners", context.sites.take_failures()).items():
-        race.drop(label, reasons(failures))
+        race[label].drop(reasons(failures))
     context.check_alive()
-    return all(race.best(label) == best[label] for label in checked)
+    return all(race[label].best == best[label] for label in checked)
 
 
 def _tell_of_rungs(context: TuningContext) -> None:
     """Tell who has left the race since the last time, and who is ahead."""
     race = context.race
     for label in context.entries:
-        if label in race and (best := race.best(label)) is not None:
-            context.story.rung(label, race.alive(label), (best, race.kernel_ms(label, best)), race.left(label))
+        if label in race and (best := race[label].best) is not None:
+            context.story.rung(
+                label, race[label].alive(), (best, times.kernel_ms if (times := race[label].times.get(best)) else inf), race[label].left
+            )
 
 
 def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, struck: set[int]) -> Report:
@@ -143,19 +146,18 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
     race, entries = context.race, context.entries
     while waves := race.waves():
         for label, wave in waves.items():
-            entries[label].untried.difference_update(wave)
             n_left = len(entries[label].untried)
             context.story.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
         context.story.phase("compile")
         for label, failures in compile_waves(context, waves).items():
-            race.drop(label, reasons(failures))
+            race[label].drop(reasons(failures))
         if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only
             compile_variants(context)
         context.expenses.end_phase("compile")
         isolate(
             context,
             closure,
-            {label: [i for i in race.alive(label) if i in wave] for label, wave in waves.items() if entries[label].is_isolated},
+            {label: [i for i in race[label].alive() if i in wave] for label, wave in waves.items() if entries[label].is_isolated},
         )
         if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
             context.replays.undo()

@@ -49,7 +49,7 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
     note_variants(context, manifest)
     new, wanted = [], dict[str, set[int]]()
     for label, (site, variant) in mine.items():
-        alive = race.alive(site.label)
+        alive = race[site.label].alive()
         variant.is_known = True
         variant.is_full = label in manifest.in_full or len(alive) <= _FEW
         wanted[label] = set(alive if variant.is_full else _stand_in(site, alive))
@@ -60,7 +60,7 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
     for label, failures in failed.items():
         own_label = label.rpartition(" > ")[0]
         if own_label in race:
-            race.drop(own_label, reasons(failures))
+            race[own_label].drop(reasons(failures))
         if (own := context.sites.met.get(own_label)) is not None:
             own.failures.update({i: each for i, each in failures.items() if i not in own.failures})
             own.reported |= failures.keys()
@@ -76,7 +76,7 @@ def _stand_in(site: Site, alive: Sequence[int]) -> list[int]:
 def _replay(context: TuningContext, closure: Closure) -> None:
     """One untimed replay, with what runs best so far."""
     race = context.race
-    best = {label: race.best(label) for label in context.entries if label in race}
+    best = {label: race[label].best for label in context.entries if label in race}
     schedule = {label: Trial(i, is_timed=False) for label, i in best.items() if i is not None}
     for label, site in context.sites.met.items():
         schedule.setdefault(label, Trial(site.stand_in or 0, is_timed=False))

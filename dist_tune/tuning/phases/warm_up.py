@@ -42,7 +42,7 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     race.end_warm_up(n_runs)
     for label in n_runs:
         if label in met:  # the last one to run may be the slowest
-            met[label].stand_in = race.best(label)
+            met[label].stand_in = race[label].best
     context.check_alive()
 
 
