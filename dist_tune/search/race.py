@@ -13,7 +13,7 @@ last what the winning configs launch races once more with its best few, if it ha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 
 from dist_tune.errors import reasons
 from dist_tune.search.guided import Guide
@@ -27,8 +27,6 @@ LONG_S = 0.25
 BATCH_S = 1.0
 BUDGET_BATCH_S = 0.1
 """Length of batches where there is a budget: a candidate may be far slower than those before it, and a meeting takes some ms at most."""
-WARM_UP_S = 1.0
-"""Untimed replays before a race last about this long at most."""
 _HALF_SPENT = "not raced: the rest of the budget is for the function around it"
 
 
@@ -69,7 +67,7 @@ class Race:
         """
         rules = self._plan, self._options
         self._sites[site] = SiteRace(site, rules, n_candidates, failures, prior or PriorTimes(), equal or {}, guide)
-        n_open = sum(each.n_nominal > 0 for each in self._sites.values())
+        n_open = sum(each.n_racing > 0 for each in self._sites.values())
         for each in self._sites.values():
             each.n_open = n_open
 
@@ -86,9 +84,9 @@ class Race:
 
     @property
     def bound(self) -> int:
-        """Replays at most, if every site is met in every replay; ``MAX_OVERTIME`` times that otherwise."""
-        n_nominal = [site.n_nominal for site in self._sites.values() if site.stage != "done"]
-        return sum(n_nominal) if self._nesting else max(n_nominal, default=0)
+        """Replays at most, if every site is met in every replay."""
+        bounds = [site.bound for site in self._sites.values() if site.stage != "done"]
+        return sum(bounds) if self._nesting else max(bounds, default=0)
 
     @property
     def n_queued(self) -> int:
@@ -168,10 +166,6 @@ class Race:
                     site.stop(self._why_spent)
         self._advance()
         replays = self._queued()
-        if self._plan.search != "exhaustive" and (n_spare := self._n_spare(replays)) > 0:
-            for name in set(self._turn) - self._held():
-                del self._sites[name].queue[:n_spare]
-            replays = self._queued()
         replays = replays[: self.n_next(replays)]
         for name in self._held():  # what the batch runs there is told of as well
             self._sites[name].queue[:0] = [trial for replay in replays if (trial := replay.get(name)) is not None]
@@ -233,15 +227,9 @@ class Race:
 
     def _begin_round(self) -> None:
         waiting = [each for name in self._turn if (each := self._sites[name]).stage == "finals" and not each.queue]
-        if not waiting:
-            return
-        n_extra = max(site.n_extra for site in waiting)
-        n_nominal, n_since = max(site.n_nominal for site in waiting), max(site.n_since for site in waiting)
-        n_most = max(n_nominal + n_extra - n_since, n_extra // 2)  # a site whose race was short has no longer finals for it
-        finals = [(site, site.round_length(n_most)) for site in waiting]
-        n_replays = max(own for _, own in finals)
-        for site, own in finals:
-            site.begin_round(n_replays if own else 0)
+        lengths = [site.round_length() for site in waiting]
+        for site, own in zip(waiting, lengths, strict=True):
+            site.begin_round(max(lengths) if own else 0)
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -314,12 +302,6 @@ class Race:
         while n_next < len(expected_s) and (allowed_s := allowed_s - expected_s[n_next]) >= 0:
             n_next += 1
         return min(max(1, n_next), len(expected_s))
-
-    def _n_spare(self, replays: Sequence[Replay]) -> int:
-        """Untimed replays at the front of a race that are too many because they are long."""
-        n_untimed = next((k for k, replay in enumerate(replays) if any(trial.is_timed for trial in replay.values())), 0)
-        each_s = self._expected_s(replays[0]) if n_untimed else 0.0
-        return max(0, n_untimed - int(WARM_UP_S / each_s)) if isfinite(each_s) and each_s > 0 else 0
 
     def _expected_s(self, replay: Replay) -> float:
         """Seconds of a replay by what is known of its candidates, or of the replays before; endless if they may be long."""

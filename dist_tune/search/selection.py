@@ -90,40 +90,25 @@ def one_sided(times: Times) -> str:
 
 
 def hopeless(
-    times: Mapping[int, Times],
-    warm_ups: Mapping[int, Times],
-    options: RacingOptions,
-    objective: Objective,
-    *,
-    is_first: bool,
-    is_alone: bool,
+    times: Mapping[int, Times], warm_ups: Mapping[int, Times], options: RacingOptions, objective: Objective, *, is_first: bool
 ) -> set[int]:
-    """Candidates that take ``HOPELESS`` times as long as the best, by more than a hiccup: they run no more, however few there are.
+    """Candidates that take ``HOPELESS`` times as long as the best: they run no more, however few there are.
 
-    After the first rung (``is_first``) a median is one sample. A hiccup is one of a single rank, or of a run whose candidate did better
-    in its warm-up (``warm_ups``); where neither can tell, a short one is doubted once, and a long one costs more than it may be worth.
-    By the closure's time, too, which sees hooks and the like; one sample of it tells only where the site ``is_alone``, because another
-    site's candidate may have been the slow one.
+    After the first rung (``is_first``) a median is one sample, and one that is short may be a hiccup; so may one of a single rank, or of a
+    candidate that did better in its warm-up (``warm_ups``).
     """
     if not times:
         return set()
     best_ms, closure_ms = min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values())
-    typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
     slow = {i for i, each in times.items() if each.launches_ms > HOPELESS * best_ms}
-    slow_closures = set[int]()
     if objective == "closure":
         slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
-        if closure_ms > 0 and (is_alone or not is_first):
-            least_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
-            hiccup_ms = {i: each.launches_ms - typical_ms[i] if is_first else 0.0 for i, each in times.items()}
-            slow_closures = {i for i, each in times.items() if each.closure_ms - hiccup_ms[i] > least_ms}
-    if not is_first:
-        return slow | slow_closures
-    doubtful = {i for i, each in warm_ups.items() if each.launches_ms <= HOPELESS * best_ms}
-    confirmed = (slow & warm_ups.keys()) | slow_closures
-    typical_limit_ms = HOPELESS * min(typical_ms.values())
-    long = {i for i in slow - warm_ups.keys() if times[i].launches_ms > options.insured_ms and typical_ms[i] > typical_limit_ms}
-    return (confirmed | long) - doubtful
+    if is_first:
+        typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
+        limit_ms = max(options.insured_ms, HOPELESS * min(typical_ms.values()))
+        doubtful = {i for i, each in warm_ups.items() if each.launches_ms <= HOPELESS * best_ms}
+        slow = {i for i in slow - doubtful if times[i].launches_ms > options.insured_ms and typical_ms[i] > limit_ms}
+    return slow
 
 
 def kept(

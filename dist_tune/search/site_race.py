@@ -24,8 +24,10 @@ from dist_tune.search.selection import (
     share_ms,
 )
 
-MAX_OVERTIME = 3
-"""A site gets at most this many times its nominal number of replays, when it is not met in all of them."""
+MAX_ASKED = 5
+"""Times that trials are asked for again in which the site was not met."""
+WARM_UP_MS = 1000.0
+"""Untimed replays before a race last about this long at most, where that is known."""
 MIN_WARM_UP_MS = 100.0
 """Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 NOT_MET = "was not met in time to be measured"
@@ -64,19 +66,18 @@ class SiteRace:
         """The choice of the winner; None before it, or if there was nothing to choose."""
         self.n_open = 1
         """Sites that have a choice to make, this one included: the others change a replay's time, too."""
-        self.n_nominal = 0
-        """Replays of a plain race, if the site is met in each."""
+        self.n_racing = 0
+        """Candidates that race from the beginning; 0 if there is nothing to choose."""
         self.n_spare = 0
-        """Replays beyond those that there is time for, if the clock cannot tell candidates apart."""
-        self.n_since = 0
-        """Replays since the site was entered, or raced anew: those of its turns, in which it may have waited for others."""
+        """Replays beyond a plain race that there is time for, if the clock cannot tell candidates apart."""
         self._label, (self._plan, self._options) = label, rules
         self._guide = guide  # None once enough were tried
-        self._n_run = self._rung = self._n_rounds = self._n_finalists = 0
+        self._has_run = False
+        self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
-        self._n_repeats = 0  # replays of the race that a plain one would not have had
-        self._is_noisy = False  # the clock's error is too large beside the step, or a round of finals has left the winner open
+        self._n_repeats = 0  # replays that a plain race would not have had
         self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
+        self._n_asked = 0  # times that this was not enough
         self._timed_in_finals: set[int] = set()
         self._fail(failures)
         times = {self.equal.get(i, i): each for i, each in prior.times.items()} | prior.times
@@ -131,9 +132,13 @@ class SiteRace:
         return self._guide is not None and not self.alive()
 
     @property
-    def n_extra(self) -> int:
-        """Replays beyond those of a plain race that the site may have now, used ones included. Half of them are for the finals."""
-        return self.n_spare if self._is_noisy else 0
+    def bound(self) -> int:
+        """Replays at most, if the site is met in each, and the clock tells its candidates apart."""
+        n, plan, options = self.n_racing, self._plan, self._options
+        if n == 0 or plan.search == "exhaustive":
+            return n * (plan.n_warmup + plan.n_repeat)
+        n_rungs = sum(1 + options.quota(n, rung) for rung in range(plan.n_repeat - 1))
+        return plan.n_warmup + n + n_rungs + options.n_final_rounds * options.max_finalists * plan.n_repeat
 
     def _runnable(self) -> list[int]:
         return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]
@@ -169,20 +174,12 @@ class SiteRace:
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
         if len(alive) < 2 and self._guide is None:
             # In a rung the last one may not have run yet, and be no better than those that failed.
-            is_untried = self._n_run > 0 and any(self.known_ms(i) is None for i in alive)
+            is_untried = self._has_run and any(self.known_ms(i) is None for i in alive)
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
-
-    def split(self, equal: Mapping[int, int]) -> None:
-        """Only these are equal on a rank that has come to the site late. The others do not race any more, and have no times."""
-        for i, first in list(self.equal.items()):
-            if equal.get(i, i) != equal.get(first, first):
-                del self.equal[i]
-                self.left[i] = f"not raced: the same kernel as candidate {first} on the ranks that came first"
 
     def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
         """Take in the reduced times after some replays of the queue; they replace older ones."""
-        self.n_since += n_replays
-        self._n_run += min(n_replays, len(self.queue))
+        self._has_run |= n_replays > 0 and bool(self.queue)
         self.queue = self.queue[n_replays:]
         self.times.update(times)
         # A rank that met the site late may be the slowest, so times without it do not count.
@@ -208,7 +205,7 @@ class SiteRace:
                 self.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
         if budget:
             self.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
-        if self._n_run == 0 and not self.times:
+        if not self._has_run:
             self._begin()
 
     def _fail(self, failures: Mapping[int, str]) -> None:
@@ -241,7 +238,7 @@ class SiteRace:
         joining = [i for i in wave if i in self.alive() and i not in queued]
         self._wanted.update(dict.fromkeys(joining, 1))
         if (best := self.best) is not None and joining and not self.queue:  # the device has rested while they were compiled
-            self.queue = [Trial(best, is_timed=False)] * self._plan.n_warmup
+            self.queue = self._warm_up(best)
         self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
     # -- the race ------------------------------------------------------------------------------------------------
@@ -263,8 +260,8 @@ class SiteRace:
             self.left = {i: why for i, why in self.left.items() if i not in best} | dict.fromkeys(slower, _BESIDE_ANOTHER)
         self.prior_winner = winner if winner in self.times else self.prior_winner
         self.prior_times |= self.times
-        self.times, self.selection, self._is_noisy = {}, None, False
-        self._rung = self._n_run = self.n_since = self._n_rounds = self._n_repeats = 0
+        self.times, self.selection, self._has_run = {}, None, False
+        self._rung = self._n_rounds = self._n_repeats = 0
         self._timed_in_finals.clear()
         self._begin()
         return True
@@ -294,12 +291,11 @@ class SiteRace:
             return
         alive, times = self.alive(), self.times
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
-        n_overtime = MAX_OVERTIME * self.n_nominal - self._n_run
         if len(alive) < 2 and self._guide is None:
             self._choose()
-        elif times and n_overtime > 0 and max(n_missed.values(), default=0) > 0:
-            again = [Trial(i, is_timed=True) for k in range(max(n_missed.values())) for i in alive if k < n_missed.get(i, 0)]
-            self.queue = again[:n_overtime]
+        elif times and self._n_asked < MAX_ASKED and max(n_missed.values(), default=0) > 0:
+            self._n_asked += 1
+            self.queue = [Trial(i, is_timed=True) for k in range(max(n_missed.values())) for i in alive if k < n_missed.get(i, 0)]
         elif self.stage == "race":
             if self._guide is None:
                 self._end_rung(alive)
@@ -318,10 +314,9 @@ class SiteRace:
         self._n_rounds += 1
         self._wanted = {}  # more repeats are optional here
 
-    def round_length(self, n_most: int) -> int:
+    def round_length(self) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_each = min(self._plan.n_repeat, self._n_enough())
-        n_replays = min(self._n_finalists * n_each, n_most, self._n_allowed)
+        n_replays = min(self._options.max_finalists, self.n_racing) * min(self._plan.n_repeat, self._n_enough())
         return n_replays if n_replays >= 2 * len(self.alive()) else 0  # the noise is known from repeats only
 
     def _leave_by_prior_times(self) -> None:
@@ -337,24 +332,19 @@ class SiteRace:
         plan, alive = self._plan, self.alive()
         incumbent = self.prior_winner if self.prior_winner in alive else None
         n_racing = len(alive) if self._guide is None else max(len(alive), self._guide.n_planned)
-        self._n_finalists = min(self._options.max_finalists, n_racing)
-        self.stage, self.queue, self.n_nominal = "done", [], 0
+        self.stage, self.queue, self.n_racing = "done", [], n_racing if n_racing > 1 else 0
         if n_racing < 2:
             return
-        self.n_nominal = n_racing * (plan.n_warmup + plan.n_repeat)
         if plan.search == "exhaustive":
             self.stage = "exhaustive"
-            self._wanted = dict.fromkeys(alive, plan.n_repeat)
+            self._want(alive, plan.n_repeat)
             self.queue = [Trial(i, k >= plan.n_warmup) for i in alive for k in range(plan.n_warmup + plan.n_repeat)]
         else:
-            if plan.n_repeat > 1:  # where there are few candidates, enough for a race and a round of finals
-                n_race = plan.n_warmup + n_racing + (min(self._options.min_rungs, plan.n_repeat) - 1) * self._n_finalists
-                self.n_nominal = max(self.n_nominal, n_race + self._n_finalists * plan.n_repeat)
             self.stage = "race"
-            self._wanted = dict.fromkeys(alive, 1)
+            self._want(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
-            first = incumbent if incumbent is not None else self.best if self.best in alive else next(iter(alive), None)
-            self.queue = [Trial(i, is_timed=False) for i in alive if i == first] * plan.n_warmup + self._shuffled(alive)
+            first = next((i for i in (incumbent, self.best, *alive) if i in alive), None)
+            self.queue = self._warm_up(first) + self._shuffled(alive)
         if incumbent is not None:  # in front: where the budget runs out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != incumbent)
 
@@ -363,7 +353,7 @@ class SiteRace:
         measured, is_first, n_enough = self._measured(alive), self._rung == 0, self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         margin = options.margins[-1] if is_long else options.margin(self._rung)
-        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first, is_alone=self.n_open < 2)
+        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first)
         # Beaten in the finals or not at all, unless that costs real time.
         prior = [i for i in alive if i == self.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
@@ -373,27 +363,27 @@ class SiteRace:
         best_of = partial(kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first)
         plain = best = best_of()
         error_ms = clock_error_ms(measured, options)
-        self._is_noisy = self.n_spare > 0 and error_ms > options.tie / 4 * share_ms(measured, self.n_open)
-        if self._is_noisy and len(near := best_of(error_ms=error_ms)) - len(plain) <= self._n_repeats_left:
+        is_noisy = error_ms > options.tie / 4 * share_ms(measured, self.n_open)
+        n_left = max(0, self.n_spare // 2 - self._n_repeats) if is_noisy else 0  # the other half is for the finals
+        if n_left > 0 and len(near := best_of(error_ms=error_ms)) - len(plain) <= n_left:
             best = near
         n_plain = len({*prior, *plain})
         staying = self._leave(alive, [*prior, *best] or alive[:1])
         is_few = n_plain <= n_finalists and n_rungs >= max(2, min(options.min_rungs, n_enough))
         goes_on = not is_few and n_rungs < plan.n_repeat  # the plain race
-        n_more = 1 if n_rungs < plan.n_repeat else n_rungs // 2  # half as many again, where repeats are all that is left to do
-        n_replays = self._n_allowed if goes_on else min(self._n_repeats_left, self._n_allowed)
-        n_more = min(n_more, n_replays // max(1, len(staying)))
+        # Half as many again, where repeats are all that is left to do.
+        n_more = 1 if goes_on else min(max(1, n_rungs // 2), n_left // max(1, len(staying)))
         if len(staying) > 1 and n_more > 0:
             self._n_repeats += n_more * len(staying) - n_plain * goes_on
             self._rung += n_more
-            self._wanted = dict.fromkeys(staying, self._rung + 1)
+            self._want(staying, self._rung + 1)
             self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
             return
         if len(staying) > n_finalists:
             best = kept(self._measured(staying), n_finalists, margin, plan.objective) or staying[:n_finalists]
             staying = self._leave(staying, [*prior, *best])
         self.stage = "finals"
-        if len(staying) < 2 or self.round_length(self._n_allowed) == 0:
+        if len(staying) < 2 or self.round_length() == 0:
             self._choose()
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
@@ -404,9 +394,8 @@ class SiteRace:
     def _end_round(self) -> None:
         selection = self._choose()
         self.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
-        self._is_noisy |= (is_open := not selection.is_clear)
         may_go_on = len(self.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
-        if is_open and may_go_on and self.round_length(self._n_allowed) > 0:
+        if not selection.is_clear and may_go_on and self.round_length() > 0:
             self.stage, self.selection = "finals", None
 
     def _choose(self) -> Selection:
@@ -420,13 +409,14 @@ class SiteRace:
             self.selection = replace(self.selection, reason=self._why_alone(self.selection.winner))
         return self.selection
 
-    @property
-    def _n_allowed(self) -> int:
-        return max(0, self.n_nominal + self.n_extra - self._n_run)
+    def _want(self, candidates: Iterable[int], n_timed: int) -> None:
+        self._wanted, self._n_asked = dict.fromkeys(candidates, n_timed), 0
 
-    @property
-    def _n_repeats_left(self) -> int:
-        return max(0, self.n_extra // 2 - self._n_repeats)
+    def _warm_up(self, candidate: int | None) -> list[Trial]:
+        if candidate is None:
+            return []
+        n_runs, ms = self._plan.n_warmup, self.known_ms(candidate)
+        return [Trial(candidate, is_timed=False)] * (n_runs if not ms else min(n_runs, int(WARM_UP_MS / ms)))
 
     def _n_enough(self) -> int:
         """Samples of a candidate that are long enough together, by the best one's time; all if there is none."""

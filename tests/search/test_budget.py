@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import Plan, Race, Replay, Report, SearchName, Times
-from tests.search.test_race import searching
+from dist_tune.search import (
+    Plan,
+    Race,
+    Replay,
+    Report,
+    SearchName,
+    Times,
+)
+from tests.search.playing import searching
 
 pytestmark = pytest.mark.once
 
@@ -55,14 +62,6 @@ def test_the_search_ends_with_what_it_knows(name: SearchName):
     assert {i for i, left in lefts.items() if left == "not raced: the budget of 5 s was spent"} == set(range(20)) - measured
 
 
-def test_a_budget_that_is_never_reached_changes_nothing():
-    """The same candidates are timed as often, in the same order, in more batches."""
-    seconds = {i: 0.001 + i / 1e5 for i in range(12)}
-    bounded, free = searching(Plan(budget_s=1e6), {"s": 12}), searching(Plan(), {"s": 12})
-    assert play(bounded, seconds)[0] == play(free, seconds)[0]
-    assert bounded["s"].best == free["s"].best
-
-
 def test_a_budget_spent_before_the_race_still_tries_what_wins():
     """Compilation took it all: one timed replay of one candidate, which has run on all ranks then; of another one if that fails."""
     for failing, winner in ((frozenset[int](), 0), (frozenset({0}), 1), (frozenset({0, 1, 2}), None)):
@@ -85,15 +84,6 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
     search.end_warm_up({"s": 1})
     assert (n_run, search.batch(), search["s"].best) == (3, [], 2)
     assert [each.left for each in search["s"].results()][3:] == ["not raced: the budget of 5 s was spent"] * 7
-
-
-def test_a_warm_up_goes_on_until_something_has_run():
-    """The first configs fail and spend the budget: a winner must have run on all ranks."""
-    search = searching(Plan(budget_s=1.0), {"s": 3})
-    search.tell_warm_up(1, Report(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "rank 1: no")}}, elapsed_s=2.0))
-    assert not search.is_enough({"s": 1})
-    search.tell_warm_up(1, Report({"s": {1: Times(1.0, 1.0)}}, elapsed_s=3.0))
-    assert search.is_enough({"s": 1})
 
 
 def test_sites_end_together():
@@ -128,6 +118,28 @@ def test_any_search_overruns_by_little(took: list[float], budget_s: float, name:
     best = search["s"].best
     assert best is not None
     assert search["s"].results()[best].times is not None or len(took) == 1
+
+
+@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), *[(each, TypeError) for each in (True, False, 2.0, "3", None)]])
+@pytest.mark.parametrize("name", ["n_warmup", "n_repeat"])
+def test_a_plan_takes_counts_only(name: str, value: Any, error: type[Exception]):
+    """A bool is an int to Python, and a mistake here; no warmup is a choice, no repeat is not."""
+    with pytest.raises(error, match=rf"{name}.* got {value!r}"):
+        Plan(**{name: value})
+    assert Plan(n_warmup=0, n_repeat=1) == Plan(0, 1)
+    with pytest.raises(ValueError, match="n_repeat >= 1, got 0"):
+        Plan(3, 0)
+
+
+@pytest.mark.parametrize("name", ["search", "objective"])
+def test_a_name_that_is_not_known_is_told_with_those_that_are(name: str):
+    with pytest.raises(ValueError, match=rf"{name} must be one of \('\w+'(, '\w+')+\), got 'fast'"):
+        Plan(**{name: "fast"})  # type: ignore[arg-type]
+
+
+def test_a_plan_reads_as_the_options_that_a_user_wrote():
+    """Messages of ranks that came with different options quote it."""
+    assert str(Plan(0, 2, budget_s=3.0)) == "n_warmup=0, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
 
 
 @pytest.mark.parametrize(

@@ -1,102 +1,26 @@
-"""The search, fed with plain numbers."""
+"""Races and finals, fed with plain numbers: who runs, how often, what it costs at most, and who wins."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from statistics import median
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.plan import Plan, PriorTimes, Replay, Times, Trial
-from dist_tune.search.race import Race
-from dist_tune.search.site_race import MAX_OVERTIME
-from dist_tune.search.times import Report, reduce_reports
+from dist_tune.search import (
+    Plan,
+    PriorTimes,
+    Race,
+    Report,
+    Times,
+    Trial,
+)
+from dist_tune.search.selection import RacingOptions
+from tests.search.playing import World, by_index, latencies_ms, searching, table, timed
 
 pytestmark = pytest.mark.once
-
-Take = Callable[[int, str, int, int], "float | str | None"]
-"""(rank, site, candidate, replay) -> milliseconds, why it failed, or None where the site was not met."""
-
-
-def table(n_warmup: int, n_repeat: int) -> Plan:
-    """Each candidate in turn, as the seed did it."""
-    return Plan(n_warmup, n_repeat, search="exhaustive", objective="kernel")
-
-
-class World:
-    """Ranks that replay what a search asks for and report medians of what ``take`` says, for the kernel and the closure."""
-
-    def __init__(self, search: Race, n_ranks: int, take: Take) -> None:
-        self.search = search
-        self.n_ranks = n_ranks
-        self.take = take
-        self.replays: list[Replay] = []
-        self.samples: dict[str, dict[int, dict[int, list[float]]]] = {}
-        """Site -> rank -> candidate -> times."""
-        self.failures: dict[str, dict[int, dict[int, CandidateFailure]]] = {}
-
-    def batch(self) -> int:
-        """Replay one batch and tell the search; returns how many replays that was."""
-        batch = self.search.batch()
-        for replay in batch:
-            self.replays.append(replay)
-            for rank in range(self.n_ranks):
-                for site, trial in replay.items():
-                    self._run(rank, site, trial, len(self.replays) - 1)
-        self.search.tell(len(batch), self.reduced())
-        return len(batch)
-
-    def finish(self, at_most: int = 10_000) -> World:
-        """Replay until the search asks for nothing more."""
-        while self.batch():
-            assert len(self.replays) <= at_most, f"no end after {at_most} replays"
-        return self
-
-    def trials(self, site: str) -> list[Trial | None]:
-        return [replay.get(site) for replay in self.replays]
-
-    def reduced(self) -> Report:
-        return reduce_reports({rank: self.report(rank) for rank in range(self.n_ranks)})
-
-    def report(self, rank: int) -> Report:
-        measured = {
-            site: {i: Times(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
-            for site, ranks in self.samples.items()
-            if rank in ranks
-        }
-        return Report(measured, {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks})
-
-    def _run(self, rank: int, site: str, trial: Trial, number: int) -> None:
-        ms = self.take(rank, site, trial.candidate, number)
-        if isinstance(ms, str):
-            self.failures.setdefault(site, {}).setdefault(rank, {})[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, ms)
-        elif ms is not None and trial.is_timed:
-            self.samples.setdefault(site, {}).setdefault(rank, {}).setdefault(trial.candidate, []).append(ms)
-
-
-def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mapping[int, str]] | None = None) -> Race:
-    search = Race(plan)
-    for site, n_candidates in sites.items():
-        search.add(site, n_candidates, (failures or {}).get(site, {}))
-    return search
-
-
-def latencies_ms(search: Race, site: str = "s") -> list[float | None]:
-    return [each.times.kernel_ms if each.times else None for each in search[site].results()]
-
-
-def told(times: list[list[float]]) -> Race:
-    """An exhaustive search of one site that has heard ``times[rank][candidate]``."""
-    search = searching(table(0, 1), {"s": len(times[0])})
-    reports = {r: Report({"s": {i: Times(ms, 1.0) for i, ms in enumerate(row)}}) for r, row in enumerate(times)}
-    search.tell(len(search.batch()), reduce_reports(reports))
-    return search
-
-
-def by_index(rank: int, site: str, candidate: int, replay: int) -> float:
-    return 1.0 + candidate
 
 
 def test_every_candidate_gets_its_row_of_the_table():
@@ -113,12 +37,6 @@ def test_sites_advance_together_and_a_finished_one_runs_its_incumbent():
     assert world.trials("long") == [Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)]
 
 
-def test_a_batch_ends_where_the_first_site_is_through():
-    """Sites of 4, 8 and 6 replays: nobody replays a finished site's last candidate while its incumbent is known."""
-    world = World(searching(table(0, 2), {"a": 2, "b": 4, "c": 3}), 1, by_index)
-    assert [world.batch() for _ in range(4)] == [4, 2, 2, 0]
-
-
 def test_a_single_candidate_needs_no_replay():
     """It wins without a time, and in the replays of other sites it is launched untimed."""
     alone = searching(Plan(), {"s": 1})
@@ -126,25 +44,6 @@ def test_a_single_candidate_needs_no_replay():
     assert (alone["s"].best, alone["s"].selection, latencies_ms(alone)) == (0, None, [None])
     world = World(searching(table(0, 1), {"single": 1, "other": 2}), 1, by_index).finish()
     assert world.trials("single") == [Trial(0, is_timed=False)] * 2
-
-
-def test_slowest_rank_decides():
-    """Candidate 0 is fastest on rank 0 only, and on average; rank 1 makes it the slower one."""
-    search = told([[1.0, 4.0], [6.0, 4.0]])
-    assert search["s"].best == 1
-    assert latencies_ms(search) == [6.0, 4.0]
-    assert search["s"].results()[0].times == Times(6.0, 1.0, n_owners=2, typical_ms=1.0, rank_latencies_ms={0: 1.0, 1: 6.0})
-
-
-def test_a_tie_goes_to_the_lower_index():
-    """Three equal reduced times, made of different ranks' medians."""
-    assert told([[9.0, 2.0, 1.0, 2.0], [9.0, 1.0, 2.0, 2.0]])["s"].best == 1
-
-
-def test_an_impossible_time_is_a_failure():
-    """It drops the candidate, on all ranks and with the rank's name."""
-    search = told([[3.0, 2.0], [3.0, math.nan]])
-    assert (search["s"].best, str(search["s"].results()[1].failure)[:17]) == (0, "rank 1: the clock")
 
 
 def test_a_failure_on_one_rank_drops_it_everywhere():
@@ -159,18 +58,6 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
     assert all(trial is not None and trial.candidate == 1 for trial in world.trials("s")[6:])
 
 
-def test_a_failure_keeps_its_first_reason():
-    """Whatever comes later; and a candidate that failed before its turn gets none."""
-    search = searching(table(0, 1), {"s": 4}, {"s": {1: "rank 0: no memory"}})
-    search.tell(
-        0,
-        Report(failures={"s": {1: CandidateFailure(FailureKind.LAUNCH, "other"), 0: CandidateFailure(FailureKind.LAUNCH, "mine")}}),
-    )
-    search.tell(0, Report(failures={"s": {0: CandidateFailure(FailureKind.LAUNCH, "late")}}))
-    assert [s.failure for s in search["s"].results()] == ["mine", "rank 0: no memory", None, None]
-    assert [replay["s"].candidate for replay in search.batch()] == [2, 3]
-
-
 def test_all_dropped_is_nobody():
     """No winner, no replay, and no trial in the replays of other sites."""
     search = searching(table(0, 1), {"dead": 2, "live": 2}, {"dead": {0: "rank 0: x", 1: "rank 1: y"}})
@@ -179,33 +66,11 @@ def test_all_dropped_is_nobody():
     assert [set(replay) for replay in world.replays] == [{"live"}] * 2
 
 
-def test_a_dropped_candidate_is_not_scheduled():
-    """A vote that comes between batches takes the candidate off the table at once."""
-    search = searching(table(1, 2), {"s": 3})
-    search["s"].drop({1: "rank 1: out of resources"})
-    assert {replay["s"].candidate for replay in search.batch()} == {0, 2}
-    search["s"].drop({0: "rank 0: out of resources"})
-    assert search.batch() == []
-
-
 def test_missed_replays_are_made_up():
     """A site met in every other replay on rank 1 is scheduled on until each candidate has n_repeat times there."""
     world = World(searching(table(1, 3), {"s": 2}), 2, lambda rank, s, i, k: None if rank and k % 2 else 1.0 + i).finish()
     assert all(len(times) >= 3 for times in world.samples["s"][1].values())
-    assert 8 < len(world.replays) <= MAX_OVERTIME * 8
-
-
-def test_overtime_ends():
-    """A site met once and never again gets MAX_OVERTIME times its nominal replays, and its one time decides."""
-    world = World(searching(table(1, 3), {"s": 2}), 1, lambda rank, s, i, k: 1.0 if k == 1 else None).finish()
-    assert len(world.replays) == MAX_OVERTIME * 2 * (1 + 3)
-    assert world.search["s"].best == 0
-
-
-def test_a_site_met_by_nobody_gets_no_overtime():
-    """It was scheduled once; its first candidate that runs is taken."""
-    world = World(searching(table(0, 2), {"s": 3}, {"s": {0: "rank 0: x"}}), 2, lambda *_: None).finish()
-    assert (len(world.replays), world.search["s"].best) == (4, 1)
+    assert 8 < len(world.replays) <= 6 * 6
 
 
 def test_a_site_met_late_gets_its_whole_table():
@@ -231,11 +96,260 @@ def test_a_rehearsal_runs_each_candidate_and_checks_it():
     assert (search.n_replays, search.warm_up({})) == (0, [])
 
 
-def test_those_that_lost_before_are_not_rehearsed():
-    """Only the earlier winner and the new ones are; all of them have their times in the standings."""
-    search = Race(table(0, 1))
-    search.add("f", 4, {}, PriorTimes({i: Times(1.0 + i, 2.0) for i in (0, 1, 2)}, winner=1))
-    assert [replay["f"].candidate for replay in search.warm_up({"f": 2})] == [1, 1, 3, 3]
-    assert latencies_ms(search, "f") == [1.0, 2.0, 3.0, None]
-    search["f"].drop({0: "rank 0: wrong"})
-    assert latencies_ms(search, "f") == [None, 2.0, 3.0, None]
+FINALISTS = RacingOptions().max_finalists
+
+
+def near(rank: int, site: str, candidate: int, replay: int) -> float:
+    """One per cent between neighbours, the last one the fastest."""
+    return 2.0 - candidate / 50
+
+
+@pytest.mark.parametrize("n_warmup", [0, 3])
+def test_all_are_timed_once_before_any_leaves(n_warmup: int):
+    """After an untimed warm-up of one candidate; in an order of the site's own, the same for all ranks."""
+    first, again, other = (searching(Plan(n_warmup), {site: 40}).batch() for site in ("s", "s", "t"))
+    order = [replay["s"].candidate for replay in first[n_warmup:]]
+    assert sorted(order) == list(range(40))
+    assert first == again
+    assert [replay["t"].candidate for replay in other[n_warmup:]] != order
+    assert first[:n_warmup] == [{"s": Trial(0, is_timed=False)}] * n_warmup
+
+
+def test_the_hopeless_run_once():
+    """Twice as slow as the best: one timed replay each, and the log can say when they left."""
+    world = World(searching(Plan(), {"s": 40}), 2, lambda rank, site, i, k: 1.0 + i / 50 if i < 6 else 2.0 + i).finish()
+    runs = Counter(timed(world))
+    assert {runs[i] for i in range(6, 40)} == {1}
+    assert all(runs[i] > 1 for i in range(FINALISTS))
+    assert [s.left for s in world.search["s"].results()][6:] == ["left the race after rung 0"] * 34
+    assert world.search["s"].best == 0
+
+
+def rungs_of(world: World) -> list[int]:
+    """Replay all rungs; returns their lengths. The next batch is the finals'."""
+    lengths = []
+    while world.search.batch() and not world.search.is_final:
+        lengths.append(world.batch())
+    return lengths
+
+
+def test_a_rung_keeps_fewer_each_time():
+    """Of 80 that are all near the best, each rung keeps half of the one before or fewer, until the finalists are left."""
+    world = World(searching(Plan(0, 5), {"s": 80}), 2, near)
+    rungs = rungs_of(world)
+    assert rungs[0] == 80
+    assert all(FINALISTS <= later <= max(earlier / 2, FINALISTS) for earlier, later in pairwise(rungs))
+    assert len(rungs) <= 5
+    assert [world.batch(), world.batch()] == [FINALISTS * 5, 0]  # a round of finals that is clear is the last
+    assert world.search["s"].best == 79
+
+
+def test_finals_give_every_finalist_its_share():
+    """Replays of a round differ by one between finalists, and neighbours in one order are not always neighbours."""
+    world = World(searching(Plan(0, 6), {"s": 4}), 2, lambda rank, site, i, k: 1.0 + i / 1000 + k % 3 / 100)
+    n_before = sum(rungs_of(world))
+    world.batch()
+    runs = [replay["s"].candidate for replay in world.replays[n_before:]]
+    shares = Counter(runs).values()
+    assert (len(shares), max(shares) - min(shares) <= 1) == (4, True)
+    assert len({tuple(runs[k : k + 4]) for k in (0, 4, 8)}) > 1
+
+
+def test_twenty_sites_take_no_more_replays_than_one_and_its_finals():
+    """All race in the same replays, and finals are as long for all as for one; at most three rounds of five replays a finalist."""
+    one = World(searching(Plan(), {"s0": 8}), 2, near).finish()
+    twenty = World(searching(Plan(), {f"s{i}": 8 for i in range(20)}), 2, near).finish()
+    assert len(twenty.replays) <= len(one.replays) + RacingOptions().n_final_rounds * FINALISTS * Plan().n_repeat
+    assert [twenty.search[f"s{i}"].best for i in range(20)] == [7] * 20
+
+
+def test_a_failure_in_the_finals_leaves_a_winner():
+    """The leader breaks when it has been timed twice: the next one wins, and the broken one is not run again."""
+    seen: Counter[int] = Counter()
+
+    def take(rank: int, site: str, i: int, replay: int) -> float | str:
+        seen[i] += 1
+        return "broke" if i == 2 and seen[i] > 2 else 1.0 + (i - 2) ** 2 / 10 + i / 100
+
+    world = World(searching(Plan(0, 5), {"s": 5}), 1, take).finish()
+    assert world.search["s"].best == 1
+    assert world.search["s"].results()[2].failure == "rank 0: broke"
+
+
+def test_a_site_that_nobody_meets_ends():
+    """It is asked for once, and its first candidate that runs is taken."""
+    world = World(searching(Plan(0, 2), {"s": 9}, {"s": {0: "rank 0: x"}}), 2, lambda *_: None).finish(at_most=40)
+    assert world.search["s"].best == 1
+
+
+def test_a_new_site_in_the_finals_is_raced_beside_them():
+    """It gets all of its replays; sites that are decided run their winner untimed."""
+    search = Race(Plan(0, 2))
+    search.add("early", 4, {})
+    world = World(search, 1, by_index).finish()
+    n_before = len(world.replays)
+    search.add("late", 6, {})
+    world.finish()
+    assert set(timed(world, "late")) == set(range(6))
+    assert (search["early"].best, search["late"].best) == (0, 0)
+    assert set(world.trials("early")[n_before:]) == {Trial(0, is_timed=False)}
+
+
+def test_a_site_without_a_choice_is_no_company():
+    """Beside a site of one candidate the closure is believed after one replay each; beside a site of two it is not."""
+    for n_other, winner in ((1, 1), (2, 0)):
+        search = searching(Plan(0, 1), {"s": 2, "other": n_other})
+        times = {0: Times(1.0, 3.0), 1: Times(1.1, 2.0)}
+        search.tell(len(search.batch()), Report({"s": times, "other": {i: Times(1.0, 3.0) for i in range(n_other)}}))
+        assert search.batch() == []
+        assert search["s"].best == winner
+
+
+def runs(world: World, site: str = "s") -> Counter[int]:
+    """Candidate -> replays that time it."""
+    return Counter(trial.candidate for trial in world.trials(site) if trial is not None and trial.is_timed)
+
+
+def raced(times_ms: Sequence[float], plan: Plan | None = None, n_ranks: int = 2) -> World:
+    """To its end; all ranks take the same times in every replay."""
+    return World(searching(plan or Plan(), {"s": len(times_ms)}), n_ranks, lambda rank, site, i, k: times_ms[i]).finish()
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 5])
+@pytest.mark.parametrize("times_ms", [[2.0, 2.0, 1000.0], [2.0] + [1000.0] * 7, [1000.0, 400.0], [30.0, 61.0]])
+def test_a_slow_candidate_runs_once_however_few_there_are(times_ms: list[float], n_ranks: int):
+    """Twice the best one's time and longer than a hiccup: one timed replay, and the record says that it left."""
+    world = raced(times_ms, n_ranks=n_ranks)
+    slow = [i for i, ms in enumerate(times_ms) if ms > 2 * min(times_ms)]
+    assert {runs(world)[i] for i in slow} == {1}
+    assert {world.search["s"].results()[i].left for i in slow} == {"left the race after rung 0"}
+    assert world.search["s"].best not in slow
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("base_ms", [0.1, 5.0])
+def test_one_hiccup_does_not_lose_the_best(n_ranks: int, base_ms: float):
+    """Whichever replay of the race takes one rank three times as long, the best of four wins."""
+    n_replays = len(raced([base_ms * each for each in (1.3, 1.0, 1.2, 1.4)], n_ranks=n_ranks).replays)
+    for number in range(min(n_replays, 12)):
+
+        def take(rank: int, site: str, i: int, replay: int, jolted: int = number) -> float:
+            return base_ms * (1.3, 1.0, 1.2, 1.4)[i] * (3.0 if (rank, replay) == (0, jolted) else 1.0)
+
+        assert World(searching(Plan(), {"s": 4}), n_ranks, take).finish().search["s"].best == 1
+
+
+def test_long_samples_need_few_repeats():
+    """Candidates of 30 s: those within a tenth of the best run a second time, the others once, and there are no finals."""
+    world = raced([30e3, 31e3, 32e3, 40e3, 50e3, 90e3], Plan(n_warmup=0, n_repeat=10))
+    assert runs(world) == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+    assert world.search["s"].best == 0
+    short = raced([200.0, 210.0, 220.0, 230.0], Plan(n_warmup=0, n_repeat=10))
+    assert max(runs(short).values()) <= 2 * 5 + 4  # a second of them in the race, and in each round of finals
+
+
+def warmed(search: Race, ms: Sequence[float], n_runs: int) -> None:
+    times = {i: Times(each, each, n_timed=n_runs) for i, each in enumerate(ms)}
+    search.tell_warm_up(len(search.warm_up({"s": n_runs})), Report({"s": times}))
+    search.end_warm_up(["s"])
+
+
+def test_a_candidate_that_was_slow_in_two_warm_ups_does_not_race():
+    """The shorter of two runs has compiled nothing. What is no longer than 100 ms races all the same."""
+    search = searching(Plan(2), {"s": 4})
+    warmed(search, [230.0, 100.0, 90.0, 120.0], 2)
+    assert [each.left for each in search["s"].results()] == ["not raced: 2.6 x slower in its warm-up", None, None, None]
+    batch = search.batch()
+    assert [replay["s"].candidate for replay in batch[:2]] == [2, 2]  # the race warms up with the fastest
+    assert {replay["s"].candidate for replay in batch} == {1, 2, 3}
+    quick = searching(Plan(2), {"s": 2})
+    warmed(quick, [50.0, 1.0], 2)
+    assert {replay["s"].candidate for replay in quick.batch()} == {0, 1}
+
+
+def test_one_warm_up_may_have_compiled():
+    """It drops nothing; with one sample that agrees, it does, and with one that does not, the next sample decides."""
+    search = searching(Plan(0), {"s": 3})
+    warmed(search, [3000.0, 3000.0, 10.0], 1)
+    assert [each.left for each in search["s"].results()] == [None] * 3
+    times_ms = {0: 3000.0, 1: 12.0, 2: 10.0}
+    world = World(search, 1, lambda rank, site, i, k: times_ms[i]).finish()
+    assert runs(world)[0] == 1
+    assert runs(world)[1] > 3
+    doubted = searching(Plan(0), {"s": 3})
+    warmed(doubted, [200.0, 100.0, 210.0], 1)
+    world = World(doubted, 1, lambda rank, site, i, k: 600.0 if i == 1 and k < 3 else (200.0, 100.0, 210.0)[i]).finish()
+    assert doubted["s"].best == 1
+
+
+@pytest.mark.parametrize(("ms", "n_untimed"), [(10.0, 3), (400.0, 2), (3000.0, 0)])
+def test_a_race_warms_up_for_a_second_at_most(ms: float, n_untimed: int):
+    """Warm-ups of a function say how long a replay is."""
+    search = searching(Plan(3), {"s": 2})
+    warmed(search, [ms, ms], 1)
+    world = World(search, 1, lambda rank, site, i, k: ms).finish()
+    assert sum(not trial.is_timed for trial in world.trials("s") if trial) == n_untimed
+
+
+def one_rank(slow_ms: float, others: Sequence[float] = (10.0, 11.0)) -> World:
+    """Candidate 0 is slow on rank 1 alone."""
+    times_ms = [[10.0, slow_ms], *[[ms, ms] for ms in others]]
+    return World(searching(Plan(0), {"s": len(times_ms)}), 2, lambda rank, site, i, k: times_ms[i][rank]).finish()
+
+
+def test_a_candidate_that_takes_one_rank_beyond_measure_is_dropped_by_name():
+    """After one sample, with the ranks and their times as the reason; half a second is no interrupt."""
+    world = one_rank(3010.0)
+    assert (runs(world)[0], world.search["s"].best) == (1, 1)
+    assert world.search["s"].results()[0].failure == "rank 1: 3.01 s a launch, where rank 0 needs 0.01 s"
+    assert one_rank(400.0).search["s"].results()[0].failure is None
+
+
+def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
+    """Long replays are reported one by one: when all others have failed, the last one has not run yet, and fails as well."""
+    search = searching(Plan(0, search="exhaustive"), {"s": 3})
+    search.expect(1.0)
+    for number in range(3):
+        (replay,) = search.batch()
+        failure = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
+        search.tell(1, Report(failures={"s": {replay["s"].candidate: failure}}, elapsed_s=number + 1.0))
+    assert search["s"].best is None
+
+
+def test_a_single_finalist_is_tied_with_none():
+    """The others were hopeless and left: no candidate that left the race is a tie, however its one replay turned out."""
+    world = World(searching(Plan(0, 5), {"s": 6}), 1, lambda rank, site, i, replay: 1.0 if i == 3 else 9.0).finish()
+    assert (world.search["s"].best, world.search["s"].reason) == (3, "fastest in the race")
+
+
+def race_of(n_candidates: int, failures: dict[int, str], prior: PriorTimes | None = None, equal: dict[int, int] | None = None) -> Race:
+    search = Race(Plan(0, 2))
+    search.add("s", n_candidates, failures, prior, equal)
+    return search
+
+
+@pytest.mark.parametrize(
+    ("search", "reason"),
+    [
+        (race_of(1, {}), "the only config"),
+        (race_of(3, {0: "no", 2: "no"}), "only one that runs"),
+        (race_of(2, {}, equal={1: 0}), "only one that runs"),
+        (race_of(2, {}, PriorTimes({0: Times(1.0, 2.0), 1: Times(1.5, 2.0)}, winner=0)), "fastest by earlier times"),
+    ],
+)
+def test_what_had_nothing_to_race_says_why(search: Race, reason: str):
+    assert search.batch() == []
+    assert search["s"].reason == reason
+
+
+def test_what_was_never_met_says_so():
+    """Its replays have passed, and no launch was seen."""
+    world = World(searching(Plan(0, 2), {"s": 3, "t": 3}), 1, lambda rank, site, i, replay: None if site == "s" else 1.0 + i).finish()
+    assert world.search["s"].reason in ("was not met in time to be measured", "nothing was measured: no replay met this site")
+
+
+def test_a_winner_that_fails_afterwards_is_not_the_reason():
+    """As where another site's replay makes it fail: what runs now was second."""
+    world = World(searching(Plan(0, 2), {"s": 3}), 1, lambda rank, site, i, replay: 1.0 + i).finish()
+    world.search["s"].drop({0: "rank 0: late"})
+    assert world.search["s"].reason == "fastest of the rest: candidate 0 was chosen, and failed afterwards"

@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search.guided import Guide
-from dist_tune.search.plan import Plan, PriorTimes, Replay
-from dist_tune.search.race import Race
-from dist_tune.search.times import Report, Samples, reduce_reports
-from tests.search.test_race import searching
+from dist_tune.search import (
+    Guide,
+    Plan,
+    PriorTimes,
+    Race,
+    Replay,
+    Report,
+    Samples,
+    reduce_reports,
+)
+from tests.search.playing import searching
 
 pytestmark = pytest.mark.once
 
 Step = Callable[[Mapping[str, int]], dict[str, float]]
 """Site -> candidate of each site, to milliseconds of each site that is launched; "way" is around all others."""
+
 REST_MS = 0.006
 
 
@@ -181,16 +188,6 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
     beside = [each["product"].candidate for each in world.replays if each["product"].is_timed and each["way"].candidate == 1]
     assert set(beside) == set(range(20))
     assert all(each.times.kernel_ms > 0.29 for each in world.search["product"].results() if each.times is not None)
-
-
-def test_a_kernel_of_two_functions_races_beside_the_one_that_launches_it():
-    """The only config of the other function that launches it, too, has failed."""
-    race = searching(Plan(1, 5), {"way": 2, "other": 2, "product": 8})
-    race.tell_warm_up(0, Report(nesting={"product": {"way": [0, 1], "other": [1]}}))
-    race["other"].drop({1: "rank 0: no"})
-    step = {"way": 0.2, "other": 0.1}
-    world = NestedWorld(race, lambda chosen: step | {"product": 0.1 + 0.01 * chosen["product"]}, beside={"other"}).finish()
-    assert {trial.candidate for each in world.replays if (trial := each["product"]).is_timed} == set(range(8))
 
 
 def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():

@@ -95,16 +95,3 @@ def test_times_of_an_earlier_tuning_count_for_the_one_that_races():
     assert raced(found) == [0, 3]
     assert found["s"].results()[2].left == "not raced: slower in an earlier tuning"
     assert found["s"].best == 0
-
-
-def test_a_rank_that_comes_late_can_tell_equals_apart():
-    """They have no times any more, and do not race, because the other is far ahead; what it finds equal, too, stays so."""
-    found = race({1: 0, 3: 2})
-    found["s"].tell(0, {0: times(1.0), 2: times(2.0)})
-    found["s"].split({3: 2})
-    results = found["s"].results()
-    assert [each.equal_to for each in results] == [None, None, None, 2]
-    assert results[1].times is None
-    assert results[1].left == "not raced: the same kernel as candidate 0 on the ranks that came first"
-    found["s"].drop({0: "does not load", 2: "does not load"})
-    assert found["s"].best == 1

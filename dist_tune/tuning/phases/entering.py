@@ -46,7 +46,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         for label in labels:
             failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
             if label in race:  # met later on this rank than on others
-                race[label].split({} if label in several else loaded.equal.get(label, {}))
                 race[label].drop(failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
