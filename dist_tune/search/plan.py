@@ -37,8 +37,8 @@ class Plan:
     """Place in a function's list of configs, from 0 to 1, at which it begins to race them in waves; None: all race at once."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("n_warmup", self.n_warmup, 0), ("n_repeat", self.n_repeat, 1)):
-            check_number(name, value, least)
+        check_number("n_warmup", self.n_warmup, 0)
+        check_number("n_repeat", self.n_repeat, 1)
         check_budget(self.budget_s)
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known) and not (name == "search" and text is None):
