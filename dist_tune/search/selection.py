@@ -90,25 +90,34 @@ def one_sided(times: Times) -> str:
 
 
 def hopeless(
-    times: Mapping[int, Times], warm_ups: Mapping[int, Times], options: RacingOptions, objective: Objective, *, is_first: bool
+    times: Mapping[int, Times],
+    warm_ups: Mapping[int, Times],
+    options: RacingOptions,
+    objective: Objective,
+    *,
+    is_first: bool,
+    is_alone: bool,
 ) -> set[int]:
     """Candidates that take ``HOPELESS`` times as long as the best: they run no more, however few there are.
 
     After the first rung (``is_first``) a median is one sample, and one that is short may be a hiccup; so may one of a single rank, or of a
-    candidate that did better in its warm-up (``warm_ups``).
+    candidate that did better in its warm-up (``warm_ups``). By the closure's time, too, which sees hooks and the like; one sample of it
+    tells only where the site ``is_alone``, because another site's candidate may have been the slow one.
     """
     if not times:
         return set()
     best_ms, closure_ms = min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values())
-    slow = {i for i, each in times.items() if each.launches_ms > HOPELESS * best_ms}
+    typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
+    least_ms = options.insured_ms if is_first else 0.0
+    slow = {i for i, each in times.items() if each.launches_ms > max(HOPELESS * best_ms, least_ms)}
     if objective == "closure":
         slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
     if is_first:
-        typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
-        limit_ms = max(options.insured_ms, HOPELESS * min(typical_ms.values()))
-        doubtful = {i for i, each in warm_ups.items() if each.launches_ms <= HOPELESS * best_ms}
-        slow = {i for i in slow - doubtful if times[i].launches_ms > options.insured_ms and typical_ms[i] > limit_ms}
-    return slow
+        slow = {i for i in slow if typical_ms[i] > HOPELESS * min(typical_ms.values())}
+    if objective == "closure" and closure_ms > 0 and (is_alone or not is_first):
+        limit_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
+        slow |= {i for i, each in times.items() if each.closure_ms - is_first * (each.launches_ms - typical_ms[i]) > limit_ms}
+    return slow - {i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms}
 
 
 def kept(

@@ -353,7 +353,7 @@ class SiteRace:
         measured, is_first, n_enough = self._measured(alive), self._rung == 0, self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         margin = options.margins[-1] if is_long else options.margin(self._rung)
-        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first)
+        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first, is_alone=self.n_open < 2)
         # Beaten in the finals or not at all, unless that costs real time.
         prior = [i for i in alive if i == self.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
