@@ -136,8 +136,8 @@ def set_rights(file: int | Path, mode: int) -> None:
         os.chmod(file, mode)
 
 
-def warn_of_folder(folder: Path, variable: str, *, is_shared: bool = False) -> None:
-    """Warn once of a folder that other users can write, or that belongs to another user; with ``is_shared`` its group may.
+def warn_of_folder(folder: Path, variable: str) -> None:
+    """Warn once of a folder that other users can write, or that belongs to another user.
 
     ``variable``: environment variable that names another folder.
     """
@@ -145,10 +145,10 @@ def warn_of_folder(folder: Path, variable: str, *, is_shared: bool = False) -> N
         status = os.stat(folder)
     except (OSError, ValueError):  # absent or unreachable: the code that opens a file there says so
         return
-    if status.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP):
+    if status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         risk = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-        remedy = f"Run chmod {'o' if is_shared else 'go'}-w on it"
-    elif status.st_uid != os.geteuid() and not is_shared:
+        remedy = "Run chmod go-w on it"
+    elif status.st_uid != os.geteuid():
         risk = f"belongs to another user (uid {status.st_uid}, this process is uid {os.geteuid()})"
         remedy = "Use a folder of your own"
     else:

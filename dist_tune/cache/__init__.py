@@ -24,8 +24,7 @@ from dist_tune.cache.account import (
     why_not,
 )
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.key_diff import differences, explain, nearest_key, nearest_shape
-from dist_tune.cache.lookup import CacheLookup, LookupResult
+from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key, nearest_shape
 from dist_tune.cache.records import (
     HARDWARE,
     SOFTWARE,

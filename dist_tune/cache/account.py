@@ -14,22 +14,19 @@ from dist_tune.cache.records import CandidateRecord, TuningRecord
 from dist_tune.output import PHASES, gain_words, milliseconds
 from dist_tune.search import NOT_TRIED
 
-ID_CHARS = 6
-"""Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
 _TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")
 _UNTRIED = ("not raced", "untried")
 _HOOK = re.compile(r"\s*\b[\w.]*pre_hook=\S+")
-_NUMBERED = re.compile(r" \(#\d+\)$")
-_RANK = re.compile(r"^(?:rank \d+: |the same kernel as candidate \d+: )+")
-_CAUSES = (
-    ("shared memory", re.compile(r"shared memory")),
-    ("registers", re.compile(r"\bregisters?\b")),
-    ("wrong result", re.compile(r"result is wrong|changes its argument")),
-    ("out of memory", re.compile(r"out of memory|OutOfMemory|MemoryError")),
-    ("did not return", re.compile(r"until release= was called|has been compiling for")),
-    ("ended the process", re.compile(r"process ended|quarantine")),
-    ("slow on one rank", re.compile(r" s a launch, where rank ")),
-)
+_CAUSES = {
+    "shared memory": "shared memory",
+    "registers": r"\bregisters?\b",
+    "wrong result": "result is wrong|changes its argument",
+    "out of memory": "out of memory|OutOfMemory|MemoryError",
+    "did not return": "until release= was called|has been compiling for",
+    "ended the process": "process ended|quarantine",
+    "slow on one rank": " s a launch, where rank ",
+}
+"""Cause in two or three words -> what its reasons have in them."""
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
@@ -68,11 +65,8 @@ def _fate(each: CandidateRecord) -> str:
 
 def _cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
-    reason = _RANK.sub("", failure)
-    if known := next((name for name, pattern in _CAUSES if pattern.search(reason)), None):
-        return known
-    error = _ERROR.search(reason)
-    return error[1] if error else "other reasons"
+    error = _ERROR.search(failure)
+    return next((name for name, words in _CAUSES.items() if re.search(words, failure)), error[1] if error else "other reasons")
 
 
 def gain(record: TuningRecord) -> float | None:
@@ -99,11 +93,12 @@ def lead(record: TuningRecord) -> tuple[float, float] | None:
     Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
     """
     best = record.best
-    others = [(each.latency_ms, each.spread_ms) for each in _rivals(record) if each.latency_ms is not None]
-    if not (others and best.latency_ms):
+    others = [each for each in record.candidates if each is not best and each.failure is None and each.equal_to is None]
+    times = [(each.latency_ms, each.spread_ms or 0.0) for each in others if each.latency_ms is not None]
+    if not (times and best.latency_ms):
         return None
-    next_ms, spread_ms = min(others, key=lambda each: each[0])
-    return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + (spread_ms or 0.0)) / best.latency_ms
+    next_ms, spread_ms = min(times)
+    return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + spread_ms) / best.latency_ms
 
 
 def weighing(record: TuningRecord) -> str:
@@ -116,27 +111,18 @@ def weighing(record: TuningRecord) -> str:
 
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     """The reason why a candidate is not the winner, of a finalist by how much it lost; for the winner the reason of the choice."""
-    if each.index == record.winner:
+    best = record.best
+    if each is best:
         return ": ".join(filter(None, ["winner", record.reason]))
-    if each.failure is not None:
-        return each.failure
-    if each.equal_to is not None:
+    if each.equal_to is not None and each.failure is None:
         return f"the same kernel as candidate {each.equal_to}"
-    if each.left is not None:
-        return each.left
-    best_ms = record.best.latency_ms
-    if each.latency_ms is None or not best_ms:
+    if (reason := each.failure or each.left) is not None:
+        return reason
+    if each.latency_ms is None or not best.latency_ms:
         return "not measured on all ranks"
-    return f"not chosen: {each.latency_ms / best_ms - 1:+.1%} by its kernel{_by_step(each, record)}"
-
-
-def _by_step(each: CandidateRecord, record: TuningRecord) -> str:
-    """The difference of the measured steps, as in the table; beside it the part of it that counted, where that is another number."""
-    if each.closure_ms is None or record.best.closure_ms is None:
-        return ""
-    measured = f"{each.closure_ms - record.best.closure_ms:+.4f} ms"
-    counted = f"{_step_ms(each, record) - _step_ms(record.best, record):+.4f} ms"
-    return f", {measured} by the step" + (f", counted as {counted}" if counted != measured else "")
+    told = f"not chosen: {each.latency_ms / best.latency_ms - 1:+.1%} by its kernel"
+    both = each.closure_ms is not None and best.closure_ms is not None
+    return told + (f", {(each.closure_ms or 0.0) - (best.closure_ms or 0.0):+.4f} ms by the step" if both else "")
 
 
 def skew(record: TuningRecord) -> tuple[int, float] | None:
@@ -174,49 +160,6 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 
 
-def short_config(each: CandidateRecord) -> str:
-    """A config without its hook, whose name says nothing of its speed."""
-    numbered = _NUMBERED.search(each.config)
-    if not each.fields:
-        return _HOOK.sub("", each.config)
-    told = " ".join(f"{name}={value}" for name, value in each.fields.items() if not _is_hook(name))
-    return told + (numbered[0] if numbered else "")
-
-
-def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
-    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
-    if not all(each.fields for each in candidates):
-        return []
-    names = dict.fromkeys(name for each in candidates for name in each.fields if not _is_hook(name))
-    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
-
-
-def shared_fields(record: TuningRecord) -> str:
-    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
-    names = differing(record.candidates)
-    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
-    return " ".join(f"{name}={value}" for name, value in shared.items() if not _is_hook(name))
-
-
-def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
-    """All candidates from fastest to slowest, then those without a time, then those that failed."""
-    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
-
-
-def _is_hook(name: str) -> bool:
-    return name.rpartition(".")[2] == "pre_hook"
-
-
-def _rivals(record: TuningRecord) -> list[CandidateRecord]:
-    return [each for each in record.candidates if each.index != record.winner and each.failure is None and each.equal_to is None]
-
-
-def _step_ms(each: CandidateRecord, record: TuningRecord) -> float:
-    """The step's time as it counted: where the rest of the step varies by noise alone, differences are those of the kernel."""
-    kernel_ms = each.latency_ms or 0.0
-    return kernel_ms if each.closure_ms is None else kernel_ms + record.closure_weight * (each.closure_ms - kernel_ms)
-
-
 def _loss_ms(record: TuningRecord) -> float | None:
     """Milliseconds that the first config would add to the step; None where nothing tells.
 
@@ -224,11 +167,9 @@ def _loss_ms(record: TuningRecord) -> float | None:
     add to the step is not this site's: there the kernels' times tell, of one launch a step.
     """
     first, best = record.candidates[0], record.best
-    if first.index == best.index:
-        return 0.0
     first_ms, best_ms = _timed_step_ms(first), _timed_step_ms(best)
-    if first_ms is None or best_ms is None:
-        return None
+    if first is best or first_ms is None or best_ms is None:
+        return 0.0 if first is best else None
     if first.left is None or "finals" in first.left:
         return first_ms - best_ms
     loss_ms = (first.latency_ms or 0.0) - (best.latency_ms or 0.0)
@@ -237,3 +178,28 @@ def _loss_ms(record: TuningRecord) -> float | None:
 
 def _timed_step_ms(each: CandidateRecord) -> float | None:
     return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
+
+
+def short_config(each: CandidateRecord) -> str:
+    """A config without its hook, whose name says nothing of its speed."""
+    return _HOOK.sub("", each.config)
+
+
+def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
+    if not all(each.fields for each in candidates):
+        return []
+    names = dict.fromkeys(name for each in candidates for name in each.fields if not name.endswith("pre_hook"))
+    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+
+
+def shared_fields(record: TuningRecord) -> str:
+    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
+    names = differing(record.candidates)
+    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
+    return " ".join(f"{name}={value}" for name, value in shared.items() if not name.endswith("pre_hook"))
+
+
+def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
+    """All candidates from fastest to slowest, then those without a time, then those that failed."""
+    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))

@@ -29,15 +29,11 @@ from typing import Any, NamedTuple
 import torch
 
 _MAX_STEPS, _STEPS_OF_CODE = 20_000, 10  # values read in one fingerprint; a function or class counts as ten
-_MAX_ELEMENTS = 4_096  # of one container
-_MAX_DEPTH = 32  # containers in containers
-_SURELY_LOADED_S = (
-    600.0  # age of a file, when the process began, from which on it is what was loaded: clocks of file servers differ by less
-)
+_MAX_ELEMENTS, _MAX_DEPTH = 4_096, 32  # of one container; of containers in containers
+_SURELY_LOADED_S = 600.0  # age of a file at the start of the process from which on it was not changed since: clocks differ by less
 _STARTED = time.time()
 _EMPTY = CellType()  # equal to the cell of a variable without a value
 _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis))
-_VALUES = ("dtype", "constexpr", "Config")
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _NO_CODE = (*_SCALARS, *_CONTAINERS, enum.Enum, torch.dtype, torch.device)
 # Where functools, Triton, numba and torch.library keep what they wrap.
@@ -64,11 +60,10 @@ def read_code(function: object) -> Code:
 
     The same in all processes, wherever the files are, and for a kernel under Triton's interpreter. Counted are statements, arguments and
     defaults; captured values, tensors by shape and dtype; of globals, constants in UPPER_CASE and Triton's ``constexpr``. Followed are
-    globals, captured functions and attributes of modules that the code names, into all packages but the standard library, torch,
-    triton, numpy and dist_tune; and imports within a function of modules that are loaded. Not followed: what an object holds. A variable
-    that the code itself assigns to is state and not counted. Code without a source (a lambda, what ``exec`` made, a file that has changed
-    since it was loaded) counts as its bytecode, which differs between versions of Python. Never raises. The work is bounded: code near
-    the function counts first.
+    globals, captured functions, attributes of modules and imports within a function, into all packages but the standard library, torch,
+    triton, numpy and dist_tune. Not counted are what an object holds, and variables that the code itself assigns to. Code without a
+    source (a lambda, what ``exec`` made, a file that has changed since it was loaded) counts as its bytecode, which differs between
+    versions of Python. Never raises. The work is bounded: code near the function counts first.
     """
     walker = _Walker(function)
     texts = walker.digest(), *(f"{name}={meaning}" for name, _, meaning in walker.values)
@@ -78,9 +73,9 @@ def read_code(function: object) -> Code:
 def anatomy(parts: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text, of each part and of each value that its code has; digests are 12 hex digits.
 
-    ``Code.digest`` is one digest of that. Here values have names of their own, so that two kernels of one factory can be told apart by the
-    value in which they differ, and plain attributes of objects and lower-case globals of a part's own module count as well. Equal in all
-    processes where code and values are. A part is code, a tuple of code, or text.
+    ``Code.digest`` is one digest of that. Here two kernels of one factory can be told apart by the value in which they differ, and plain
+    attributes of objects and lower-case globals of a part's own module count as well. Equal in all processes where code and values are.
+    A part is code, a tuple of code, or text.
     """
     found: dict[str, str] = {}
     for part, thing in parts.items():
@@ -163,18 +158,18 @@ class _Walker:
         code, wrapped = function.__code__, function.__dict__.get("__wrapped__")
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         captured = {name: cell.cell_contents for name, cell in cells if cell != _EMPTY}
+        inner = [self._reference(wrapped)] if wrapped is not None else []
         if self._is_foreign(function):  # by its name, and what it wraps
-            held = captured.values() if wrapped is None else [wrapped]
-            return _package_of(function), code.co_qualname, [self._reference(each) for each in held if _is_code(each)]
+            return _package_of(function), code.co_qualname, inner or [self._reference(each) for each in captured.values() if _is_code(each)]
         body = _body_of(code, code.co_filename, self._sources.get(id(function)))
-        scopes = [function.__globals__, *[_attributes_of(each) for each in captured.values() if issubclass(type(each), ModuleType)]]
-        scopes += self._imported(function, body)
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        modules = [_attributes_of(each) for each in captured.values() if issubclass(type(each), ModuleType)]
         return (
             body.text,
-            [self._held("default", each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())],
-            [self._reference(wrapped)] if wrapped is not None else [],
+            [self._held("default", each) for each in defaults],
+            inner,
             [(name, self._held(name, each)) for name, each in captured.items() if name not in body.written or _is_code(each)],
-            self._globals(body, scopes),
+            self._globals(body, [function.__globals__, *modules, *self._imported(function, body)]),
         )
 
     def _imported(self, function: FunctionType, body: _Body) -> list[dict[str, Any]]:
@@ -197,16 +192,15 @@ class _Walker:
             annotations = dict.get(scope, "__annotations__", {})
             for name in sorted(body.names - body.written if scope is scopes[0] else body.attributes):
                 value = dict.get(scope, name, scope)
-                if value is scope:
-                    continue
-                if not issubclass(type(value), ModuleType):
+                if issubclass(type(value), ModuleType):
+                    if not self._is_foreign(value) and all(_attributes_of(value) is not other for other in scopes):
+                        scopes.append(_attributes_of(value))
+                elif value is not scope:
                     meaning = self._named(name, value, is_constant="constexpr" in str(annotations.get(name)))
                     if meaning is not None:
                         found.append((name, meaning))
                     elif self._is_deep and scope is self._home and issubclass(type(value), _SCALARS):
                         self.values.append((name, value, self._value(value)))
-                elif not self._is_foreign(value) and all(_attributes_of(value) is not other for other in scopes):
-                    scopes.append(_attributes_of(value))
         return found
 
     def _named(self, name: str, value: object, *, is_constant: bool = False) -> Any:
@@ -247,9 +241,10 @@ class _Walker:
     def _value(self, value: Any, depth: int = 0) -> Any:
         """A constant, default or captured value in plain terms; an object by its class."""
         kind = type(value)
+        self._left -= 1
+        if self._left <= 0 or depth >= _MAX_DEPTH:
+            return "beyond", _name_of(kind)
         try:
-            if self._left <= 0 or depth >= _MAX_DEPTH:
-                return "beyond", _name_of(kind)
             return self._plain_value(value, kind, depth + 1)
         except Exception:  # noqa: BLE001  # as in ``digest``: the value counts as unreadable
             return "unreadable", _name_of(kind)
@@ -260,7 +255,12 @@ class _Walker:
             return "enum", _name_of(kind), held.get("_name_"), self._value(held.get("_value_"), depth)
         base: Any = next((each for each in (*_SCALARS, *_CONTAINERS) if issubclass(kind, each)), None)
         if base in _CONTAINERS:
-            return base.__name__, base.__len__(value), self._elements(base, value, depth)
+            elements = _first_elements(base, value)
+            if base not in (tuple, list):  # one order for all processes, before functions get their places
+                names = [each[0] if base is dict else each for each in elements]
+                texts = [_qualname_of(name) if _is_code(name) else ascii(self._value(name, depth)) for name in names]
+                elements = [elements[at] for at in sorted(range(len(elements)), key=texts.__getitem__)]
+            return base.__name__, base.__len__(value), [self._value(each, depth) for each in elements]
         if base is not None:
             return base.__name__, int.__format__(value, "x") if base is int else base.__repr__(value)
         if _is_value(kind):
@@ -275,21 +275,10 @@ class _Walker:
         return "object", self._reference(kind), *([self._parts(_attributes_of(value), depth)] if depth < 4 else [])
 
     def _parts(self, held: dict[str, Any], depth: int = 0) -> list[tuple[str, Any, Any]]:
-        """Plain attributes of an object, and of objects in it; lists and dicts of objects are state."""
-        if not self._is_deep or self._left <= 0:
-            return []
-        self._left -= 64
+        """Plain attributes of an object, and of objects in it, if they count; lists and dicts of objects are state."""
         plain = {name: each for name, each in islice(held.items(), 64) if not _is_code(each) and type(each) not in (list, dict, set)}
-        return [(str(name), each if type(each) in _SCALARS else None, self._value(each, depth)) for name, each in plain.items()]
-
-    def _elements(self, base: Any, value: Any, depth: int) -> list[Any]:
-        some = _first_elements(base, value)
-        self._left -= len(some)
-        if base not in (tuple, list):  # one order for all processes, before functions get their places
-            names = [name for name, _ in some] if base is dict else some
-            texts = [_qualname_of(name) if _is_code(name) else ascii(self._value(name, depth)) for name in names]
-            some = [some[at] for at in sorted(range(len(some)), key=texts.__getitem__)]
-        return [self._value(each, depth) for each in some]
+        shown = plain.items() if self._is_deep else ()
+        return [(str(name), each if type(each) in _SCALARS else None, self._value(each, depth)) for name, each in shown]
 
 
 class _Body(NamedTuple):
@@ -298,10 +287,10 @@ class _Body(NamedTuple):
     text: str
     names: frozenset[str]
     """Variables that are read, less the function's own."""
+    attributes: frozenset[str]
+    """Names after a dot, and of imports from modules."""
     written: frozenset[str] = frozenset()
     """Variables that are assigned to though they are global or captured."""
-    attributes: frozenset[str] = frozenset()
-    """Names after a dot, and of imports from modules."""
     imports: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Module, maybe with dots before it, and names of each import."""
 
@@ -321,9 +310,9 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
         if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef) and tree.name == code.co_name:
             tree.decorator_list = []  # what they have made of the function is read instead
             return _body_of_tree(tree, {*code.co_varnames, *code.co_cellvars})
-    steps = [step for each in _nested(code) for step in dis.get_instructions(each)]
-    names = frozenset(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    return _Body(ascii(_spelled(code)), names, attributes=frozenset(name for each in _nested(code) for name in each.co_names))
+    nested = [*_nested(code)]
+    names = {step.argval for each in nested for step in dis.get_instructions(each) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return _Body(ascii(_spelled(code)), frozenset(names), frozenset(name for each in nested for name in each.co_names))
 
 
 def _is_as_loaded(code: CodeType, path: str) -> bool:
@@ -381,7 +370,7 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
         texts.append(")")
 
     spell(tree)
-    return _Body(" ".join(texts), frozenset(names - own), frozenset(written), frozenset(attributes), tuple(imports))
+    return _Body(" ".join(texts), frozenset(names - own), frozenset(attributes), frozenset(written), tuple(imports))
 
 
 def _spelled(constant: Any) -> Any:
@@ -448,7 +437,8 @@ def _wrapped_by(value: object) -> Any:
 
 def _is_value(kind: type) -> bool:
     """A dtype of a library, or Triton's ``constexpr`` or ``Config``."""
-    return _package_of(kind) in ("torch", "triton", "numpy") and any(_name_of(each) in _VALUES for each in _mro_of(kind))
+    is_named = any(_name_of(each) in ("dtype", "constexpr", "Config") for each in _mro_of(kind))
+    return is_named and _package_of(kind) in ("torch", "triton", "numpy")
 
 
 def _is_code(value: object) -> bool:

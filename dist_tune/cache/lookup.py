@@ -1,26 +1,33 @@
-"""The cache as one tuning uses it: this rank's record of a site, and the record that it stores.
+"""The cache as one tuning uses it: this rank's record of a site, the record that it stores, and why there is none, or which is near.
 
 Knows keys and records, and nothing of how ranks agree on them. A failure here costs a warning and a repeated tuning.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_tune.cache.account import ID_CHARS
-from dist_tune.cache.key_diff import differences, explain, nearest
 from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache
-from dist_tune.files import Rights
 from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import Settings
 
 if TYPE_CHECKING:
     from dist_tune.output import Story
+
+_ID_CHARS = 6
+"""Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
+
+
+_MAX_VALUE = 120
+"""Characters of a value that an explanation quotes."""
+_NUMBER = re.compile(r"(?<![\w.:'\"])(?:[0-9]{1,300}(\.[0-9]{0,300})?|(\.[0-9]{1,300}))([eE][+-]?[0-9]{1,3})?(?![\w.:'\"])")
+"""No digits within a word or quotes, as of "bfloat16" or "cuda:0". Bounded, so that a long text takes no long time."""
 
 
 class LookupResult(NamedTuple):
@@ -46,21 +53,6 @@ class Miss(NamedTuple):
     """It differs in the tuning key, and at most in the candidates that prune rules leave for it: no record is out of use."""
 
 
-class Keyed(Protocol):
-    """A launch as far as its cache key goes."""
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel or function with its module."""
-
-    @property
-    def key_text(self) -> str:
-        """The tuning key."""
-
-    def source(self) -> str:
-        """Digest of the code, and of all it calls."""
-
-
 class CacheLookup:
     """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
 
@@ -68,7 +60,7 @@ class CacheLookup:
         self._settings = settings
         self._log = log
         self._is_used = is_used
-        self._cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
+        self.cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
         """By label of the site; none where the cache is not used."""
@@ -76,7 +68,7 @@ class CacheLookup:
     @property
     def folder(self) -> str:
         """Identity of the cache folder, equal on ranks that share it; empty if no site was looked up."""
-        return self._cache.identity if self._keys else ""
+        return self.cache.identity if self._keys else ""
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -87,22 +79,22 @@ class CacheLookup:
         """A miss is an error."""
         return self._settings.require_cache
 
-    def look_up(self, label: str, launch: Keyed, texts: list[str]) -> TuningRecord | None:
-        """This rank's record of a site with the candidates ``texts``, or None."""
+    def look_up(self, label: str, named: tuple[str, str], source: Callable[[], str], texts: list[str]) -> TuningRecord | None:
+        """This rank's record of a site with the candidates ``texts``, or None. ``named``: kernel and key; ``source``: of its code."""
         if not self._is_used:
             return None
         began = time.perf_counter()
-        key = self._keys[label] = CacheKey(
-            name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), **self._environment
-        )
+        name, key_text = named
+        key = CacheKey(name=name, source=source(), key=key_text, candidates=digest(texts), **self._environment)
+        self._keys[label] = key
         if self._settings.always_tune:
             return None
-        record = self._cache.find(key, any_software=not self._settings.version_check)
+        record = self.cache.find(key, any_software=not self._settings.version_check)
         if record is not None and (others := differences(key, record.cache_key)):
             versions = ", ".join(f"{name} {theirs}, here {mine}" for name, (mine, theirs) in others.items() if name in SOFTWARE)
             self._log.warning(f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)", shown=True)
         found = "found" if record is not None else "not found"
-        self._log.debug(f"site={label} {found} in {self._cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
+        self._log.debug(f"site={label} {found} in {self.cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
         return record
 
     def rename(self, labels: Mapping[str, str]) -> None:
@@ -113,34 +105,26 @@ class CacheLookup:
         """Digest of the site's code; empty if it was not looked up."""
         return self._keys[label].source if label in self._keys else ""
 
+    def key_digest(self, label: str) -> str:
+        """Digest of a site's key; empty without a cache."""
+        return digest([self._keys[label].model_dump_json()]) if label in self._keys else ""
+
     def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
         """The answer for the other ranks. ``runs``: the record's config was not found to fail here."""
-        key = self._keys.get(label)
-        if key is None:
-            return LookupResult("", miss="It uses no cache." if self.is_required else "", is_open=False)
-        name = digest([key.model_dump_json()])
-        if self._settings.always_tune:
-            return LookupResult(name, miss="DIST_TUNE_ALWAYS_TUNE is set." if self.is_required else "", is_open=False)
+        key, name = self._keys.get(label), self.key_digest(label)
+        if key is None or self._settings.always_tune:
+            miss = "It uses no cache." if key is None else "DIST_TUNE_ALWAYS_TUNE is set."
+            return LookupResult(name, miss=miss if self.is_required else "", is_open=False)
         if record is not None:
             return LookupResult(name, record.best.config, is_open=runs)
-        return LookupResult(name, miss=explain(key, self._cache.of_name(key.name)) if self.is_required else "")
-
-    @property
-    def rights(self) -> Rights:
-        """Permissions of files in the cache folder."""
-        return self._cache.rights
-
-    def place_of(self, label: str) -> tuple[Path, str] | None:
-        """The cache folder, and the digest of a site's key; None without a cache."""
-        key = self._keys.get(label)
-        return (self._cache.folder, digest([key.model_dump_json()])) if key is not None else None
+        return LookupResult(name, miss=explain(key, self.cache.of_name(key.name)) if self.is_required else "")
 
     def reason_of_miss(self, label: str) -> Miss:
         """The reason why a site without a record has none."""
         key = self._keys.get(label)
         if key is None or self._settings.always_tune:
             return Miss("no cache is used" if key is None else "DIST_TUNE_ALWAYS_TUNE is set")
-        records = self._cache.of_name(key.name)
+        records = self.cache.of_name(key.name)
         record = nearest(key, records)
         if record is None or not (differing := differences(key, record.cache_key).keys()):
             return Miss("the cache has no record of this kernel")
@@ -153,30 +137,21 @@ class CacheLookup:
         """
         if label not in self._keys or self._settings.always_tune:
             return PriorTimes()
-        found = [_times_of(record, texts) for record in self._cache.siblings(self._keys[label])]
+        found = [_times_of(record, texts) for record in self.cache.siblings(self._keys[label])]
         return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
 
-    def record_ids(self, records: Mapping[str, TuningRecord]) -> dict[str, str]:
-        """Site -> the beginning of its record's file name that no other record of the kernel has; without those that are not kept."""
-        paths = {label: self._cache.path_of(each.cache_key) for label, each in records.items() if self._is_used and self._is_kept(each)}
-        stems, ids = {each.stem for each in paths.values()}, {}
-        for label, path in paths.items():
-            begin = path.stem[:ID_CHARS]
-            others = (stems | self._cache.names_beside(path)) - {path.stem}
-            ids[label] = path.stem if any(each.startswith(begin) for each in others) else begin
-        return ids
+    def record_id(self, record: TuningRecord) -> str:
+        """Beginning of a record's file name, by which ``dist-tune show`` finds it; empty if it is not to be kept.
 
-    @staticmethod
-    def _is_kept(record: TuningRecord) -> bool:
+        As with a winner that was chosen among several without being measured: that choice would be found for good.
+        """
         had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
-        return bool(record.source) and (record.best.latency_ms is not None or not had_choice)
+        is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)
+        return self.cache.path_of(record.cache_key).stem[:_ID_CHARS] if is_kept else ""
 
     def keep(self, record: TuningRecord) -> bool:
-        """Store a record, unless its winner was chosen among several without being measured: that choice would be found for good.
-
-        False if it is not stored.
-        """
-        path = self._cache.store(record) if self._is_used and self._is_kept(record) else None
+        """Store a record, if it is to be kept. False if it is not stored."""
+        path = self.cache.store(record) if self.record_id(record) else None
         self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
         return path is not None
 
@@ -190,3 +165,73 @@ def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
             spread_ms, ranks_ms = each.spread_ms or 0.0, each.rank_latencies_ms
             times[i] = Times(each.latency_ms, each.closure_ms, spread_ms, n_replays=each.n_replays, rank_latencies_ms=ranks_ms)
     return PriorTimes(times, texts.index(record.best.config) if record.best.config in texts else None)
+
+
+# -- keys that differ ------------------------------------------------------------------------------------------------------
+
+
+def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object, object]]:
+    """Field -> (wanted, recorded), for each field that differs."""
+    return {field: (value, other) for (field, value), (_, other) in zip(wanted, recorded, strict=True) if value != other}
+
+
+def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
+    """The record of this kernel or function that differs in the fewest fields, of equals the newest; None if it has none."""
+    own = [record for record in records if record.kernel == wanted.name]
+    return max(own, key=lambda record: (-len(differences(wanted, record.cache_key)), record.tuned_at), default=None)
+
+
+def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
+    """The reason why none of the records has this key, in one or two sentences for an error message."""
+    record = nearest(wanted, records)
+    name = _short(wanted.name)
+    if record is None:
+        return f"There is no record of {name}."
+    differing = differences(wanted, record.cache_key)
+    when = f"{record.tuned_at:%Y-%m-%d %H:%M %Z}"
+    if not differing:
+        return f"There is a record of {name} that fits (tuned {when})."
+    known = {"source": f"the code of {name}, or of something it calls, has changed"}
+    known["candidates"] = "the list of configs to choose from is another"
+    told = {field: f"{_short(str(here))} here, {_short(str(theirs))} in the record" for field, (here, theirs) in differing.items()}
+    reasons = "; ".join(f"{field}: {known.get(field, words)}" for field, words in told.items())
+    remedy = " DIST_TUNE_VERSION_CHECK=0 accepts it." if differing.keys() <= set(SOFTWARE) else ""
+    return f"The nearest record of {name} (tuned {when}) differs in {reasons}.{remedy}"
+
+
+def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
+    """The record whose key differs only in numbers of the tuning key, by the least distance; of equals the same text, then the newest.
+
+    The distance is the sum over the numbers of ``|log2(a / b)|``. "float16" and "float32" are different keys, and so are -1 and 1,
+    1 and 1.0, and keys of different length. None if there is no such record.
+    """
+    shape, sizes = _numbers(wanted.key)
+    fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"} and _numbers(each.key)[0] == shape]
+    return max(fitting, key=lambda each: (-_distance(sizes, _numbers(each.key)[1]), each.key == wanted.key, each.tuned_at), default=None)
+
+
+def nearest_key(wanted: str, known: Sequence[str]) -> str:
+    """The key that differs only in its numbers, by the least distance; empty if there is none."""
+    shape, sizes = _numbers(wanted)
+    fitting = [(numbers, key) for key in known for form, numbers in [_numbers(key)] if form == shape]
+    return min(fitting, key=lambda each: (_distance(sizes, each[0]), each[1]), default=((), ""))[1]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+
+
+def _numbers(key: str) -> tuple[str, list[int | float]]:
+    """The key with its numbers replaced by their kinds, and the numbers. Signs stay in the key, because -1 is rarely a size."""
+    texts = [found.group() for found in _NUMBER.finditer(key)]
+    form = _NUMBER.sub(lambda found: "<integer>" if found.group().isdecimal() else "<real>", key)
+    return form, [int(text) if text.isdecimal() else float(text) for text in texts]
+
+
+def _distance(sizes: Sequence[int | float], others: Sequence[int | float]) -> float:
+    # Not log2(a / b), which may overflow or underflow.
+    return sum(0.0 if a == b else abs(_log2(a) - _log2(b)) for a, b in zip(sizes, others, strict=True))
+
+
+def _log2(size: float) -> float:
+    return math.log2(size) if size else -2.0  # a factor of four less than 1, because an empty dimension is a special case

@@ -10,19 +10,16 @@ import hashlib
 import platform
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Self
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dist_tune.output import first_mistake
 
-SCHEMA_VERSION = 3
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]
-_MAX_SKEW = timedelta(minutes=1)
-"""Between the clocks of two hosts."""
-# Records come back from files that may be damaged or forged: no NaN, no unknown field. A NaN is written as one, so that reading refuses it.
+# Files may be damaged: no NaN, no unknown field. A NaN is written as one, so that reading refuses it.
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
@@ -35,21 +32,21 @@ def digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-class Environment(BaseModel):
-    """Hardware and software of a tuning."""
+HARDWARE = ("device", "world_size", "ranks_per_host")
+"""Fields of a ``CacheKey`` that times depend on."""
+SOFTWARE = ("torch", "triton", "cuda")
+"""Fields that DIST_TUNE_VERSION_CHECK=0 leaves out of the key."""
 
+
+class _Machine(BaseModel):
     model_config = _STRICT
 
     device: str
     """Name of the GPU or processor."""
-    device_count: int
-    """GPUs that a process sees. Not in the key: it changes when a job is resized, and the group of the step may be the same."""
     world_size: int
     """Ranks of the tuning."""
     ranks_per_host: int
     """Ranks of the tuning on each machine."""
-    python: str
-    """Version, as "3.11". Not in the key, because no time depends on it."""
     torch: str
     """Version."""
     triton: str
@@ -57,22 +54,23 @@ class Environment(BaseModel):
     cuda: str | None
     """Version that torch was built with; None without one."""
 
+
+class Environment(_Machine):
+    """Hardware and software of a tuning."""
+
+    device_count: int
+    """GPUs that a process sees. Not in the key: it changes when a job is resized, and the group of the step may be the same."""
+    python: str
+    """Version, as "3.11". Not in the key, because no time depends on it."""
+
     @property
     def keyed(self) -> dict[str, Any]:
         """The fields that a ``CacheKey`` has."""
-        return {name: getattr(self, name) for name in (*HARDWARE, *SOFTWARE)}
+        return self.model_dump(include={*HARDWARE, *SOFTWARE})
 
 
-HARDWARE = ("device", "world_size", "ranks_per_host")
-"""Fields of an ``Environment`` that times depend on."""
-SOFTWARE = ("torch", "triton", "cuda")
-"""Fields that DIST_TUNE_VERSION_CHECK=0 leaves out of the key."""
-
-
-class CacheKey(BaseModel):
+class CacheKey(_Machine):
     """A record is used again if all of these are equal."""
-
-    model_config = _STRICT
 
     name: str
     """Name of the kernel or function with its module."""
@@ -82,12 +80,6 @@ class CacheKey(BaseModel):
     """Tuning key: sizes, dtypes."""
     candidates: str
     """Digest of the described candidates, in order."""
-    device: str
-    world_size: int
-    ranks_per_host: int
-    torch: str
-    triton: str
-    cuda: str | None
 
 
 class CandidateRecord(BaseModel):
@@ -158,7 +150,7 @@ class TuningRecord(BaseModel):
 
     model_config = _STRICT
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[3] = 3
     closure: str
     """Name of the function that was replayed."""
     kernel: str
@@ -173,7 +165,7 @@ class TuningRecord(BaseModel):
     """Index into ``candidates``."""
     reason: str = ""
     """The reason of the choice in words, as it was made; empty in records of earlier versions."""
-    candidates: Annotated[list[CandidateRecord], FailFast()]
+    candidates: list[CandidateRecord]
     """All candidates, by index."""
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
@@ -194,32 +186,16 @@ class TuningRecord(BaseModel):
     is_recalled: bool = Field(default=False, exclude=True)
     """Found in the cache by this call. Not stored."""
 
-    @field_validator("schema_version")
-    @classmethod
-    def _is_of_this_version(cls, version: int) -> int:
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"written with schema {version}, and this dist_tune reads schema {SCHEMA_VERSION}")
-        return version
-
     @model_validator(mode="after")
-    def _is_sound(self) -> Self:
-        if [each.index for each in self.candidates] != list(range(len(self.candidates))):
-            raise ValueError("candidates are not in order")
+    def _has_a_winner(self) -> Self:
         if not 0 <= self.winner < len(self.candidates) or self.best.failure is not None:
             raise ValueError(f"winner {self.winner} is no candidate that runs")
-        if any(each.equal_to is not None and not 0 <= each.equal_to < each.index for each in self.candidates):
-            raise ValueError("a candidate is equal to none before it")
         return self
 
     @property
     def best(self) -> CandidateRecord:
         """The winner."""
         return self.candidates[self.winner]
-
-    @property
-    def recency(self) -> tuple[bool, datetime]:
-        """Newer records compare greater; one dated in the future is older than all others, because its clock was wrong."""
-        return self.tuned_at <= datetime.now(UTC) + _MAX_SKEW, self.tuned_at
 
     @property
     def cache_key(self) -> CacheKey:
@@ -234,13 +210,13 @@ class TuningRecord(BaseModel):
 
 
 def record_bytes(record: TuningRecord) -> bytes:
-    """The record as one line of JSON without its line end; defaults are left out.
+    """The record as one line of JSON without its line end.
 
     Raises:
         BrokenRecordError: it could not be read back, as with a NaN that was put into one of its dicts.
     """
     try:
-        content = b'{"schema_version":%d,%s' % (record.schema_version, record.model_dump_json(exclude_defaults=True).encode()[1:])
+        content = record.model_dump_json().encode()
     except ValueError as error:  # a string that is no text
         raise BrokenRecordError(first_mistake(error)) from error
     record_in(content)
@@ -256,8 +232,7 @@ def record_in(content: bytes) -> TuningRecord:
     try:
         return TuningRecord.model_validate_json(content, strict=True)
     except ValidationError as error:
-        mistake = first_mistake(error).removeprefix("schema_version: Value error, ")
-        raise BrokenRecordError(mistake) from None  # the error holds the whole file
+        raise BrokenRecordError(first_mistake(error)) from None  # the error holds the whole file
 
 
 def environment(world_size: int, ranks_per_host: int) -> Environment:

@@ -7,11 +7,10 @@ nothing of ranks. What cannot be read is a miss, what cannot be written is tuned
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,19 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
-from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, record_bytes, record_in
-from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_of_folder, warn_once, write_whole
+from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
+from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_once, write_whole
 
 MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
-_MAX_NAME = 100
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
-_OLDER_FILE = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{12}){2}\.json")
-_OWN_FILE = re.compile(
-    rf"locks/.*\.lock|({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}"
-    rf"|[^/]+/({_FILE.pattern}|{_OLDER_FILE.pattern}|\.lock|.*\.(tmp|broken))"  # locks and .broken: of older versions
-)
-_PLAIN_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MAX_NAME - 1}}}")
+_OWN_FILE = re.compile(rf"({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}|[^/]+/([0-9a-f]{{12}}(-[0-9a-f]{{12}}){{1,2}}\.json|.*\.tmp)")
 
 
 class Entry(NamedTuple):
@@ -49,12 +42,11 @@ class Cache:
 
     def __init__(self, folders: Path | Sequence[Path], *, is_shared: bool = False) -> None:
         """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
-        self.folders = [_absolute(each) for each in ([folders] if isinstance(folders, Path) else folders)]
+        self.folders = [_absolute(Path(os.path.expanduser(each))) for each in ([folders] if isinstance(folders, Path) else folders)]
         self.folder = self.folders[0]
         """The one that is written; the others are only read."""
         self.rights = SHARED if is_shared else PRIVATE
         """Permissions of its files and folders."""
-        self._is_looked_at = False
         self.unused: dict[Path, str] = {}
         """Files that were to be records, and folders that cannot be read, with the reason; each has been warned of."""
 
@@ -63,29 +55,21 @@ class Cache:
         """This machine and the folder on it: processes with equal answers share files. Makes the folder if it can."""
         with suppress(OSError):
             self._make(self.folder)
-        with suppress(OSError):
             status = self.folder.stat()
             return f"{socket.gethostname()} {status.st_dev}:{status.st_ino}"
         return f"{socket.gethostname()} process {os.getpid()}"
 
     def path_of(self, key: CacheKey) -> Path:
-        """Path at which a record of this key is stored: "<name>/<code, key and hardware>-<software and candidates>.json"."""
+        """Path at which a record of this key is stored: "<name>/<all of the key>-<code, tuning key and hardware>.json"."""
         return self.folder / _place_of(key)
-
-    def names_beside(self, path: Path) -> set[str]:
-        """Names of the records of a record's kernel, without their ending."""
-        return {each.stem for each in self._files(path.parent.name)}
 
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
         """The record of this key in the first folder that has one, or None.
 
         With ``any_software``, failing that, the newest one that differs in versions of torch, triton or CUDA alone.
         """
-        for folder in self.folders:
-            record = self._read(folder / _place_of(key))
-            if record is not None and record.cache_key == key:
-                return record
-        return next(iter(self._alike(key, SOFTWARE)), None) if any_software else None
+        found = (record for folder in self.folders if (record := self._read(folder / _place_of(key))) is not None)
+        return next(found, None) or (next(iter(self._alike(key, SOFTWARE)), None) if any_software else None)
 
     def siblings(self, key: CacheKey) -> list[TuningRecord]:
         """Records of keys that differ from this one in the candidates alone, newest first."""
@@ -106,25 +90,17 @@ class Cache:
         found = [each for each in self.folder.glob("*/*") if _OWN_FILE.fullmatch("/".join(each.parts[-2:]))]
         return sorted(each for each in found if not each.parent.is_symlink() and (each.is_symlink() or not each.is_dir()))
 
-    def store(self, record: TuningRecord, *, is_import: bool = False) -> Path | None:
-        """Keep the better one of this record and the one on disk; the path of its file, None if it could not be written.
+    def store(self, record: TuningRecord) -> Path | None:
+        """Put a record in the place of the one on disk; the path of its file, None if it could not be written.
 
-        A record that was written while this one was being tuned stays if it has more timed replays; an older one is replaced,
-        and so is one dated in the future. With ``is_import`` the one with more timed replays stays, in any folder and whenever it was
-        written.
-        Of two processes that store a record of one key in the same millisecond, either may stay.
+        Of two processes that store a record of one key, the later one's stays.
         """
         path = self.path_of(record.cache_key)
         try:
             content = record_bytes(record) + b"\n"
             self._make(path.parent)
-            # An import would be found in place of a better record of another folder; a new tuning is the newest in any case.
-            present = self.find(record.cache_key) if is_import else self._read(path)
-            if present is None or _replaces(record, present, is_import):
-                write_whole(path, content, self.rights)
-                with suppress(OSError):  # removed already
-                    # Dated by the file server as all of them are, so clocks need not agree.
-                    sweep(path.parent, path.stat().st_mtime)
+            write_whole(path, content, self.rights)
+            sweep(path.parent, time.time())
         except (OSError, BrokenRecordError) as error:
             reason = getattr(error, "strerror", None) or error
             told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {path} cannot be written"
@@ -147,13 +123,6 @@ class Cache:
         if str(self.folder).startswith("~"):
             raise FileNotFoundError(errno.ENOENT, "there is no home directory", str(self.folder))
         make_folder(folder, self.rights)
-        self._look_at()
-
-    def _look_at(self) -> None:
-        """Tell, once, that others can write the folder."""
-        if not self._is_looked_at:
-            self._is_looked_at = True
-            warn_of_folder(self.folder, "DIST_TUNE_CACHE_DIR", is_shared=self.rights == SHARED)
 
     def _read(self, path: Path) -> TuningRecord | None:
         """The record at this path, or None; a file that holds no record of its name is warned of, and left where it is."""
@@ -166,7 +135,6 @@ class Cache:
         except (OSError, BrokenRecordError) as error:
             self._warn(path, str(getattr(error, "strerror", None) or error))
             return None
-        self._look_at()
         return record
 
     def _warn(self, path: Path, reason: str) -> None:
@@ -176,31 +144,24 @@ class Cache:
 
     def _alike(self, key: CacheKey, fields: Sequence[str]) -> list[TuningRecord]:
         """Records whose keys differ from this one, and in no other fields than these, of software and candidates; newest first."""
-        folder, what = Path(_place_of(key)).parts[0], Path(_place_of(key)).name.partition("-")[0]
-        records = [entry.record for entry in self._entries(folder, what)]
+        folder, end = Path(_place_of(key)).parts[0], _place_of(key).rpartition("-")[2]
         others = dict.fromkeys(fields, "")
         alike = key.model_copy(update=others)
+        records = [entry.record for entry in self._entries(folder, end)]
         return _newest_first(each for each in records if each.cache_key != key and each.cache_key.model_copy(update=others) == alike)
 
-    def _entries(self, name: str, begin: str = "") -> list[Entry]:
-        files = [path for path in self._files(name) if path.name.startswith(begin)]
-        return [Entry(path, record) for path in files if (record := self._read(path)) is not None]
-
-    def _files(self, name: str) -> list[Path]:
-        """Files of the records in subfolders of this name; of several with one name that of the first folder."""
-        found: dict[str, Path] = {}
+    def _entries(self, name: str, end: str = "") -> list[Entry]:
+        """Records in subfolders of this name; of several files with one name that of the first folder."""
+        paths: dict[str, Path] = {}
         for folder in self.folders:
             for file in self._listed(folder / name):
-                if _FILE.fullmatch(file):
-                    found.setdefault(file, folder / name / file)
-                elif _OLDER_FILE.fullmatch(file):
-                    told = "holds records of an older dist_tune: what they were for is tuned again once. dist-tune cache clear deletes them"
-                    warn_once(f"the cache folder {folder} {told}", topic=f"older records {folder}")
-        return [found[file] for file in sorted(found)]
+                if _FILE.fullmatch(file) and file.endswith(end):
+                    paths.setdefault(file, folder / name / file)
+        return [Entry(path, record) for _, path in sorted(paths.items()) if (record := self._read(path)) is not None]
 
     def _listed(self, folder: Path) -> list[str]:
         try:
-            return sorted(os.listdir(folder))
+            return os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -208,37 +169,22 @@ class Cache:
             return []
 
 
-def _absolute(folder: Path) -> Path:
-    # Without a home the ~ stays, and ``Cache._make`` refuses it. Absolute, because the program may change its working directory.
-    with suppress(RuntimeError, OSError):
-        return folder.expanduser().absolute()
-    return folder
-
-
-def _digest(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
-
-
 @lru_cache(maxsize=256)
 def _place_of(key: CacheKey) -> str:
     """Subfolder and file of a key, which are asked for as often as a record is read."""
-    what = _digest(key.name, key.source, key.key, *(getattr(key, field) for field in HARDWARE))
-    return f"{_folder_name(key.name)}/{what}-{_digest(key.candidates, *(getattr(key, field) for field in SOFTWARE))}.json"
+    what = [key.name, key.source, key.key, *(str(getattr(key, field)) for field in HARDWARE)]
+    return f"{_folder_name(key.name)}/{digest([key.model_dump_json()])[:12]}-{digest(what)[:12]}.json"
 
 
 def _folder_name(name: str) -> str:
-    """The name itself if it can be a folder's; otherwise its allowed characters and a digest, so that two names stay apart."""
-    if _PLAIN_NAME.fullmatch(name):
-        return name
-    kept = re.sub(r"[^A-Za-z0-9._-]|^[.-]", "_", name[: _MAX_NAME - 13])
-    return f"{kept}-{_digest(name)}".removeprefix("-")
+    """A name with what may not stand in a folder's replaced; two names may share a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]|^[.-]", "_", name)[:100] or "_"
+
+
+def _absolute(folder: Path) -> Path:
+    """The folder wherever the program changes its own to; one of an unknown user's home stays, and cannot be made."""
+    return folder if str(folder).startswith("~") else folder.absolute()
 
 
 def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:
-    return sorted(records, key=lambda record: record.recency, reverse=True)
-
-
-def _replaces(record: TuningRecord, present: TuningRecord, is_import: bool) -> bool:
-    # As numbers, because dates end with the year 9999, and ``seconds`` in a file may be anything.
-    is_older = present.tuned_at.timestamp() <= record.tuned_at.timestamp() - record.seconds or present.recency[0] < record.recency[0]
-    return (is_older and not is_import) or (record.n_samples, record.recency) > (present.n_samples, present.recency)
+    return sorted(records, key=lambda record: record.tuned_at, reverse=True)

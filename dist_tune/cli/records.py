@@ -283,12 +283,14 @@ def _take_in(cache: Cache, record: TuningRecord) -> tuple[str, str]:
     before = cache.find(record.cache_key)
     if before == record:
         return "kept", "the same record is there"
-    if cache.store(record, is_import=True) is None:
+    reason = ""
+    if before is not None:
+        reason = f"{record.n_samples} timed replays against the {before.n_samples} of the one before; of equals the newer stays"
+        if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):
+            return "kept", reason
+    if cache.store(record) is None:
         return "refused", f"{cache.folder} cannot be written"
-    if before is None:
-        return "added", ""
-    outcome = "replaced" if cache.find(record.cache_key) == record else "kept"
-    return outcome, f"{record.n_samples} timed replays against the {before.n_samples} of the one before; of equals the newer stays"
+    return "added" if before is None else "replaced", reason
 
 
 def clear(key: str | None, *, is_sure: bool = False) -> Answer:

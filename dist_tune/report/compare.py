@@ -24,7 +24,7 @@ def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> di
     for record in before:
         rivals = [each for each in left if is_named or _name(each) == _name(record)]
         if rivals:
-            nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.recency))
+            nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.tuned_at))
             left.remove(nearest)
             pairs.append(_pair(record, nearest))
         else:

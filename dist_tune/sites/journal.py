@@ -67,45 +67,40 @@ class TuningJournal:
     def __init__(self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story) -> None:
         self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == members[0]
         self._lookup, self._story = lookup, story
-        self._attempts: dict[str, Attempts] = {}
-        self._marked: list[tuple[str, int]] = []
         self._file: Journal | None = None
-        self._launches: list[tuple[str, int]] = []
-        """Under way in a run without a schedule, the outermost first."""
-        self._replays: dict[int, list[tuple[str, int]]] = {}
-        """Under way in scheduled replays, by number."""
+        self._attempts: dict[str, Attempts] = {}
+        self._under_way: dict[int, list[tuple[str, int]]] = {}
+        """By number of a scheduled replay; launches of a run without a schedule by negative ones, the outermost first."""
+        self._marked: list[tuple[str, int]] = []
         self._has_run: set[tuple[str, int]] = set()
         """Known-good ones: they are not under way when they run for a site that has nothing to time."""
-
-    # -- earlier attempts ----------------------------------------------------------------------------------------
 
     def enter(self, site: Site) -> str:
         """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last.
 
         The digest of its cache key, for the site's event; empty without a cache.
         """
-        place = self._lookup.place_of(site.label)
-        if place is None or self._lookup.is_required:
+        key, cache = self._lookup.key_digest(site.label), self._lookup.cache
+        if not key or self._lookup.is_required:
             return ""
-        folder, key = place
         if self._file is None:
-            self._file = Journal(folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", self._lookup.rights)
+            self._file = Journal(cache.folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", cache.rights)
             self._attempts = read_attempts(self._file.events)
             self._story.open_journal(self._file.write)
         found = self.attempts_at(site.label)
-        path = folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
-        indices = range(len(site.configs))
-        for i in [i for i in indices if found.deaths[i] >= MAX_DEATHS]:
-            config = QuarantinedConfig(kernel=site.kernel, key=site.key, config=site.texts[i], rank=self._rank, since=time.time())
-            quarantine(path, config, self._lookup.rights)
-        known = {each.config: each for each in read_quarantine(path)}
+        path = cache.folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         for i, text in enumerate(site.texts):
-            if text in known:
-                reason = (
-                    f"quarantined, because the process of rank {known[text].rank} ended while it ran alone, or twice; "
-                    f"dist-tune cache clear --quarantine lets it run again"
-                )
-                found.failures[i] = CandidateFailure(FailureKind.QUARANTINED, reason)
+            if found.deaths[i] >= MAX_DEATHS:
+                config = QuarantinedConfig(kernel=site.kernel, key=site.key, config=text, rank=self._rank, since=time.time())
+                quarantine(path, config, cache.rights)
+        for each in read_quarantine(path):
+            reason = (
+                f"quarantined, because the process of rank {each.rank} ended while it ran alone, or twice; "
+                f"dist-tune cache clear --quarantine lets it run again"
+            )
+            if each.config in site.texts:
+                found.failures[site.texts.index(each.config)] = CandidateFailure(FailureKind.QUARANTINED, reason)
+        indices = range(len(site.configs))  # a damaged journal may have others
         found.failures = {i: found.failures[i] for i in indices if i in found.failures}
         found.deaths = Counter({i: found.deaths[i] for i in indices if found.deaths[i] and i not in found.failures})
         site.failures.update(found.failures)
@@ -114,8 +109,7 @@ class TuningJournal:
 
     def attempts_at(self, label: str) -> Attempts:
         """What earlier attempts have left of a site."""
-        place = self._lookup.place_of(label)
-        return self._attempts.setdefault(place[1] if place is not None else "", Attempts())
+        return self._attempts.setdefault(self._lookup.key_digest(label), Attempts())
 
     def prior(self, label: str, otherwise: PriorTimes) -> PriorTimes:
         """Times of earlier attempts, with those of other tunings (``otherwise``): all that are near the best race."""
@@ -136,14 +130,12 @@ class TuningJournal:
             told = {i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()}
             self._story.emit(events.Agreed, label, times=told)
 
-    # -- this attempt --------------------------------------------------------------------------------------------
-
     @contextmanager
     def launching(self, label: str, candidate: int) -> Iterator[None]:
         """A launch in a run without a schedule, as the first run is. An error by which the device is lost may be the launch's."""
-        self._launches.append((label, candidate))
+        number, is_over = min(self._under_way, default=0) - 1, True
+        self._under_way[number] = [(label, candidate)]
         self._mark()
-        is_over = True
         try:
             yield
         except BaseException as error:
@@ -151,36 +143,34 @@ class TuningJournal:
             raise
         finally:
             if is_over:
-                self._launches.pop()
+                self._under_way.pop(number, None)
                 self._mark()
 
     def begin(self, replay: int, schedule: Replay, *, is_alone: bool = False) -> None:
         """Before a replay. ``is_alone``: all but one of its candidates are known to run."""
         pairs = [(label, trial.candidate) for label, trial in schedule.items()]
-        self._replays[replay] = [each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run]
-        self._mark(is_alone=is_alone and len(self._replays[replay]) == 1)
+        self._under_way[replay] = [each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run]
+        self._mark(is_alone=is_alone and len(self._under_way[replay]) == 1)
 
     def end(self, replay: int, schedule: Replay) -> None:
         """When the device is through with a replay. The next ``begin`` says so, or ``end_batch``."""
         self._has_run |= {(label, trial.candidate) for label, trial in schedule.items()}
-        self._replays.pop(replay, None)
+        self._under_way.pop(replay, None)
 
     def end_batch(self) -> None:
         """The device is through with all replays."""
         self._mark()
 
     def _mark(self, *, is_alone: bool = False) -> None:
-        under_way = [*self._launches, *(pair for pairs in self._replays.values() for pair in pairs)]
+        under_way = [pair for pairs in self._under_way.values() for pair in pairs]
         if self._file is not None and under_way != self._marked:
             self._marked = under_way
             self._story.under_way(under_way, is_alone=is_alone)
 
     def end_with(self, error: BaseException) -> None:
         """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""
-        # These come late: what is under way may be the cause.
-        if not is_fatal(error) and not isinstance(error, StuckDeviceError):
-            self._launches.clear()
-            self._replays.clear()
+        if not is_fatal(error) and not isinstance(error, StuckDeviceError):  # else what is under way may be the cause
+            self._under_way.clear()
             self._mark()
         self.close(delete=isinstance(error, NoValidConfigError))
 

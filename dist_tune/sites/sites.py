@@ -218,7 +218,7 @@ class Sites:
         if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run
             _settle(site, outcome)
             return site
-        record = self.lookup.look_up(label, launch, texts)
+        record = self.lookup.look_up(label, (launch.name, launch.key_text), launch.source, texts)
         site.checker = launch.checker()
         # On all ranks alike, whether they have a record or not: a reference may be collective.
         site.is_unchecked = site.checker is not None and not launch.is_whole

@@ -101,16 +101,6 @@ def test_no_candidate_is_out_without_a_reason():
     ]
 
 
-def test_a_reason_shows_the_step_of_the_table_and_names_what_counted_of_it():
-    """The difference of the step column first; where it counted in part, the part beside it and not in its place."""
-    found = of(timed(1.0, 2.0), timed(1.1, 2.4), timed(1.2, 2.2), {**timed(1.5, 2.0), "closure_ms": None}, weight=0.25)
-    assert [why_not(each, found) for each in found.candidates[1:]] == [
-        "not chosen: +10.0% by its kernel, +0.4000 ms by the step, counted as +0.1750 ms",
-        "not chosen: +20.0% by its kernel, +0.2000 ms by the step",
-        "not chosen: +50.0% by its kernel",
-    ]
-
-
 def test_the_slowest_rank_is_compared_with_the_fastest():
     assert skew(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0, 7: 1.25, 2: 1.1}))) == pytest.approx((7, 0.25))
     assert skew(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0}))) is None

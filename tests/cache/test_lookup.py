@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from tests.cached_records import candidate, record
 pytestmark = pytest.mark.once
 
 TEXTS = [each.config for each in record().candidates]
-LAUNCH: Any = SimpleNamespace(name="model.gemm", key_text="[4096,2752,torch.bfloat16]", source=lambda: "0123456789abcdef")
+NAMED = ("model.gemm", "[4096,2752,torch.bfloat16]")
 SITE = "model.gemm[4096,2752,torch.bfloat16]"
 HERE = environment(2, 2)
 
@@ -51,9 +49,13 @@ def kept(folder: Path, *records: TuningRecord) -> Path:
     return folder
 
 
+def look_up(mine: CacheLookup, texts: list[str] = TEXTS, named: tuple[str, str] = NAMED, source: str = "0123456789abcdef") -> Any:
+    return mine.look_up(SITE, named, lambda: source, texts)
+
+
 def asked(mine: CacheLookup) -> tuple[TuningRecord | None, LookupResult]:
     """What it finds of the site, and what it tells the others."""
-    one = mine.look_up(SITE, LAUNCH, TEXTS)
+    one = look_up(mine)
     return one, mine.ticket(SITE, one)
 
 
@@ -70,35 +72,24 @@ def test_what_was_kept_is_found(tmp_path: Path):
     assert first.source(SITE) == "0123456789abcdef"
 
 
-def test_a_record_of_any_folder_is_a_hit(tmp_path: Path):
-    """As DIST_TUNE_CACHE_PATH names them; the first one is written."""
-    kept(tmp_path / "team", found())
-    mine = lookup(tmp_path / "own", cache_path=f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'team'}")
-    assert asked(mine)[0] == found()
-    mine.keep(found(winner=2, tuned_at=found().tuned_at.replace(hour=20)))
-    again, _ = asked(mine)
-    assert again is not None
-    assert (again.winner, Cache(tmp_path / "team").entries()[0].record) == (2, found())
-
-
 @pytest.mark.parametrize(
-    ("changes", "texts", "differing", "is_new_shape"),
+    ("named", "source", "texts", "differing", "is_new_shape"),
     [
-        ({"key_text": "[1]"}, TEXTS, ["key: [1] here"], True),
-        ({"key_text": "[1]"}, TEXTS[:2], ["key: [1] here", "candidates"], True),
-        ({"key_text": "[1]", "source": lambda: "f" * 16}, TEXTS, ["source", "key: [1] here"], False),
-        ({"source": lambda: "f" * 16}, TEXTS, ["source"], False),
-        ({}, TEXTS[:2], ["candidates"], False),
-        ({"name": "other.gemm"}, TEXTS, [], False),
-        ({}, TEXTS, [], False),
+        (("model.gemm", "[1]"), "0123456789abcdef", TEXTS, ["key: [1] here"], True),
+        (("model.gemm", "[1]"), "0123456789abcdef", TEXTS[:2], ["key: [1] here", "candidates"], True),
+        (("model.gemm", "[1]"), "f" * 16, TEXTS, ["source", "key: [1] here"], False),
+        (NAMED, "f" * 16, TEXTS, ["source"], False),
+        (NAMED, "0123456789abcdef", TEXTS[:2], ["candidates"], False),
+        (("other.gemm", NAMED[1]), "0123456789abcdef", TEXTS, [], False),
+        (NAMED, "0123456789abcdef", TEXTS, [], False),
     ],
 )
 def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
-    tmp_path: Path, changes: dict[str, Any], texts: list[str], differing: list[str], is_new_shape: bool
+    tmp_path: Path, named: tuple[str, str], source: str, texts: list[str], differing: list[str], is_new_shape: bool
 ):
     """Prune rules may leave another list for another shape; another code, version or device is no matter of the shape."""
     mine = lookup(kept(tmp_path, found()))
-    mine.look_up(SITE, SimpleNamespace(**{**vars(LAUNCH), **changes}), texts)
+    look_up(mine, texts, named, source)
     miss = mine.reason_of_miss(SITE)
     assert ([each in miss.reason for each in differing], miss.is_near) == ([True] * len(differing), bool(differing))
     assert miss.is_new_shape == is_new_shape
@@ -117,7 +108,7 @@ def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
     one, told = asked(lookup(tmp_path, always_tune=True))
     assert (one, told) == (None, LookupResult(ticket.key, is_open=False))
     mine = lookup(tmp_path, always_tune=True)
-    mine.look_up(SITE, LAUNCH, TEXTS[:2])
+    look_up(mine, TEXTS[:2])
     assert mine.prior_times(SITE, TEXTS[:2]).times == {}
 
 
@@ -167,7 +158,7 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
 def known(folder: Path, texts: list[str], *records: TuningRecord) -> tuple[dict[int, float], int | None]:
     """What it knows of these candidates: index -> reduced time, and the winner."""
     mine = lookup(kept(folder, *records))
-    mine.look_up(SITE, LAUNCH, texts)
+    look_up(mine, texts)
     each = mine.prior_times(SITE, texts)
     return {i: times.kernel_ms for i, times in each.times.items()}, each.winner
 
@@ -178,7 +169,7 @@ def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Pat
     assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
     assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None), "without its winner"
     mine = lookup(tmp_path)
-    mine.look_up(SITE, LAUNCH, texts)
+    look_up(mine, texts)
     times, original = mine.prior_times(SITE, texts).times[2], found().candidates[1]
     assert (times.closure_ms, times.spread_ms, times.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
     assert times.rank_latencies_ms == original.rank_latencies_ms
@@ -199,8 +190,7 @@ def test_what_failed_or_was_not_measured_is_not_known(tmp_path: Path):
 def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
     """And the newest of those: a winner has beaten those of its own list, and no others."""
     small = found(candidates=[candidate(0), candidate(1)], tuned_at=found().tuned_at.replace(hour=20))
-    large = found(winner=2)
-    assert known(tmp_path, [*TEXTS, "new"], small, large) == ({0: 0.1, 1: 1.1, 2: 2.1}, 2)
+    assert known(tmp_path, [*TEXTS, "new"], small, found(winner=2)) == ({0: 0.1, 1: 1.1, 2: 2.1}, 2)
     newest = found(candidates=[candidate(i, latency_ms=5.0) for i in range(4)], winner=0, tuned_at=found().tuned_at.replace(hour=22))
     assert known(tmp_path, [*TEXTS, "new"], newest) == ({0: 5.0, 1: 5.0, 2: 5.0}, 0)
 
@@ -219,15 +209,10 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
         assert len(Cache(tmp_path).entries()) == n_kept
 
 
-def test_ids_are_as_long_as_they_must_be(tmp_path: Path):
-    """Records of one kernel and key with other candidates, or of another Triton, begin alike: no id is the beginning of two files."""
-    mine = lookup(kept(tmp_path, found(environment=HERE.model_copy(update={"triton": "3.0.0"}))))
-    alone = found(key="[1]")
-    others = {"a": found(), "b": found(candidates=[candidate(0), candidate(1)], winner=0), "c": alone, "d": found(source="")}
-    ids = mine.record_ids(others)
-    stems = [path.stem for path in (*tmp_path.glob("*/*.json"), *(Cache(tmp_path).path_of(each.cache_key) for each in others.values()))]
-    assert set(ids) == {"a", "b", "c"}
-    assert len(ids["c"]) == 6
-    for each in ids.values():
-        assert len([stem for stem in stems if stem.startswith(each)]) == 1
-    assert mine.record_ids({"d": others["d"]}) == {}
+def test_a_record_that_is_kept_has_an_id(tmp_path: Path):
+    """The beginning of its file's name, and of no other's: also where the candidates or the version of Triton alone differ."""
+    mine, older = lookup(tmp_path), HERE.model_copy(update={"triton": "3.0.0"})
+    for each in (found(), found(environment=older), found(candidates=[candidate(0), candidate(1)], winner=0), found(key="[1]")):
+        mine.keep(each)
+        assert len([path for path in tmp_path.glob("*/*.json") if path.stem.startswith(mine.record_id(each))]) == 1
+    assert mine.record_id(found(source="")) == ""

@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from tests.cache_folders import files, warned
 from tests.cached_records import NOON, environment, measured, record
 
 pytestmark = pytest.mark.once
-
-Text = st.text(max_size=150)
 
 
 @pytest.fixture
@@ -78,17 +76,13 @@ def test_a_resized_job_and_another_python_hit(cache: Cache):
 
 
 def test_any_software(cache: Cache):
-    """Failing the very record, the newest of any versions; never that of other hardware, code or candidates."""
-    here = record(environment=environment(triton="3.9.0"))
-    others = [record(environment=environment(cuda=None, triton=f"3.{i}"), tuned_at=NOON + timedelta(days=(i, -i)[i % 2])) for i in range(5)]
-    for each in [
-        *others,
-        record(environment=environment(triton="3.9.0", world_size=8)),
-        record(2, environment=environment(triton="3.9.0")),
-    ]:
+    """Failing the very record, the newest of any versions; never that of other hardware or candidates."""
+    here, where = record(environment=environment(triton="3.9.0")), environment(triton="3.9.0", world_size=8)
+    others = [record(environment=environment(cuda=None, triton=f"3.{i}"), tuned_at=NOON + timedelta(days=i % 3)) for i in range(4)]
+    for each in [*others, record(environment=where), record(2, environment=environment(triton="3.9.0"))]:
         cache.store(each)
     assert cache.find(here.cache_key) is None
-    assert cache.find(here.cache_key, any_software=True) == others[4]
+    assert cache.find(here.cache_key, any_software=True) == others[2]
     cache.store(here)
     assert cache.find(here.cache_key, any_software=True) == here
 
@@ -103,16 +97,13 @@ def test_siblings(cache: Cache):
 
 def test_lists_of_records(cache: Cache):
     """One name's, newest first; and all, in the order of their names and keys."""
-    days = {"4": 0, "2": 2, "0": 1, "3": 4, "1": 3}
     for name in ("b", "a", "a/b"):
-        for key, day in days.items():
+        for key, day in {"2": 0, "0": 1, "1": 2}.items():
             cache.store(record(kernel=name, key=key, tuned_at=NOON + timedelta(days=day)))
-    assert [each.key for each in cache.of_name("a")] == ["3", "1", "2", "0", "4"]
+    assert [each.key for each in cache.of_name("a")] == ["1", "0", "2"]
     assert {each.kernel for each in cache.of_name("a/b")} == {"a/b"}
-    assert [each.record.kernel + each.record.key for each in cache.entries()] == [
-        name + key for name in ("a", "a/b", "b") for key in "01234"
-    ]
-    assert cache.entries()[0] == Entry(cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[3])
+    assert [each.record.kernel + each.record.key for each in cache.entries()] == [name + key for name in ("a", "a/b", "b") for key in "012"]
+    assert cache.entries()[0] == Entry(cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[1])
 
 
 def test_several_folders(cache: Cache, tmp_path: Path):
@@ -128,9 +119,7 @@ def test_several_folders(cache: Cache, tmp_path: Path):
     assert path.is_relative_to(cache.folder)
     assert both.find(measured(1).cache_key) == measured(9)
     assert [each.record for each in both.entries()] == [record(key="[1]"), measured(9)]
-    assert both.of_name("model.gemm") in ([measured(9), record(key="[1]")], [record(key="[1]"), measured(9)])
     assert [len(each.candidates) for each in both.siblings(record(2, key="[1]").cache_key)] == [3]
-    assert both.find(record(key="[1]", environment=environment(cuda=None)).cache_key, any_software=True) == record(key="[1]")
     assert {name: (team / name).read_bytes() for name in files(team)} == before
     with pytest.raises(ValueError, match="not in the cache folder"):
         both.remove(team / files(team)[0])
@@ -138,7 +127,7 @@ def test_several_folders(cache: Cache, tmp_path: Path):
     assert Cache(cache.folder).find(record(key="[1]").cache_key) == record(key="[1]"), "to copy files is to merge"
 
 
-NAMES = ["../../x", "..", ".", "", "/", "/etc/passwd", "f.<locals>.<lambda>", "x" * 10_000, "a\0b", "日本", ".hidden", "-rf", "~", "a\nb"]
+NAMES = ["../../x", "..", "", "/etc/passwd", "f.<locals>.<lambda>", "x" * 10_000, "a\0b", "日本", ".hidden", "-rf", "~", "a\nb"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -147,58 +136,32 @@ def test_a_name_is_no_path(cache: Cache, name: str):
     path = kept(cache, record(kernel=name))
     assert path.parent.parent == cache.folder
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", path.parent.name)
-    assert cache.find(record(kernel=name).cache_key) == record(kernel=name)
-    assert cache.of_name(name) == [record(kernel=name)]
+    assert cache.find(record(kernel=name).cache_key) == cache.of_name(name)[0] == record(kernel=name)
 
 
-@given(Text, Text)
-def test_two_names_do_not_share_a_folder(one: str, other: str):
-    """Also where what is left of them without strange characters is the same."""
-    paths = [Cache(Path("cache")).path_of(record(kernel=name).cache_key) for name in (one, other)]
-    assert (paths[0].parent == paths[1].parent) == (one == other)
-    assert Cache(Path("cache")).path_of(record(kernel="model.gemm_3-x").cache_key).parent.name == "model.gemm_3-x"
+def test_two_names_may_share_a_folder(cache: Cache):
+    """Where what is left of them without strange characters is the same: each has its own records."""
+    for name in ("a/b", "a_b"):
+        kept(cache, record(kernel=name))
+    assert [[each.kernel for each in cache.of_name(name)] for name in ("a/b", "a_b")] == [["a/b"], ["a_b"]]
+    assert len({cache.path_of(record(kernel=name).cache_key) for name in ("a/b", "a_b")}) == 2
 
 
-# -- which one stays ---------------------------------------------------------------------------------------------------
-
-FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
-BETTER: list[tuple[TuningRecord, TuningRecord, bool, bool]] = [
-    # (present, stored, whether the stored one wins, whether it wins an import); a tuning takes 10 s
-    (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=10)), True, False),
-    (measured(9), measured(1, tuned_at=NOON + timedelta(seconds=9)), False, False),
-    (measured(9), measured(10, tuned_at=NOON + timedelta(seconds=9)), True, True),
-    (measured(9), measured(10, tuned_at=NOON - timedelta(days=9)), True, True),
-    (measured(9), measured(1, tuned_at=NOON - timedelta(days=9)), False, False),
-    (measured(9, tuned_at=FUTURE), measured(1), True, False),
-    (measured(9, tuned_at=FUTURE), measured(9), True, True),
-    (measured(9), measured(9, tuned_at=FUTURE), True, False),
-    (measured(9), measured(1, tuned_at=datetime(1, 1, 1, tzinfo=UTC), seconds=1e300), False, False),
-]
-
-
-@pytest.mark.parametrize(("present", "stored", "wins", "wins_import"), BETTER)
-def test_the_better_of_two_stays(cache: Cache, present: TuningRecord, stored: TuningRecord, wins: bool, wins_import: bool):
-    """Of two tunings at the same time the better measured one, otherwise the later; of imported ones always the better measured."""
-    for is_import, winner in ((False, stored if wins else present), (True, stored if wins_import else present)):
-        shutil.rmtree(cache.folder, ignore_errors=True)
-        cache.store(present)
-        assert cache.store(stored, is_import=is_import) == cache.path_of(stored.cache_key)
-        assert cache.find(stored.cache_key) == winner
+def test_the_latest_record_of_a_key_stays(cache: Cache):
+    """However it was measured, and whatever its clock said."""
+    for each in (measured(9), measured(1), measured(5, tuned_at=NOON - timedelta(days=9))):
+        cache.store(each)
+        assert cache.find(each.cache_key) == each
 
 
 # -- what is no record -------------------------------------------------------------------------------------------------
 
 
-@given(st.sampled_from(["delete", "insert", "truncate", "append", "whatever"]), st.data())
-def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(kind: str, data: st.DataObject):
+@given(st.integers(0, 5000), st.integers(0, 5000), st.binary(max_size=64))
+def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(one: int, other: int, some: bytes):
     """Never an error; it is warned of once, stays where it is, and the next record takes its place."""
     content = record_bytes(record())
-    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
-    some = data.draw(st.binary(min_size=1, max_size=64))
-    damaged = {
-        "delete": content[:begin] + content[end:], "insert": content[:begin] + some + content[begin:], "truncate": content[:begin],
-        "append": content + some, "whatever": some,
-    }[kind]  # fmt: skip
+    damaged = content[: min(one, other)] + some + content[max(one, other) :]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         path = kept(Cache(Path(folder)), record())
@@ -208,83 +171,54 @@ def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(kind: str, data: st.Dat
             assert found is None or found.cache_key == record().cache_key
         assert path.read_bytes() == damaged
         assert [str(path) in str(each.message) for each in caught] == [True] * (found is None)
-        path.unlink(missing_ok=True)
         kept(Cache(Path(folder)), record())
         assert Cache(Path(folder)).find(record().cache_key) == record()
 
 
-def put(kind: str, path: Path) -> None:
-    """Put something strange where the record was."""
-    whole = record_bytes(record())
-    path.unlink()
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        (path / "full").mkdir(parents=True)
-    elif kind in ("loop", "device"):
-        path.symlink_to(path.name if kind == "loop" else "/dev/zero")
-    elif kind == "huge":
-        path.write_bytes(whole.ljust(MAX_BYTES + 1))
-    else:
-        contents = {
-            "older": b'{"schema_version": 2}', "newer": whole.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'),
-            "deep": whole.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000),
-            "no winner": whole.replace(b'"winner":1', b'"winner":7'), "NaN": whole.replace(b'"latency_ms":1.1', b'"latency_ms":NaN'),
-            "other record": record_bytes(record(key="[1]")), "other kernel": record_bytes(record(kernel="\x1b[31mother")),
-        }  # fmt: skip
-        assert contents[kind] != whole
-        path.write_bytes(contents[kind])
+WHOLE = record_bytes(record())
+STRANGE: dict[str, tuple[bytes, str]] = {
+    "fifo": (b"", "not a regular file"),
+    "folder": (b"", "Is a directory"),
+    "huge": (WHOLE.ljust(MAX_BYTES + 1), "larger than"),
+    "newer": (WHOLE.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'), "schema_version"),
+    "deep": (WHOLE.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000), "recursion"),
+    "no winner": (WHOLE.replace(b'"winner":1', b'"winner":7'), "winner 7 is no candidate"),
+    "NaN": (WHOLE.replace(b'"latency_ms":1.1', b'"latency_ms":NaN'), "finite number"),
+    "other kernel": (record_bytes(record(kernel="\x1b[31mother")), "of another key"),
+}
 
 
-STRANGE = {
-    "fifo": "not a regular file", "device": "not a regular file", "folder": "Is a directory", "loop": "symbolic links",
-    "huge": "larger than", "deep": "recursion", "older": "written with schema 2", "newer": "written with schema 99",
-    "no winner": "winner 7 is no candidate", "NaN": "finite number", "other record": "of another key", "other kernel": "of another key",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "reason"), STRANGE.items())
-@pytest.mark.parametrize("call", ["find", "any_software", "siblings", "of_name", "store"])
-def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str, reason: str, call: str):
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
     """It names the file and what to do, without terminal codes. A new record takes the place of all but a folder."""
-    path = kept(cache, record())
-    put(kind, path)
+    path, (content, reason) = kept(cache, record()), STRANGE[kind]
+    path.unlink()
+    if kind in ("fifo", "folder"):
+        os.mkfifo(path) if kind == "fifo" else (path / "full").mkdir(parents=True)
+    else:
+        path.write_bytes(content)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(2):
-            if call == "siblings":
-                assert cache.siblings(record(2).cache_key) == []
-            elif call == "of_name":
-                assert cache.of_name("model.gemm") == []
-            elif call == "any_software":
-                assert cache.find(record(environment=environment(cuda=None)).cache_key, any_software=True) is None
-            else:
-                assert cache.find(record().cache_key) is None
-            if call == "store":
-                assert cache.store(record()) == (None if kind == "folder" else path)
-                break
+        assert cache.find(record().cache_key) is None
+        assert cache.find(record(environment=environment(cuda=None)).cache_key, any_software=True) is None
+        assert cache.siblings(record(2).cache_key) == cache.of_name("model.gemm") == []
     told = [str(each.message) for each in caught]
-    assert len(told) == (2 if (kind, call) == ("folder", "store") else 1), told
+    assert len(told) == 1, told
+    assert told[0].isprintable()
     assert all(word in told[0] for word in (str(path), reason, "delete it"))
-    assert all(each.isprintable() for each in told)
-    assert os.path.lexists(path)
-    if call == "store" and kind != "folder":
+    if kind != "folder":
+        assert cache.store(record()) == path
         assert cache.find(record().cache_key) == record()
 
 
 def test_lists_pass_over_other_files(cache: Cache):
-    """Without a word, but for records of older versions: one line for all of them."""
+    """Without a word."""
     path = kept(cache, record())
     for name in ("notes.json", f"{path.name}.broken", f"copy of {path.name}", f"{path.stem}.tmp"):
         (path.parent / name).write_bytes(b"x")
     (cache.folder / "README").write_bytes(b"x")
     (cache.folder / "empty").mkdir()
     with warned():
-        assert cache.of_name("model.gemm") == [record()]
-        assert [entry.record for entry in cache.entries()] == [record()]
-    for number in "01":
-        (path.parent / f"{number * 12}-{number * 12}-{number * 12}.json").write_bytes(b'{\n"sha256"')
-    with warned("holds records of an older dist_tune: what they were for is tuned again once"):
         assert cache.of_name("model.gemm") == [record()]
         assert [entry.record for entry in cache.entries()] == [record()]
 
@@ -394,15 +328,11 @@ def test_remove(cache: Cache, tmp_path: Path):
     outside.mkdir()
     (outside / "file").write_bytes(b"x")
     (cache.folder / "link").symlink_to(outside)
-    (cache.folder / "leaf").symlink_to(outside / "file")
     for wrong in (outside / "file", cache.folder / ".." / "outside" / "file", cache.folder / "link" / "file", cache.folder, Path("file")):
         with pytest.raises(ValueError, match="not in the cache folder"):
             cache.remove(wrong)
-    cache.remove(cache.folder / "leaf")
-    assert (outside / "file").exists()
-    (tmp_path / "way").symlink_to(cache.folder)
-    Cache(tmp_path / "way").remove(path)
-    cache.remove(path)
+    for _ in range(2):
+        cache.remove(path)
     assert cache.find(record().cache_key) is None
     with pytest.raises(OSError):
         cache.remove(path.parent)
@@ -413,7 +343,6 @@ def test_leftovers_are_swept_by_the_next_store(cache: Cache):
     path = kept(cache, record())
     for name, age_s in (("old.tmp", 4000), ("new.tmp", 3000)):
         (path.parent / name).write_bytes(b"part")
-        seconds = path.stat().st_mtime - age_s
-        os.utime(path.parent / name, (seconds, seconds))
+        os.utime(path.parent / name, (path.stat().st_mtime - age_s,) * 2)
     cache.store(record(2))
     assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]

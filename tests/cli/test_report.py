@@ -124,7 +124,7 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
     assert path is not None
     (tmp_path / "old.json").write_bytes(path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2'))
     (tmp_path / "no.json").write_text("{}")
-    old = "written with schema 2, and this dist_tune reads schema 3"
+    old = "schema_version: Input should be 3"
     for command in (("report",), ("diff", path)):
         assert f"old.json holds no record that can be read: {old}" in refusal(*command, tmp_path / "old.json")
         assert "no.json holds no record that can be read: closure: Field required" in refusal(*command, tmp_path / "no.json")

@@ -41,7 +41,7 @@ def test_a_damaged_export_loses_at_most_what_is_damaged(tmp_path: Path, data: st
     [
         (b"", "EOF"),
         (b'{"a":' * 100_000, "Invalid JSON"),
-        (b'{"schema_version": 2, "closure": "f"}', "schema 2"),
+        (b'{"schema_version": 2, "closure": "f"}', "schema_version"),
         (record_bytes(record()).replace(b'"winner":1', b'"winner":9'), "no candidate that runs"),
     ],
 )

@@ -48,7 +48,7 @@ def test_what_is_missing_is_said(tmp_path: Path):
     failed = of_one[-1].model_copy(update={"rank": 1, "error": "RankTimeoutError: rank 3 did not come"})
     (tmp_path / "rank-1.jsonl").write_bytes(lines([failed]))
     assert story_of_folder(tmp_path).notes == [
-        "site 0: its record cannot be read (written with schema 2, and this dist_tune reads schema 3)",
+        "site 0: its record cannot be read (schema_version: Input should be 3)",
         "step: no events of 2 of 4 ranks (2, 3), which may log to other folders",
         "step: the tuning had not ended on 1 of 2 ranks",
         "step: rank 1 ended with RankTimeoutError: rank 3 did not come",

@@ -68,12 +68,12 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
     settled = []
     records = {label: make_record(context, label, where) for label in winners}
     context.records.extend(records.values())
-    numbers, ids = context.story.numbers, context.lookup.record_ids(records)
+    numbers = context.story.numbers
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         for row in table_rows(record, label):
             context.story.info(row)
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
-        record_id = ids.get(label, "") if is_kept else ""
+        record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         fields: dict[str, Any] = {
             "winner": record.winner,
