@@ -2,13 +2,14 @@
 
 import dataclasses
 import enum
-import json
 import math
 import os
 import subprocess
 import sys
 import time
 import timeit
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune import autotune, contextual
 from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_hashable
+from dist_tune.measure.compare import difference
 
 pytestmark = pytest.mark.once
 
@@ -120,52 +123,32 @@ def test_texts_are_equal_iff_keys_are(one: Any, other: Any):
     assert "\n" not in key_text(one)
 
 
-class Thing:
-    pass
-
-
-def hashed_anew() -> list[Any]:
-    """Keys whose parts come in another order, or lie elsewhere, in another process."""
-    return [({"nccl", "gloo", "copy", "push"}, dict.fromkeys({"a", "b", "c", "d"}, 1)), (Thing(), len, Thing)]
-
-
 @pytest.mark.processes
 def test_texts_are_equal_in_every_process():
     """Sets of strings under another hash seed, and objects at another address."""
-    program = "import json\nfrom tests.test_keys import *\nprint(json.dumps([key_text(key) for key in hashed_anew()]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
+    program = (
+        "from dist_tune.keys import key_text\nclass Thing: pass\n"
+        "text = key_text([({'nccl', 'gloo', 'copy', 'push'}, dict.fromkeys({'a', 'b', 'c', 'd'}, 1)), (Thing(), len, Thing)])"
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [key_text(key) for key in hashed_anew()]
-    assert "0x" not in done.stdout
+    here: dict[str, Any] = {"__name__": "__main__"}
+    exec(program, here)
+    command, env = [sys.executable, "-c", f"{program}\nprint(text)"], {**os.environ, "PYTHONHASHSEED": "77"}
+    done = subprocess.run(command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert (done.stdout, "0x" in done.stdout) == (f"{here['text']}\n", False)
 
 
 @given(st.integers(min_value=1))
 def test_power_of_two_is_the_next_one(size: int):
-    """Not smaller than the size, and less than twice it."""
+    """Not smaller than the size, and less than twice it; 0 and negative numbers stay."""
     power = power_of_two(size)
-    assert power & (power - 1) == 0
-    assert size <= power < 2 * size
-
-
-def test_power_of_two_leaves_what_has_none():
-    assert [power_of_two(size) for size in (-5, -1, 0, 1, 2, 3, 4096, 4097)] == [-5, -1, 0, 1, 2, 4, 4096, 8192]
+    assert (power & (power - 1), size <= power < 2 * size) == (0, True)
+    assert power_of_two(1 - size) == 1 - size
 
 
 @given(st.lists(st.integers(min_value=1), min_size=1, unique=True).map(sorted), st.integers())
 def test_a_size_is_in_the_first_class_that_holds_it(limits: list[int], size: int):
     holding = [f"<={limit}" for limit in limits if size <= limit]
     assert size_classes(*limits)(size) == [*holding, f">{limits[-1]}"][0]
-
-
-def test_size_classes_are_named_by_their_limits():
-    small_medium_large = size_classes(64, 1024)
-    assert [small_medium_large(size) for size in (1, 64, 65, 1024, 1025)] == ["<=64", "<=64", "<=1024", "<=1024", ">1024"]
 
 
 @pytest.mark.parametrize("limits", [(), (0,), (-1, 5), (5, 5), (64, 32), (1, 3, 2)])
@@ -188,3 +171,87 @@ def test_a_bucket_of_one_size_each_changes_nothing(key: Any):
     assert exactly(bucketed(key, lambda size: size)) == exactly(key)
     sizes = bucketed(key, lambda size: math.inf)
     assert "inf" in key_text(sizes) or exactly(sizes) == exactly(key)
+
+
+# -- nested tensors: a call with them is as one with any other ones ---------------------------------------------------------
+
+LAYOUTS = [torch.strided, torch.jagged]
+
+
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in ("LOG_DIR", "CACHE_DIR"):
+        monkeypatch.setenv(f"DIST_TUNE_{name}", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*nested tensors.*")
+        yield
+
+
+def nested(layout: torch.layout, *lengths: int, width: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A batch of matrices of these lengths."""
+    return torch.nested.nested_tensor([torch.ones(length, width, dtype=dtype) for length in lengths], layout=layout)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nested_tensor_is_a_key(layout: torch.layout):
+    """Of its layout, its dtype, and the sizes that all its parts share; ragged ones are left out."""
+    key = to_hashable(nested(layout, 3, 5))
+    assert key == to_hashable(nested(layout, 2, 9))
+    assert key_text(key) == f"[(2,None,8),'{layout}',torch.float32]"
+    others = [nested(layout, 3, 5, 7), nested(layout, 3, 5, width=4), nested(layout, 3, 5, dtype=torch.float16)]
+    assert len({key, *map(to_hashable, others)}) == 4
+    assert bucketed(nested(layout, 3, 5, 7, width=6), power_of_two)[0] == (4, None, 8)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("is_keyword", [False, True])
+def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, is_keyword: bool, monkeypatch: pytest.MonkeyPatch):
+    """The first is heard from its beginning, the others are ordinary calls, alone or beside other arguments."""
+    opened: list[int] = []
+    open_one = contextual._ClosureTuner.open
+    monkeypatch.setattr(contextual._ClosureTuner, "open", lambda self: opened.append(1) or open_one(self))  # type: ignore[func-returns-value]
+    step = contextual.contextual_autotune()(lambda x, scale: x * scale)
+    for n in (5, 6, 7):
+        x = nested(layout, 3, n)
+        y = step(x=x, scale=2.0) if is_keyword else step(x, 2.0)
+        assert y.unbind()[1].sum().item() == 16.0 * n
+    assert len(opened) == 1
+    x = nested(layout, 3, 5, width=4)
+    step(x=x, scale=2.0) if is_keyword else step(x, 2.0)
+    assert len(opened) == 2
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_function_of_nested_tensors_is_tuned_once(layout: torch.layout):
+    """For its key; the results are checked."""
+    ran: list[int] = []
+
+    def double(x: torch.Tensor, *, block: int) -> torch.Tensor:
+        ran.append(block)
+        return x * 2.0
+
+    def is_right(y: Any, x: torch.Tensor) -> bool:
+        return bool(y.unbind()[0].sum() == 2 * x.unbind()[0].sum())
+
+    tuned = autotune([{"block": 1}, {"block": 2}], to_hashable, check=is_right, n_warmup=0, n_repeat=1)(double)
+    tuned(nested(layout, 3, 5))
+    n_runs = len(ran)
+    assert tuned(nested(layout, 3, 6)).is_nested
+    assert (len(ran), len(tuned.records)) == (n_runs + 1, 1)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nested_result_is_compared_part_by_part(layout: torch.layout):
+    """With another nested tensor; a plain one is another thing."""
+    result = nested(layout, 3, 5)
+    assert difference(result, nested(layout, 3, 5)) == ""
+    assert "wrong" in difference(result, nested(layout, 3, 5) * 2.0)
+    assert (
+        difference(result, nested(layout, 3, 4))
+        == "returned a tensor [5, 8] torch.float32 in result[1], expected a tensor [4, 8] torch.float32"
+    )
+    assert difference(result, torch.ones(2)) == "returned a nested tensor of torch.float32, expected a tensor [2] torch.float32"

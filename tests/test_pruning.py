@@ -42,18 +42,13 @@ def keeps(given: Any, *others: Any, a: torch.Tensor = A, **named: Any) -> bool:
 
 
 @pytest.mark.usefixtures("h200")
-def test_what_cannot_fit_is_dropped():
+def test_what_cannot_fit_is_dropped(monkeypatch: pytest.MonkeyPatch):
     """One stage is (128 + 256) * 64 * 2 = 49152 bytes; 232448 hold 4.7 of them, so five buffers are too many for every kernel."""
     assert [keeps(config(stages=n)) for n in (1, 2, 5, 6, 9)] == [True, True, True, False, False]
-    # exactly the limit fits
-    limit = 232448
-    FakeH200.shared_limit_bytes = 2 * 49152
-    try:
-        assert keeps(config(stages=3))
-        FakeH200.shared_limit_bytes -= 1
-        assert not keeps(config(stages=3))
-    finally:
-        FakeH200.shared_limit_bytes = limit
+    monkeypatch.setattr(FakeH200, "shared_limit_bytes", 2 * 49152)  # exactly the limit fits
+    assert keeps(config(stages=3))
+    monkeypatch.setattr(FakeH200, "shared_limit_bytes", 2 * 49152 - 1)
+    assert not keeps(config(stages=3))
 
 
 @pytest.mark.usefixtures("h200")
@@ -111,23 +106,19 @@ def test_what_goes_through_registers_does_not_count():
 
 
 def test_without_a_device_everything_is_kept():
-    """No driver, one that cannot say, and the interpreter."""
-    huge = config(1024, 1024, 1024, stages=9)
-    assert keeps(huge)
-    with mock.patch.object(FakeH200.utils, "get_device_properties", return_value={}):
-        before = driver._active
-        driver.set_active(FakeH200())
-        try:
-            assert keeps(huge)
-        finally:
-            driver._active = before
+    """No driver."""
+    assert keeps(config(1024, 1024, 1024, stages=9))
     assert prune_by_group_size_m(config(group=1), A, B)
 
 
 @pytest.mark.usefixtures("h200")
-def test_the_interpreter_has_no_limit(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("is_interpreted", [True, False])
+def test_a_device_that_has_no_limit_keeps_everything(monkeypatch: pytest.MonkeyPatch, is_interpreted: bool):
+    """The interpreter, and a driver that cannot say."""
     assert not keeps(config(stages=9))
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", is_interpreted)
+    if not is_interpreted:
+        monkeypatch.setattr(FakeH200.utils, "get_device_properties", lambda device: {})
     assert keeps(config(stages=9))
 
 

@@ -1,17 +1,26 @@
-"""The environment variables, by name."""
+"""The environment variables, by name, and environments that hold anything."""
 
-import math
+from __future__ import annotations
+
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from dist_tune.cache.store import Cache
 from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
+from tests.cached_records import record
 
 pytestmark = pytest.mark.once
 
+BOOL = "1, 0, true, false, yes, no, on or off"
 VALUES = {
     "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"),
     "PROGRESS": ("0", False), "VERBOSITY": ("quiet", "quiet"),
@@ -23,10 +32,13 @@ ALIASES = {"ALWAYS_TUNE": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "VERSION_CHECK": "
 
 
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch):
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Not even those that all tests have."""
     for name in (*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values()):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("dist_tune.files._told", set())
+    with warnings.catch_warnings():
+        yield
 
 
 def test_defaults_need_no_environment():
@@ -39,22 +51,23 @@ def test_defaults_need_no_environment():
 
 @pytest.mark.parametrize("name", VALUES)
 def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: str):
-    """DIST_TUNE_ and the field in capitals; the others keep their defaults, and a name without the prefix is not ours."""
-    text, expected = VALUES[name]
+    """DIST_TUNE_ and the field in capitals; the others keep their defaults. A name without the prefix, or an empty value, is none."""
+    (text, expected), defaults = VALUES[name], Settings.model_construct()
     monkeypatch.setenv(name, text)
-    assert getattr(Settings(), name.lower()) != expected
+    monkeypatch.setenv(f"DIST_TUNE_{name}", "")
+    assert Settings() == defaults
     monkeypatch.setenv(f"DIST_TUNE_{name}", text)
-    assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): expected}
+    assert Settings().model_dump() == {**defaults.model_dump(), name.lower(): expected}
 
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_other_names_of_a_setting(monkeypatch: pytest.MonkeyPatch, name: str):
-    """They mean the same; where both are set, ours counts."""
+    """They mean the same; where both are set, ours counts, but for an empty one."""
     text, expected = VALUES[name]
     monkeypatch.setenv(ALIASES[name], text)
-    assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): expected}
-    monkeypatch.setenv(f"DIST_TUNE_{name}", str(int(not expected)))
-    assert getattr(Settings(), name.lower()) is not expected
+    for ours, value in (("", expected), (str(int(not expected)), not expected)):
+        monkeypatch.setenv(f"DIST_TUNE_{name}", ours)
+        assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): value}
 
 
 def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
@@ -68,126 +81,108 @@ def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch):
     """Once, with the name that was meant; a variable that a script of kernels/ reads is no mistake."""
-    monkeypatch.setattr("dist_tune.files._told", set())
     monkeypatch.setenv("DIST_TUNE_CONFIG_DIR", "/x")
     monkeypatch.setenv("DIST_TUNE_CACHE_DRI", "/x")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        read_settings()
-        read_settings()
+    with pytest.warns(UserWarning, match="is not read") as told:
+        assert read_settings() == read_settings()
     assert [str(each.message) for each in told] == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
     assert unread_variables(["DIST_TUNE_QUX"])[0].endswith("QUX is not read: known are " + ", ".join(variables_read()))
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "texts", "allowed"),
     [
-        ("DEADLINE_S", "soon"),
-        ("DEADLINE_S", "0"),
-        ("DEADLINE_S", "-1"),
-        ("DEADLINE_S", "nan"),
-        ("LOG_LEVEL", "LOUD"),
-        ("PROGRESS", "perhaps"),
-        ("ALWAYS_TUNE", "perhaps"),
-        ("VERSION_CHECK", "2"),
-        ("REQUIRE_CACHE", "maybe"),
+        ("DIST_TUNE_DEADLINE_S", ["soon", "0", "-1", "nan", "inf"], "a number of seconds above 0, at most 86400"),
+        ("DIST_TUNE_LOG_LEVEL", ["LOUD"], "TRACE, DEBUG, INFO or WARNING"),
+        *[(f"DIST_TUNE_{name}", ["perhaps", "2"], BOOL) for name in ("PROGRESS", "ALWAYS_TUNE", "VERSION_CHECK", "REQUIRE_CACHE")],
+        ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", ["perhaps"], BOOL),
     ],
 )
-def test_an_unreadable_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str):
-    """As it is spelled in the environment, with what it holds."""
-    monkeypatch.setenv(f"DIST_TUNE_{name}", text)
-    with pytest.raises(ValueError) as caught:
-        Settings()
-    assert f"DIST_TUNE_{name}" in str(caught.value)
-    assert text in str(caught.value)
+def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, texts: list[str], allowed: str):
+    for text in texts:
+        monkeypatch.setenv(name, text)
+        with pytest.raises(SettingsError) as caught:
+            Settings()
+        assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
 
 
-def test_the_log_folder_may_be_in_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """As the cache's folder, also where no shell has expanded it: no folder is called ~."""
+def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The log's may be in the home directory. Of several of the cache the first is written, in place of DIST_TUNE_CACHE_DIR."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", "~/logs")
-    assert Settings().log_dir == tmp_path / "logs"
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
+    assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", [Path("/c")])
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
+    assert (Settings().cache_dir, Settings().cache_folders) == (Path("/a"), [Path("/a"), Path("~/b")])
 
 
-def test_a_deadline_is_finite(monkeypatch: pytest.MonkeyPatch):
-    """No timeout of a process group can be infinite, and a meeting without an end is a hang."""
-    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", str(math.inf))
-    with pytest.raises(ValueError):
-        Settings()
-
-
-@pytest.mark.parametrize("name", [*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values()])
-def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch, name: str):
-    """As a launcher exports it that has nothing to say; another name of the setting counts then."""
-    monkeypatch.setenv(name, "")
-    assert Settings() == Settings.model_construct()
-    if name.removeprefix("DIST_TUNE_") in ALIASES:
-        monkeypatch.setenv(ALIASES[name.removeprefix("DIST_TUNE_")], VALUES[name.removeprefix("DIST_TUNE_")][0])
-        assert Settings() != Settings.model_construct()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "allowed"),
-    [
-        ("DIST_TUNE_DEADLINE_S", "-1", "a number of seconds above 0, at most 86400"),
-        ("DIST_TUNE_LOG_LEVEL", "LOUD", "TRACE, DEBUG, INFO or WARNING"),
-        ("DIST_TUNE_PROGRESS", "perhaps", "1, 0, true, false, yes, no, on or off"),
-        ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "perhaps", "1, 0, true, false, yes, no, on or off"),
-    ],
-)
-def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, text: str, allowed: str):
-    monkeypatch.setenv(name, text)
-    with pytest.raises(SettingsError) as caught:
-        Settings()
-    assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
-
-
-def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.MonkeyPatch):
-    """Of the variables that cannot be read; the others count. The warning comes once, also where warnings are errors."""
+def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Of the variables that cannot be read; the others count. Where warnings are errors it is written to the terminal."""
     for name, text in {"DEADLINE_S": "soon", "PROGRESS": "perhaps", "ALWAYS_TUNE": "1"}.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", text)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="cannot be read") as warned:
         settings = [read_settings(), read_settings()]
     assert [(each.deadline_s, each.shown, each.always_tune) for each in settings] == [(30.0, "normal", True)] * 2
     (text,) = [str(each.message) for each in warned]
     assert text.startswith("dist_tune: DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number")
-    assert "DIST_TUNE_PROGRESS='perhaps'" in text
-    assert "\n" not in text
-
-
-def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """It is written to the terminal instead."""
+    assert ("DIST_TUNE_PROGRESS='perhaps'" in text, "\n" in text) == (True, False)
+    warnings.simplefilter("error")
     monkeypatch.setenv("DIST_TUNE_LOG_LEVEL", "LOUDER")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read_settings().log_level == "DEBUG"
+    assert read_settings().log_level == "DEBUG"
     assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("variables", "shown"),
+    ("verbosity", "progress", "shown"),
     [
-        ({}, "normal"),
-        ({"DIST_TUNE_PROGRESS": "0"}, "quiet"),
-        ({"DIST_TUNE_PROGRESS": "1"}, "normal"),
-        ({"DIST_TUNE_VERBOSITY": "Quiet"}, "quiet"),
-        ({"DIST_TUNE_VERBOSITY": "verbose"}, "verbose"),
-        ({"DIST_TUNE_VERBOSITY": "normal", "DIST_TUNE_PROGRESS": "0"}, "normal"),
+        ("", "", "normal"),
+        ("", "0", "quiet"),
+        ("", "1", "normal"),
+        ("Quiet", "", "quiet"),
+        ("verbose", "", "verbose"),
+        ("normal", "0", "normal"),
     ],
 )
-def test_one_variable_says_how_much_is_shown(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], shown: str):
+def test_one_variable_says_how_much_is_shown(monkeypatch: pytest.MonkeyPatch, verbosity: str, progress: str, shown: str):
     """And the older one counts where that is unset."""
-    for name in ("DIST_TUNE_VERBOSITY", "DIST_TUNE_PROGRESS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", verbosity)
+    monkeypatch.setenv("DIST_TUNE_PROGRESS", progress)
     assert Settings().shown == shown
 
 
-def test_several_cache_folders(monkeypatch: pytest.MonkeyPatch):
-    """The first is the one that is written, in place of DIST_TUNE_CACHE_DIR; without several that one is all."""
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
-    assert Settings().cache_folders == [Path("/c")]
-    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
-    assert (Settings().cache_dir, Settings().cache_folders) == (Path("/a"), [Path("/a"), Path("~/b")])
+NAMES = [*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values(), "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
+TEXTS = (
+    st.text(max_size=20)
+    | st.binary(max_size=10).map(os.fsdecode)
+    | st.sampled_from(
+        ["1e999", "-0.0", "1_0", "٣", "0x10", " 1 ", "9" * 5000, "x" * 100_000, "\x1b[2J\nwinner=1", "TRACE\n", "true ", "{}", "~no/x"]
+    )
+).map(lambda text: text.replace("\0", ""))  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=4))
+def test_any_environment_gives_settings_or_one_line(environment: dict[str, str]):
+    """A tuning goes on with defaults in the place of what cannot be read."""
+    with mock.patch.dict(os.environ, environment), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in set(os.environ) - set(environment):
+            if "DIST" in name.upper():
+                del os.environ[name]
+        read = read_settings()
+        assert 0 < read.deadline_s <= 86400
+        assert read.log_level.upper() in ("TRACE", "DEBUG", "INFO", "WARNING")
+        with suppress(SettingsError):
+            Settings()
+            return
+        with pytest.raises(SettingsError) as caught:
+            Settings()
+    assert (caught.value.names != (), str(caught.value).isprintable(), len(str(caught.value)) < 2000) == (True, True, True)
+
+
+@pytest.mark.parametrize("folder", ["x" * 5000, "\udcff" * 300, "/dev/null", "/proc/self/x", "~nobody-here/x", "/dev/zero/x"], ids=ascii)
+def test_an_impossible_cache_folder_costs_warnings(folder: str, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is found and nothing kept."""
+    warnings.simplefilter("ignore")
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", folder)
+    cache = Cache(read_settings().cache_dir)
+    assert (cache.store(record()), cache.find(record().cache_key), cache.entries()) == (None, None, [])

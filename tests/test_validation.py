@@ -255,11 +255,10 @@ def test_a_factory_may_refuse_a_config_with_none():
 
 
 def test_a_file_to_tune_is_judged_first():
-    given: Any = {"sizes": [1], "make_for_size": 3, "search_space": BLOCKS, "json_file_name": "a.json", "save_path": "."}
-    with pytest.raises(TypeError, match=r"make_for_size must be a function.* got 3"):
-        offline.tune_and_save_configs(**given)
-    with pytest.raises(TypeError, match=r"classes must be a function.* got 3"):
-        offline.tune_and_save_configs(**{**given, "make_for_size": lambda size: make, "classes": 3})
+    given: Any = {"sizes": [1], "make_for_size": lambda size: make, "search_space": BLOCKS, "json_file_name": "a.json", "save_path": "."}
+    for option in ("make_for_size", "classes", "config_callback"):
+        with pytest.raises(TypeError, match=rf"{option} must be a function.* got 3"):
+            offline.tune_and_save_configs(**{**given, option: 3})
 
 
 def test_matches_takes_a_function():
