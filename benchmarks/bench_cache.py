@@ -47,8 +47,7 @@ from benchmarks.compared_calls import ComparedStep, more_us, of_all_ranks, witho
 from dist_tune import TuningRecord, autotune
 from dist_tune.cache import Cache
 from dist_tune.configs import describe
-from kernels.ag_gemm_cases import TUNERS, shortened
-from kernels.harness import command_line, console_of, join_ranks, parsed, versions
+from kernels.harness import command_line, console_of, join_ranks, parsed, versions, without_hook
 from kernels.shard_gemm import ag_gemm_kernel
 
 N_HITS = 20
@@ -60,7 +59,7 @@ def tune(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str
     step.tuned()
     record, ms = step.record, step.step_ms({"tuned": step.tuned})["tuned"]
     how = "found in the cache" if record.is_recalled else f"tuned in {record.seconds:.2f} s, {record.n_replays} replays"
-    console.print(f"{how}: {shortened(record.best.config)}; step {ms:.4f} ms")
+    console.print(f"{how}: {without_hook(record.best.config)}; step {ms:.4f} ms")
     return {"winner": record.best.config, "seconds": record.seconds, "step_ms": ms}
 
 
@@ -87,7 +86,7 @@ def hit(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str,
     more_ms = {kind: max(of_all_ranks(statistics.median(b - a for a, b in pairs))) for kind, pairs in samples.items()}
     least_ms = {kind: max(of_all_ranks(min(b for _, b in pairs) - min(a for a, _ in pairs))) for kind, pairs in samples.items()}
     ms = step.step_ms({"tuned": step.tuned, "untuned": fixed})
-    console.print(f"all ranks hit: {shortened(winner)}; first call {more_ms['first']:.2f} ms more than an untuned one")
+    console.print(f"all ranks hit: {without_hook(winner)}; first call {more_ms['first']:.2f} ms more than an untuned one")
     slowest = {"untuned_ms": max(of_all_ranks(untuned_ms)), "later_us": max(of_all_ranks(later_us)) if is_on_gpu else None}
     return {**slowest, "more_ms": more_ms, "least_ms": least_ms, "step_ms": ms}
 
@@ -245,7 +244,9 @@ def main() -> None:
     """Run one phase, or all."""
     parser = command_line((__doc__ or "").split("\n")[0])
     parser.add_argument("--phase", choices=["all", "tune", "hit", "one-missing", "host"], default="all")
-    parser.add_argument("--tuner", choices=TUNERS, default="function", help="autotune, or contextual_autotune; for tune and all")
+    parser.add_argument(
+        "--tuner", choices=("contextual", "function"), default="function", help="autotune, or contextual_autotune; for tune and all"
+    )
     parser.add_argument("--processes", type=int, default=3, help="runs of the phase hit; for all")
     options = parsed(parser)
     options.shape = options.shape and options.shape[-1]  # one shape for all phases

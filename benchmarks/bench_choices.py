@@ -36,7 +36,7 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune import contextual_autotune
 from examples.beside_vanilla import HEAD_START_CYCLES, kernels_in
-from kernels import step_times
+from kernels import harness
 from kernels.harness import join_ranks
 
 IS_GPU = torch.cuda.is_available()
@@ -127,7 +127,7 @@ def run(name: str, n_tunings: int) -> Table:
     runs = {f"{k}": with_choice(k) for k in range(n_tunings)} | {AGAIN: with_choice(0)}
     for each in runs.values():
         each()  # nothing is loaded in what is timed
-    times_ms = step_times.aligned_ms(runs, head_start_cycles=HEAD_START_CYCLES) if IS_GPU else dict.fromkeys(runs, 1.0)
+    times_ms = harness.aligned_ms(runs, head_start_cycles=HEAD_START_CYCLES) if IS_GPU else dict.fromkeys(runs, 1.0)
     noise = times_ms.pop(AGAIN) / times_ms["0"] - 1
     best_ms = min(times_ms.values())
     worst = max(times_ms.values()) / best_ms - 1

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bench_tuning import notes_space
-from kernels import ag_gemm, harness, step_times
+from kernels import ag_gemm, harness
 
 SHAPE = (8192, 28672, 8192)
 CONFIGS = (131, 125, 127, 179, 110, 60)
@@ -29,7 +29,7 @@ CONFIGS = (131, 125, 127, 179, 110, 60)
 CYCLES_PER_MS = 2_000_000
 
 
-def in_turn(order: Sequence[str], runs: step_times.Contenders, rest_ms: float) -> dict[str, list[float]]:
+def in_turn(order: Sequence[str], runs: harness.Contenders, rest_ms: float) -> dict[str, list[float]]:
     """Milliseconds of each call of a list, by name; the host is ahead, and the device rests before each."""
     spans = [(name, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in order]
     dist.barrier()
@@ -56,7 +56,7 @@ def main() -> None:
     device, console = harness.join_ranks(width=220)
     operands, shared = ag_gemm.random_operands(SHAPE, torch.bfloat16, device), ag_gemm.AllGatherGemm()
     shared.gather_for(operands[0])
-    runs: step_times.Contenders = {}
+    runs: harness.Contenders = {}
     for index in CONFIGS:
         step = ag_gemm.AllGatherGemm(config=notes_space()[index])
         step._gathers = shared._gathers
@@ -66,13 +66,13 @@ def main() -> None:
     def show(what: str, ms: dict[str, float]) -> None:
         console.print(what, ", ".join(f"{name}: {each:.4f}" for name, each in ms.items()), markup=False)
 
-    show("aligned", step_times.aligned_ms(runs, 20))
-    show("back to back", step_times.back_to_back_ms(runs, dict.fromkeys(runs, 60)))
+    show("aligned", harness.aligned_ms(runs, 20))
+    show("back to back", harness.back_to_back_ms(runs, dict.fromkeys(runs, 60)))
     dice = random.Random(1)
     for rest_ms in (0.0, 0.2, 1.0):
         found = in_turn([name for _ in range(25) for name in dice.sample(list(runs), len(runs))], runs, rest_ms)
-        show(f"mixed, rests of {rest_ms:g} ms, median", step_times.slowest_medians_ms(found))
-        show(f"mixed, rests of {rest_ms:g} ms, least", step_times.slowest_medians_ms({name: [min(each)] for name, each in found.items()}))
+        show(f"mixed, rests of {rest_ms:g} ms, median", harness.slowest_medians_ms(found))
+        show(f"mixed, rests of {rest_ms:g} ms, least", harness.slowest_medians_ms({name: [min(each)] for name, each in found.items()}))
     for name in runs:
         time.sleep(0.5)
         console.print(f"{name}, 60 in a row, rank 0", *(f"{ms:.3f}" for ms in in_turn([name] * 60, runs, 0.0)[name]), markup=False)

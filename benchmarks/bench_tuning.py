@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from kernels import ag_gemm, harness, shard_gemm, step_times  # before triton: without a GPU it chooses the interpreter
+from kernels import ag_gemm, harness, shard_gemm  # before triton: without a GPU it chooses the interpreter
 
 import triton  # isort: skip
 from rich.console import Console
@@ -128,7 +128,7 @@ class Bench:
         for step in steps.values():
             step()
         if self.device.type == "cuda":
-            ms = step_times.aligned_ms(steps, n_rounds)
+            ms = harness.aligned_ms(steps, n_rounds)
         else:
             samples = {name: [wall_ms(step)[0] for _ in range(n_rounds)] for name, step in steps.items()}
             told: list[Any] = [None] * dist.get_world_size()

@@ -23,7 +23,7 @@ import triton  # isort: skip
 from triton.runtime import interpreter
 
 from dist_tune import TuningRecord, autotune, contextual_autotune, prune_by_shared_memory
-from kernels import step_times
+from kernels import harness
 from kernels.shard_gemm import ag_gemm_kernel
 
 Call = Callable[[], object]
@@ -87,7 +87,7 @@ class ComparedStep:
     def step_ms(self, calls: dict[str, Call]) -> dict[str, float]:
         """The median of each call on its slowest rank, in turn: aligned, the host ahead; on CPUs by the clock. Collective."""
         if self.device.type == "cuda":
-            return step_times.aligned_ms(calls, 60)
+            return harness.aligned_ms(calls, 60)
         samples = [{name: self.ms(call) for name, call in calls.items()} for _ in range(5)]
         return {name: max(of_all_ranks(statistics.median(each[name] for each in samples))) for name in calls}
 

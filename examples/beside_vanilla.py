@@ -25,7 +25,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from dist_tune import TuningRecord
-from kernels import step_times
+from kernels import harness
 
 Step = Callable[[], object]
 Choices = list[dict[Any, Any]]
@@ -179,7 +179,7 @@ def perf(package: str, tuned: Any, plain: Step, vanilla: str, console: Console) 
     runs: dict[str, Step] = {name: partial(call, name, step) for name, step in steps.items()}
     for run in (*runs.values(), *runs.values()):
         run()
-    device_ms = step_times.aligned_ms(runs, head_start_cycles=HEAD_START_CYCLES)
+    device_ms = harness.aligned_ms(runs, head_start_cycles=HEAD_START_CYCLES)
     queued_ms = {}
     for name, step in steps.items():
         choose(package, choices[name])

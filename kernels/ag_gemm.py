@@ -2,7 +2,7 @@
 
 The step, as an object whose kernel `contextual_autotune` tunes (`AllGatherGemm`) and as a function that takes its launch config
 and is tuned by `autotune` (`ag_gemm`). The kernel is in shard_gemm.py, the gather in gather.py; what the command line does is in
-ag_gemm_cases.py. Without a GPU the same step runs under the Triton interpreter on gloo ranks.
+cases.py. Without a GPU the same step runs under the Triton interpreter on gloo ranks.
 
     torchrun --nproc_per_node=4 kernels/ag_gemm.py --case check
     launch/launch.sh kernels/ag_gemm.py --case tune --shape 4096,11008,4096 --tuner function
@@ -20,9 +20,9 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.ag_gemm_cases import main
+    from kernels.cases import main
 
-    sys.exit(main())
+    sys.exit(main("ag_gemm"))
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,7 @@
 """AllGather-MoE, the first layer of a mixture of experts: all-gather of tokens, and a grouped GEMM that starts before they are there.
 
 C[M * top_k, N / W]: row t * top_k + j is token t times the weights B[expert[t, j]][N / W, K].T of its j-th expert. The kernel is in
-grouped_gemm.py, the gather in gather.py, the sorting in routing.py; what the command line does is in ag_moe_cases.py. Without a GPU the
+grouped_gemm.py, the gather in gather.py, the sorting in routing.py; what the command line does is in cases.py. Without a GPU the
 same step runs under the Triton interpreter on gloo ranks.
 
     launch/launch.sh kernels/ag_moe.py --M 2048 --autotune
@@ -17,9 +17,9 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.ag_moe_cases import main
+    from kernels.cases import main
 
-    sys.exit(main())
+    sys.exit(main("ag_moe"))
 
 import torch
 import torch.distributed as dist

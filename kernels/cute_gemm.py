@@ -23,9 +23,9 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cute_gemm_cases import main
+    from kernels.cases import main
 
-    sys.exit(main())
+    sys.exit(main("cute_gemm"))
 
 import torch
 import triton

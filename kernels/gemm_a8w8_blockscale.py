@@ -1,7 +1,7 @@
 """FP8 GEMM with block scales: y[M, N] = (x * x_scale) @ (w * w_scale).T, its launch configs, its reference and its check.
 
 x [M, K] has a scale for each (1, 128) block, w [N, K] for each (128, 128) block. Knows one GPU; knows nothing of ranks, nor of how
-configs are tuned: it reads what a tuner left in JSON files. What its command line does is in gemm_a8w8_blockscale_cases.py. Without
+configs are tuned: it reads what a tuner left in JSON files. What its command line does is in cases.py. Without
 a GPU it runs under the Triton interpreter.
 
     python kernels/gemm_a8w8_blockscale.py --case check
@@ -19,9 +19,9 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under one name
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.gemm_a8w8_blockscale_cases import main
+    from kernels.cases import main
 
-    sys.exit(main())
+    sys.exit(main("gemm_a8w8_blockscale"))
 
 import torch
 import triton

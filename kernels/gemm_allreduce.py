@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.row_parallel_cases import main
+    from kernels.cases import main
 
     sys.exit(main("gemm_allreduce"))
 
@@ -26,8 +26,9 @@ import torch
 import triton
 
 from dist_tune import autotune, to_hashable
+from kernels.ag_gemm import output_for
 from kernels.partials import Exchange, Plan
-from kernels.row_parallel import RowParallelGemm, checked_operands, checked_out
+from kernels.row_parallel import RowParallelGemm, checked_operands
 
 Algorithm = Literal["one_shot", "two_shot"]
 ONE_SHOT_ROWS = 128
@@ -59,7 +60,7 @@ class GemmAllReduce(RowParallelGemm):
         """
         checked_operands(a, b)
         m, n = len(a), len(b)
-        c = checked_out(a, (m, n), out)
+        c = output_for(a, (m, n), out)
         algorithm = algorithm or ("one_shot" if m <= ONE_SHOT_ROWS else "two_shot")
         n_parts = self.n_ranks if algorithm == "two_shot" else 1
         plan = Plan(m=m, n=n, n_parts=n_parts, dtype=c.dtype, partial_dtype=self.partial_dtype or c.dtype, gathers=n_parts > 1)

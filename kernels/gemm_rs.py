@@ -2,7 +2,7 @@
 
 The step, as an object whose kernel `contextual_autotune` tunes (`GemmReduceScatter`), and as a function whose exchange (push, pull or
 copy engines, where sums are made, on how many multiprocessors, chunk by chunk) `autotune` tunes together with that kernel (`gemm_rs`).
-The memory and the launches are in partials.py, the kernels in push_gemm.py and sum_parts.py, the command line in row_parallel_cases.py.
+The memory and the launches are in partials.py, the kernels in push_gemm.py and sum_parts.py, the command line in cases.py.
 
     torchrun --nproc_per_node=2 kernels/gemm_rs.py --case check
     launch/launch.sh kernels/gemm_rs.py --case tune --shape 4096,4096,11008 --tuner function
@@ -18,7 +18,7 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.row_parallel_cases import main
+    from kernels.cases import main
 
     sys.exit(main("gemm_rs"))
 
@@ -26,8 +26,9 @@ import torch
 import triton
 
 from dist_tune import autotune, to_hashable
+from kernels.ag_gemm import output_for
 from kernels.partials import Exchange, Plan
-from kernels.row_parallel import RowParallelGemm, checked_operands, checked_out
+from kernels.row_parallel import RowParallelGemm, checked_operands
 
 
 class GemmReduceScatter(RowParallelGemm):
@@ -54,7 +55,7 @@ class GemmReduceScatter(RowParallelGemm):
         m, n = len(a), len(b)
         if m % self.n_ranks:
             raise ValueError(f"M must be a multiple of the {self.n_ranks} ranks, got A {list(a.shape)}")
-        c = checked_out(a, (m // self.n_ranks, n), out)
+        c = output_for(a, (m // self.n_ranks, n), out)
         plan = Plan(m=m, n=n, n_parts=self.n_ranks, dtype=c.dtype, partial_dtype=self.partial_dtype or c.dtype, gathers=False)
         exchange = exchange or self.exchange or exchanges()[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)

@@ -1,74 +1,149 @@
-"""Command lines of the kernels: their options, their ranks, checks of results against a reference, and tables of times.
+"""Command lines of kernels and of steps between ranks: options, checks against a reference, tunings, and tables of times.
 
-Knows problems as functions to call; knows nothing of how a kernel works or is tuned.
+Knows a kernel as `Problem`s and a step of several ranks as a `Step`; knows nothing of how one works or is tuned. Times are medians, MAX
+over ranks, compared only with others of the same method and run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
+import statistics
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import triton
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from dist_tune import DistTuneError
+from dist_tune import DistTuneError, TuningRecord
 
 Shape = tuple[int, ...]
+Contenders = dict[str, Callable[[], object]]
+Run = Callable[..., object]
+"""A step of its operands and `out`, where the result goes."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 190
 """Columns of a table where there is no terminal: tables in logs stay in one piece."""
+TUNED, PRODUCT = "tuned", "product"
+PEAK_FLOPS, PEAK_BYTES, LINK_BYTES = 989e12, 4.8e12, 367e9
+"""Of an H200, per second: dense bf16, memory, and what a copy engine moves from one peer to another (measured)."""
+N_CHECK_INPUTS = 5
+STRAGGLER_S = 0.005
+"""How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead as far as they may."""
+CYCLES_PER_S = 2_000_000_000
+HEAD_START_CYCLES = 2_000_000
+"""About a millisecond: longer than a host takes to queue any contender."""
+SUSTAINED_MS = 100.0
+"""How long a contender runs before it is timed back to back: its power draw, not its predecessor's, sets the clocks."""
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """||result - expected|| / ||expected||, in float32; NaN where the result has one."""
+    return float((result.float() - expected.float()).norm() / expected.float().norm())
+
+
+def largest_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest |result - expected| / (|expected| + rms(expected)); inf for a NaN or a shape that is not expected."""
+    if result.shape != expected.shape:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    expected = expected.float()
+    scale = (expected.abs() + expected.square().mean().sqrt()).clamp_min(torch.finfo(torch.float32).tiny)
+    error = (result.float() - expected).abs() / scale
+    return float(error.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One result to compute at one shape."""
+    """One result to compute at one shape on one GPU."""
 
     name: str
-    run: Callable[[triton.Config | None], torch.Tensor]
+    run: Callable[[Any], torch.Tensor]
     """The result with a given config; with the one that the tuner chooses, if None."""
-    configs: Sequence[triton.Config]
-    """The search space; its first config stands for an untuned kernel."""
+    configs: Sequence[Any]
+    """The search space, or what is checked of it; its first config stands for an untuned kernel. Empty: not timed."""
     expected: Callable[[], torch.Tensor]
     """The right result, in float32."""
-    by_torch: Callable[[], object]
-    """The same by torch, for its time."""
     limit: float
-    """The largest error that rounding explains, as `largest_error` measures it."""
+    """The largest error that rounding explains."""
+    others: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    """What computes the same."""
     n_bytes: int = 0
     """Bytes to read and write at least; 0 where arithmetic is the limit."""
     n_flops: int = 0
-    timed: Callable[[triton.Config | None], object] | None = None
+    timed: Callable[[Any], object] | None = None
     """Timed in place of `run`."""
-
-    def rate(self, latency_us: float) -> str:
-        """GB/s, or TFLOP/s where that is the measure."""
-        return f"{self.n_flops / latency_us * 1e-6:.1f} TFLOP/s" if self.n_flops else f"{self.n_bytes / latency_us * 1e-3:.0f} GB/s"
+    error: Callable[[torch.Tensor, torch.Tensor], float] = largest_error
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A single-GPU kernel, as its command line needs it."""
+class Kernel:
+    """A single-GPU kernel, as its command line needs it; the first dtype is the default, few and small shapes are for the interpreter."""
 
     description: str
     sizes: str
-    """Names of the numbers of a shape, with commas between them."""
     dtypes: tuple[str, ...]
-    """The first one is the default."""
     check_shapes: tuple[Shape, ...]
-    """Few and small ones, for the interpreter."""
     perf_shapes: tuple[Shape, ...]
-    """The first one is checked, too, where there is a GPU."""
     problems: Callable[[Shape, torch.dtype, torch.device], Iterable[Problem]]
-    more_perf: Callable[[Shape, torch.dtype, torch.device], Table] | None = None
-    """Shown below the times of a shape."""
+    reason_to_skip: Callable[[], str] = str
+    """Why the kernel cannot run here; empty if it can."""
+
+
+class Step:
+    """A step of several ranks, as its command line needs it."""
+
+    description: str
+    sizes = "M,N,K"
+    tuners: tuple[str, ...] = ("function",)
+    """The first one is the default."""
+    perf_shapes: tuple[Shape, ...]
+    n_roundings = 1
+    """How often a number is rounded on its way, at most."""
+    short_form: Shape = ()
+    """Sizes that --M completes; with them sizes may stand as they are, and the experts' shares be skewed."""
+
+    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
+        """Shapes that no block divides, and on a GPU a large one first; on a CPU the last one is tuned."""
+        raise NotImplementedError
+
+    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> tuple[Any, ...]:
+        """Those of this rank; the first one is overwritten between steps. Collective.
+
+        Raises:
+            ValueError: ranks cannot share the shape.
+        """
+        raise NotImplementedError
+
+    def expected(self, operands: Any) -> torch.Tensor:
+        """The right result of this rank, in float32. Collective."""
+        raise NotImplementedError
+
+    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+        """Steps that between them take every path: name, how often a number is rounded on its way, and the step."""
+        raise NotImplementedError
+
+    def tuned(self, tuner: str) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
+        """The step as one of `tuners` tunes it, and the records of its tunings."""
+        raise NotImplementedError
+
+    def contenders(self, run: Callable[..., torch.Tensor], operands: Any) -> Contenders:
+        """The tuned step first, the product alone, the exchange alone, and what computes the same. Collective."""
+        raise NotImplementedError
+
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+        """Of a rank: FLOP, bytes that the product reads and writes at least, bytes sent at least."""
+        raise NotImplementedError
 
 
 def parse_shape(text: str) -> Shape:
@@ -127,8 +202,10 @@ def versions(without_gpu: str = "CPU, Triton interpreter") -> str:
 
 
 def console_of(width: int = WIDTH, *, quiet: bool = False) -> Console:
-    """A console as wide as its terminal, or else `width` columns."""
-    return Console(width=None if sys.stdout.isatty() else width, quiet=quiet)
+    """A console as wide as its terminal, or else `width` columns, which leaves longer lines in one piece."""
+    console = Console(width=None if sys.stdout.isatty() else width, quiet=quiet, highlight=False, markup=False)
+    console.soft_wrap = True
+    return console
 
 
 def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
@@ -146,26 +223,45 @@ def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
     return device, console
 
 
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """||result - expected|| / ||expected||, in float32; NaN where the result has one."""
-    return float((result.float() - expected.float()).norm() / expected.float().norm())
-
-
-def largest_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest |result - expected| / (|expected| + rms(expected)); inf for a NaN or a shape that is not expected."""
-    if result.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    expected = expected.float()
-    scale = (expected.abs() + expected.square().mean().sqrt()).clamp_min(torch.finfo(torch.float32).tiny)
-    error = (result.float() - expected).abs() / scale
-    return float(error.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
-
-
 def verdict(error: float, limit: float, reason: str = "") -> str:
     """The end of a check's line: ok, or the limit that the error is above, and the reason if there is one."""
     return "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
+
+
+def config_text(config: Any) -> str:
+    """A config in a few words; "tuned" for None."""
+    if config is None:
+        return "tuned"
+    choices = config if isinstance(config, dict) else config.all_kwargs()
+    return " ".join(f"{name}={value}" for name, value in choices.items() if value is not None)
+
+
+def show_record(record: TuningRecord, console: Console) -> None:
+    """The candidates of a site, fastest first, and the winner; configs without their hook, which is the same for all."""
+    table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
+    for candidate in sorted(record.candidates, key=lambda each: float("inf") if each.latency_ms is None else each.latency_ms):
+        times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
+        table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", without_hook(candidate.config))
+    console.print(table)
+    spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
+    if record.is_recalled:
+        spent = f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
+    console.print(f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n")
+
+
+def without_hook(config: str) -> str:
+    """A described config without its hook."""
+    return re.sub(r" pre_hook=[\w.]+", "", config)
+
+
+def times_table(name: str, us_by_method: dict[str, dict[str, float]], n_flops: int, n_bytes: int = 0) -> Table:
+    """A line for each method and contender, with how many times as long as the tuned one it takes; TFLOP/s, or GB/s without arithmetic."""
+    table = Table("problem", "method", "contender", "us", "x tuned", "rate", title="us: medians, MAX over ranks where there are some")
+    for method, us in us_by_method.items():
+        for contender, each in us.items():
+            rate = f"{n_flops / each * 1e-6:.1f} TFLOP/s" if n_flops else f"{n_bytes / each * 1e-3:.0f} GB/s"
+            table.add_row(name, method, contender, f"{each:.2f}", f"{each / us[TUNED]:.2f}", rate)
+    return table
 
 
 def check(problem: Problem, console: Console) -> bool:
@@ -174,62 +270,234 @@ def check(problem: Problem, console: Console) -> bool:
     for config in (*problem.configs, None):
         try:
             result = problem.run(config)
-            error, reason = largest_error(result, expected), ""
+            error, reason = problem.error(result, expected), ""
             result.fill_(float("nan"))  # the next result may get this memory: not written is not right
         except triton.OutOfResources as refusal:  # not wrong: a tuner drops it
-            console.print(f"check {problem.name} not run: {refusal} {config_text(config)}", markup=False, highlight=False)
+            console.print(f"check {problem.name} not run: {refusal} {config_text(config)}")
             continue
         except DistTuneError as refusal:
             error, reason = float("inf"), str(refusal)
-        how = f"{verdict(error, problem.limit, reason)} {config_text(config)}"
-        console.print(f"check {problem.name} error {error:.1e} {how}", markup=False, highlight=False)
+        console.print(f"check {problem.name} error {error:.1e} {verdict(error, problem.limit, reason)} {config_text(config)}")
         is_good &= error <= problem.limit
     return is_good
 
 
-def config_text(config: triton.Config | None) -> str:
-    """A config in a few words; "tuned" for None."""
-    if config is None:
-        return "tuned"
-    return " ".join(f"{name}={value}" for name, value in config.all_kwargs().items() if value is not None)
+def perf(problem: Problem) -> Table:
+    """Microseconds of a problem: tuned, with the first config, by others. Tunes it if it is not tuned yet."""
+    from dist_tune.measure import measure  # here: checking results needs no clock
+
+    run = problem.timed or problem.run
+    runs: Contenders = {TUNED: lambda: run(None), "first config": lambda: run(problem.configs[0]), **problem.others}
+    for each in runs.values():
+        each()  # tunes; from here on an ordinary call
+    cold = {name: measure(each, n_warmup=5, num_iters=100).median_us for name, each in runs.items()}
+    methods = {"host ahead, cold L2": cold}
+    if torch.cuda.is_available():
+        n_warmup = {name: int(SUSTAINED_MS * 1e3 / us) + 1 for name, us in cold.items()}
+        methods["back to back"] = {name: 1e3 * ms for name, ms in back_to_back_ms(runs, n_warmup).items()}
+    return times_table(problem.name, methods, problem.n_flops, problem.n_bytes)
 
 
-def perf(problems: Iterable[Problem]) -> Table:
-    """Microseconds of each problem: tuned, with the first config, by torch. Tunes each problem that is not tuned yet."""
-    # Imported here: checking results needs no clock.
-    from dist_tune.measure import measure
-
-    headings = ("tuned us", "min us", "outliers", "first config us", "torch us", "rate", "x first config", "x torch")
-    columns = [Column("problem", no_wrap=True), *(Column(heading, justify="right") for heading in headings)]
-    table = Table(*columns, title="us: mean without outliers, after warm-up")
-    for problem in problems:
-        run = problem.timed or problem.run
-        run(None)  # tunes; from here on an ordinary call
-        calls = (partial(run, None), partial(run, problem.configs[0]), problem.by_torch)
-        tuned, first, torchs = (measure(call, n_warmup=5, num_iters=100) for call in calls)
-        times = [f"{tuned.mean_us:.2f}", f"{tuned.min_us:.2f}", str(tuned.n_outliers), f"{first.mean_us:.2f}", f"{torchs.mean_us:.2f}"]
-        ratios = [f"{other.mean_us / tuned.mean_us:.2f}" for other in (first, torchs)]
-        table.add_row(problem.name, *times, problem.rate(tuned.mean_us), *ratios)
-    return table
-
-
-def main(example: Example, argv: Sequence[str] | None = None) -> int:
-    """Run the case of a single-GPU kernel at every shape and dtype; 1 if any result was wrong."""
-    parser = command_line(example.description, sizes=example.sizes, dtypes=example.dtypes)
-    add_cases(parser)
-    options, device = parsed(parser, argv), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    console = console_of()
-    console.soft_wrap = True
-    console.print(versions(), highlight=False)
-    checked_shapes = example.check_shapes + (example.perf_shapes[:1] if device.type == "cuda" else ())
+def main(kernel: Kernel, argv: Sequence[str] | None = None) -> int:
+    """Run the case of a single-GPU kernel at every shape and dtype; 1 if any result was wrong, 77 where the kernel cannot run."""
+    parser = command_line(kernel.description, sizes=kernel.sizes, dtypes=kernel.dtypes)
+    add_cases(parser, "tune")
+    parser.parse_args(argv)  # --help and mistakes come first
+    if reason := kernel.reason_to_skip():
+        print(f"skipped: {reason}")
+        return 77  # test harnesses (automake, meson) take it for a skip
+    options, device, console = parsed(parser, argv), torch.device("cuda" if torch.cuda.is_available() else "cpu"), console_of()
+    console.print(versions())
+    shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
     is_good = True
-    for shape, dtype in chosen(options, checked_shapes if options.case == "check" else example.perf_shapes):
-        problems = list(example.problems(shape, dtype, device))
-        if options.case == "check":
-            for problem in problems:  # all of them, also after one that failed
+    for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
+        for problem in kernel.problems(shape, dtype, device):  # all of them, also after one that failed
+            if options.case == "check":
                 is_good &= check(problem, console)
-            continue
-        console.print(perf(problems))
-        if example.more_perf is not None:
-            console.print(example.more_perf(shape, dtype, device))
+            elif problem.configs and options.case == "perf":
+                console.print(perf(problem))
+            elif problem.configs:
+                problem.run(None)
+                console.print(f"tuned {problem.name}; dist-tune show has its candidates")
     return 0 if is_good else 1
+
+
+def worst_over_ranks(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The relative error, MAX over ranks; inf for a NaN. Collective."""
+    error = torch.tensor([relative_error(result, expected)], device=result.device)
+    worst = error.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def straggle(straggler: int | None, device: torch.device, i: int) -> None:
+    """Sleep before step `i`: on the straggler, or on a GPU on each rank in turn, so that peers run ahead."""
+    if device.type == "cpu":
+        time.sleep(STRAGGLER_S * 10 * (straggler == dist.get_rank()))
+    elif dist.get_rank() == (i % dist.get_world_size() if straggler is None else straggler):
+        torch.cuda._sleep(int(STRAGGLER_S * CYCLES_PER_S))
+
+
+def worst_error(step: Step, run: Run, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> float:
+    """The worst relative error of steps on fresh inputs, MAX over ranks; inf for a NaN.
+
+    Steps are queued without a host sync, into outputs full of NaN. Their first operand is the same memory, overwritten for the next step:
+    a copy engine still at the last one would send this one.
+    """
+    inputs = [step.operands(shape, dtype, device, options) for _ in range(N_CHECK_INPUTS)]
+    live, expected = torch.empty_like(inputs[0][0]), [step.expected(operands) for operands in inputs]
+    outs = [torch.full_like(expected[0], float("nan"), dtype=dtype) for _ in inputs * (4 if device.type == "cuda" else 1)]
+    for i, out in enumerate(outs):
+        first, *others = inputs[i % N_CHECK_INPUTS]
+        straggle(options.straggler, device, i)
+        live.copy_(first)
+        run(live, *others, out=out)
+    return max(worst_over_ranks(out, expected[i % N_CHECK_INPUTS]) for i, out in enumerate(outs))
+
+
+def check_step(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace, console: Console) -> bool:
+    """True if results are right with fixed configs and with tuned ones; prints a line for each."""
+    is_good = True
+    for way, n_roundings, run in step.ways(device, options):
+        limit = n_roundings * torch.finfo(dtype).eps  # sums are in float32: by half a unit in the last place, or one where truncated
+        try:
+            error, reason = worst_error(step, run, shape, dtype, device, options), ""
+        except DistTuneError as refusal:  # on all ranks, so all go on
+            error, reason = float("inf"), str(refusal)
+        console.print(f"check {step.sizes}={shape} {dtype} relative error {error:.2e} {verdict(error, limit, reason)} {way}")
+        is_good &= error <= limit
+    return is_good
+
+
+def tune_step(step: Step, operands: tuple[Any, ...], tuner: str, console: Console) -> tuple[Callable[..., torch.Tensor], bool]:
+    """Tune a step, show how that went, and return it, and whether its result is right on all ranks, with the same winners."""
+    run, records = step.tuned(tuner)
+    error, limit = worst_over_ranks(run(*operands), step.expected(operands)), step.n_roundings * torch.finfo(operands[0].dtype).eps
+    for record in records:
+        show_record(record, console)
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, [record.best.config for record in records])
+    is_same = all(each == by_rank[0] for each in by_rank)
+    console.print(f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log")
+    console.print(f"relative error {error:.1e} {verdict(error, limit)} tuned")
+    return run, is_same and error <= limit
+
+
+def perf_step(step: Step, shape: Shape, name: str, contenders: Contenders) -> Table:
+    """The times of all contenders by both methods, beside the longer of the product and the way over NVLink, and beside an H200's peaks."""
+    for run in contenders.values():  # also tunes what is not tuned yet
+        for _ in range(3):
+            run()
+    aligned = aligned_ms(contenders)
+    sustained = back_to_back_ms(contenders, {name: int(SUSTAINED_MS / ms) + 1 for name, ms in aligned.items()})
+    n_flops, n_bytes, n_link_bytes = step.work(shape, dist.get_world_size())
+    methods = {}
+    for method, ms in {"aligned, host ahead": aligned, "back to back": sustained}.items():
+        link_us = 1e6 * n_link_bytes / LINK_BYTES
+        at_peaks_us = max(1e6 * n_flops / PEAK_FLOPS, 1e6 * n_bytes / PEAK_BYTES, link_us)
+        methods[method] = {**{name: 1e3 * each for name, each in ms.items()}, "bound: product or NVLink": max(1e3 * ms[PRODUCT], link_us)}
+        methods[method]["bound: peaks"] = at_peaks_us
+    return times_table(name, methods, n_flops)
+
+
+def main_of_step(step: Step, script: str, argv: Sequence[str] | None = None) -> int:
+    """Run the case of a step at every shape and dtype, and leave; 1 if any result was wrong."""
+    parser = command_line(f"{step.description}: check, tune, compare.", sizes=step.sizes, dtypes=("bf16", "fp16"), script=script)
+    parser.add_argument("--case", choices=["check", "tune", "perf"], default="", help="compare results, tune, or compare times")
+    parser.add_argument("--tuner", choices=step.tuners, default=step.tuners[0], help="for tune and perf: all of it, or the product alone")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
+    if step.short_form:
+        add_short_form(parser, step)
+    options = parsed(parser, argv)
+    if step.short_form:
+        take_short_form(parser, options, step)
+    device, console = join_ranks()
+    n_ranks, is_good = dist.get_world_size(), True
+    shapes = step.check_shapes(n_ranks, is_gpu=device.type == "cuda")
+    if options.case in ("tune", "perf"):
+        shapes = step.perf_shapes if device.type == "cuda" else shapes[-1:]
+    try:
+        for shape, dtype in chosen(options, shapes):
+            if options.case not in ("tune", "perf"):
+                is_good &= check_step(step, shape, dtype, device, options, console)
+                continue
+            operands = step.operands(shape, dtype, device, options)
+            run, is_right = tune_step(step, operands, options.tuner, console)
+            is_good &= is_right
+            if options.case == "perf":
+                name = f"{step.sizes}={shape} {dtype}"
+                console.print(perf_step(step, shape, name, step.contenders(run, operands)))
+        dist.barrier()  # a rank that leaves frees memory that its peers may still write to
+    finally:
+        dist.destroy_process_group()
+    return 0 if is_good else 1
+
+
+def add_short_form(parser: argparse.ArgumentParser, step: Step) -> None:
+    """The options of a step of a mixture of experts."""
+    parser.add_argument("given", type=int, nargs="*", metavar="SIZE", help=f"{step.sizes.replace(',', ' ')}; on a CPU scaled down")
+    parser.add_argument("--M", type=int, help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down")
+    parser.add_argument("--check", action="store_true", help="--case check")
+    parser.add_argument("--autotune", action="store_true", help="tune, and compare times on GPUs; with --check: check the tuned step, too")
+    parser.add_argument("--skew", type=float, default=0.0, metavar="S", help="Zipf exponent of the experts' shares; 0: equal shares")
+
+
+def take_short_form(parser: argparse.ArgumentParser, options: argparse.Namespace, step: Step) -> None:
+    """Make --case and --shape of the short form; sizes are scaled down where there is no GPU."""
+    if len(options.given) not in (0, 5):
+        parser.error(f"need five sizes, {step.sizes.replace(',', ' ')}; got {' '.join(map(str, options.given))}")
+    if not options.case and options.autotune and not options.check:
+        options.case = "perf" if torch.cuda.is_available() else "tune"
+    named = tuple(options.given) or (() if options.M is None else (options.M, *step.short_form[1:]))
+    if named and not torch.cuda.is_available():
+        n_rows = 32 * int(os.environ["WORLD_SIZE"])
+        small = tuple(map(min, named, (n_rows, n_rows, n_rows, 4, 2)))
+        if small != named and os.environ["RANK"] == "0":
+            print(f"no GPU: the interpreter would take hours for {named}, so this runs {small}; --shape runs sizes as they are")
+        named = small
+    if named:
+        options.shape = [*(options.shape or ()), named]
+
+
+def aligned_ms(runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HEAD_START_CYCLES) -> dict[str, float]:
+    """Every call starts on all ranks at once (behind a tiny all-reduce) and, with head start enough, is queued before it starts."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    tiny = torch.ones(1, device="cuda")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # Contenders take turns, so that a GPU growing hot slows them all alike.
+    for _ in range(n_rounds):
+        for name, run in runs.items():
+            torch.cuda._sleep(head_start_cycles)
+            dist.all_reduce(tiny)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            samples[name].append(start.elapsed_time(end))
+    return slowest_medians_ms(samples)
+
+
+def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20) -> dict[str, float]:
+    """Calls follow one another as fast as host and GPU can; the time is from one call's end to the next one's."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(n_rounds):
+        for name, run in runs.items():
+            if dist.is_initialized():
+                dist.barrier()
+            for _ in range(n_warmup[name]):
+                run()
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(n_calls + 1)]
+            for end in ends:
+                run()
+                end.record()
+            torch.cuda.synchronize()
+            samples[name] += [earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)]
+    return slowest_medians_ms(samples)
+
+
+def slowest_medians_ms(samples: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each contender on the rank where it is largest. Collective where there are ranks."""
+    medians = torch.tensor([statistics.median(times) for times in samples.values()], device="cuda")
+    if dist.is_initialized():
+        dist.all_reduce(medians, dist.ReduceOp.MAX)
+    return dict(zip(samples, medians.tolist(), strict=True))

@@ -2,7 +2,7 @@
 
 out[M / W, N] of each rank = sum over ranks and over j of weight[t, j] * hidden[t * top_k + j, K / W] @ B[expert[t, j]][N, K / W].T, with
 the sums and their way to the owner hidden behind the product. The kernels are in grouped_gemm.py and moe_combine.py, the sorting in
-routing.py; what the command line does is in moe_reduce_rs_cases.py. Without a GPU the same step runs under the Triton interpreter on
+routing.py; what the command line does is in cases.py. Without a GPU the same step runs under the Triton interpreter on
 gloo ranks.
 
     launch/launch.sh kernels/moe_reduce_rs.py 8192 2048 1536 32 2 --check --autotune
@@ -19,9 +19,9 @@ from pathlib import Path
 
 if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.moe_reduce_rs_cases import main
+    from kernels.cases import main
 
-    sys.exit(main())
+    sys.exit(main("moe_reduce_rs"))
 
 import torch
 import torch.distributed as dist

@@ -7,7 +7,7 @@ As many programs as the GPU has multiprocessors, each running every n-th tile. T
 - results of tuning, by *config key*: M, N and K, each rounded up to a power of two, and the dtype.
 
 Tuned by `autotune`, since what is tuned here is a function that takes its config: `triton.autotune` knows neither buckets nor a
-space that depends on the sizes. `--case perf` also says what the bucket costs at another of its sizes.
+space that depends on the sizes.
 
     python kernels/persistent_gemm.py --case check
     python kernels/persistent_gemm.py --case perf --shape 4096,4096,4096 --dtype fp16
@@ -23,10 +23,9 @@ from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.harness import main
-    from kernels.single_gpu_cases import PERSISTENT_GEMM
+    from kernels.cases import main
 
-    sys.exit(main(PERSISTENT_GEMM))
+    sys.exit(main("persistent_gemm"))
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +34,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune import autotune, power_of_two
-from kernels.matmul import tile_at
+from kernels.guides import tile_at
 from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, TMA_ALIGNMENT_BYTES, device_properties
 
 HOPPER_SHARED_BYTES = 232448
@@ -200,11 +199,3 @@ def padded_output(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """C [M, N], not filled, whose rows begin at multiples of 16 bytes."""
     n = b.shape[0]
     return a.new_empty(a.shape[0], n + -n % (TMA_ALIGNMENT_BYTES // a.element_size()))[:, :n]
-
-
-def in_same_bucket(size: int) -> int:
-    """Another size that rounds up to the same power of two, near the bucket's lower end; `size` itself where there is none."""
-    limit = power_of_two(size)
-    lower = limit // 2 + max(limit // 8, 1)
-    others = [other for other in (lower, limit) if limit // 2 < other <= limit and other != size]
-    return others[0] if others else size

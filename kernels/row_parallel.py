@@ -75,16 +75,3 @@ def checked_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     else:
         return
     raise ValueError(f"{needed}; got A {list(a.shape)} {a.dtype}, B {list(b.shape)} {b.dtype}")
-
-
-def checked_out(a: torch.Tensor, shape: tuple[int, int], out: torch.Tensor | None) -> torch.Tensor:
-    """`out`, or a new tensor if there is none.
-
-    Raises:
-        ValueError: `out` is not what the result needs.
-    """
-    if out is None:
-        return a.new_empty(shape)
-    if out.shape != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
-        raise ValueError(f"need out as contiguous {list(shape)} {a.dtype} on {a.device}; got {list(out.shape)} {out.dtype}")
-    return out

@@ -16,13 +16,13 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from kernels import ag_moe_cases, grouped_gemm, harness, moe_cases, moe_combine, moe_reduce_rs, moe_reduce_rs_cases
+from kernels import cases, grouped_gemm, harness, moe_combine, moe_reduce_rs
 from kernels.ag_gemm import AllGatherGemm
 from kernels.gather import Gathered
-from kernels.moe_cases import Layer, Operands, Run
+from kernels.harness import Run, Step
 
 SHAPE = (18, 35, 30, 3, 2)
-OPTIONS = argparse.Namespace(skew=1.0, straggler=None)
+OPTIONS = argparse.Namespace(skew=1.0, straggler=None, autotune=False, check=True)
 
 
 @triton.jit
@@ -38,7 +38,7 @@ class LateGather:
         self.arrivals: list[threading.Thread] = []
 
     def start(self, shard: torch.Tensor) -> Gathered:
-        shards = ag_moe_cases.gathered(shard)
+        shards = cases.gathered(shard)
         self.epoch += 1
         seen, epoch = torch.full_like(shards, float("nan")), self.epoch
 
@@ -58,25 +58,25 @@ class LateGather:
         self.arrivals[0].join()
 
 
-def first_way(layer: Layer) -> Run:
-    return next(iter(layer.fixed_ways(torch.device("cpu"))))[1]
+def first_way(layer: Step) -> Run:
+    return next(iter(layer.ways(torch.device("cpu"), OPTIONS)))[2]
 
 
-def tell(name: str, layer: Layer, run: Run) -> None:
-    error = moe_cases.worst_error(layer, run, SHAPE, torch.float16, OPTIONS, torch.device("cpu"))
+def tell(name: str, layer: Step, run: Run) -> None:
+    error = harness.worst_error(layer, run, SHAPE, torch.float16, torch.device("cpu"), OPTIONS)
     if dist.get_rank() == 0:
-        print(f"{name}: {error <= moe_cases.limit_of(layer, torch.float16)}", flush=True)
+        print(f"{name}: {error <= layer.n_roundings * torch.finfo(torch.float16).eps}", flush=True)
 
 
 def taking_turns(run: Run) -> Run:
     """One rank begins its step when the other has ended it: a step that waits for its peer would never end."""
     calls = iter(range(100))
 
-    def turn(operands: Operands, out: torch.Tensor) -> None:
+    def turn(*operands: Any, out: torch.Tensor) -> None:
         is_late = next(calls) % 2 == dist.get_rank()
         if is_late:
             dist.barrier()
-        run(operands, out)
+        run(*operands, out=out)
         if not is_late:
             dist.barrier()
 
@@ -95,11 +95,11 @@ def amiss(module: Any, name: str, value: object, trial: Callable[[], None]) -> N
 def main() -> None:
     harness.join_ranks()
     late, too_late = LateGather(too_late=False), LateGather(too_late=True)
-    second, first = moe_reduce_rs_cases.LAYER, ag_moe_cases.LAYER
+    second, first = cases.STEPS["moe_reduce_rs"], cases.STEPS["ag_moe"]
     scatter = first_way(second)
     tell("second layer", second, scatter)
     amiss(AllGatherGemm, "gather_for", lambda *_: late, lambda: tell("first layer, shards late", first, first_way(first)))
-    moe_cases.N_CHECK_INPUTS = 2  # enough for what is always wrong, on one rank or the other
+    harness.N_CHECK_INPUTS = 2  # enough for what is always wrong, on one rank or the other
     equal = moe_combine.Partials
 
     def ignoring(results: torch.Tensor, weights: torch.Tensor, *rest: Any) -> moe_combine.Partials:

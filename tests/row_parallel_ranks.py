@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.programs import Done, run_python
-
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-
-
-def check_by_command(cwd: Path, name: str, *options: str, n_ranks: int = 2) -> Done:
-    """`kernels/<name>.py --case check` on ranks under the interpreter."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": path,
-        "DIST_TUNE_CACHE_DIR": str(cwd / "cache"),
-        "TRITON_INTERPRET": "1",
-    }
-    return run_python(str(ROOT / f"kernels/{name}.py"), *options, cwd=cwd, env=environment, n_ranks=n_ranks, timeout_s=115)
 
 
 def errors(rank: int, name: str, which: list[tuple[int, bool]], shape: tuple[int, ...], sabotage: str = "") -> list[float]:
     """The worst relative error of five steps with each of some of the checked exchanges, with partial results in float32 where said."""
-    from kernels import push_gemm, row_parallel_cases
+    from kernels import cases, harness, push_gemm
 
     torch.manual_seed(rank)  # forked ranks begin alike, and a sum of equal partial results hides which were summed
-    step = row_parallel_cases.STEPS[name]
+    step: Any = cases.STEPS[name]
     if sabotage:
         SABOTAGES[sabotage](rank)
     found = []
@@ -45,19 +27,20 @@ def errors(rank: int, name: str, which: list[tuple[int, bool]], shape: tuple[int
         def run(a: Any, b: Any, out: Any, context: Any = context, choices: Any = step.checked[i]) -> None:
             context(a, b, out, **choices)
 
-        found.append(row_parallel_cases.worst_error(step, run, shape, torch.bfloat16, CPU, Namespace(straggler=None)))
+        found.append(harness.worst_error(step, run, shape, torch.bfloat16, CPU, Namespace(straggler=None)))
     dist.barrier()
     return found
 
 
 def errors_after(rank: int, n_before: int, exchange: int) -> float:
     """The worst relative error of five GEMM-ReduceScatter steps when flags and credits are as `n_before` steps leave them."""
-    from kernels import push_gemm, row_parallel_cases
+    from kernels import cases, harness, push_gemm
     from kernels.partials import Plan
     from kernels.symmetric import Epochs, as_int32
 
     torch.manual_seed(rank)
-    step, (m, n, k) = row_parallel_cases.STEPS["gemm_rs"], (38, 20, 40)
+    step: Any = cases.STEPS["gemm_rs"]
+    m, n, k = 38, 20, 40
     context: Any = step.context(config=push_gemm.interpreter_configs()[0])
     sums = context.sums_for(Plan(m=m, n=n, n_parts=2, dtype=torch.bfloat16, partial_dtype=torch.bfloat16, gathers=False), CPU)
     sums._epochs, own = Epochs(n_before), sums._memory.own
@@ -69,19 +52,20 @@ def errors_after(rank: int, n_before: int, exchange: int) -> float:
     def run(a: Any, b: Any, out: Any) -> None:
         context(a, b, out, **step.checked[exchange])
 
-    error = row_parallel_cases.worst_error(step, run, (m, n, k), torch.bfloat16, CPU, Namespace(straggler=None))
+    error: float = harness.worst_error(step, run, (m, n, k), torch.bfloat16, CPU, Namespace(straggler=None))
     dist.barrier()
     return error
 
 
 def refused_then_right(rank: int) -> tuple[str, float]:
     """The message of an untuned step on rank 1 alone, and the error of the step that both ranks make then."""
-    from kernels import push_gemm, row_parallel_cases
+    from kernels import cases, harness, push_gemm
 
     torch.manual_seed(rank)
-    step, message = row_parallel_cases.STEPS["gemm_rs"], ""
+    step: Any = cases.STEPS["gemm_rs"]
+    message = ""
     context: Any = step.context()
-    a, b = row_parallel_cases.random_operands((4, 8, 16), torch.bfloat16, CPU)
+    a, b = step.operands((4, 8, 16), torch.bfloat16, CPU, None)
     config = push_gemm.interpreter_configs()[0]
     context(a, b, config=config)  # also makes the memory, on both ranks
     if rank == 1:
@@ -89,18 +73,19 @@ def refused_then_right(rank: int) -> tuple[str, float]:
             context(a, b)
         except RuntimeError as error:
             message = str(error)
-    errors = [row_parallel_cases.relative_error(context(a, b, config=config), row_parallel_cases.product(step, a, b)) for _ in range(3)]
+    errors = [harness.worst_over_ranks(context(a, b, config=config), step.expected((a, b))) for _ in range(3)]
     dist.barrier()
     return message, max(errors)
 
 
 def failed_then_right(rank: int) -> tuple[str, float]:
     """The message of a step whose sum could not be launched on any rank, and the error of the steps behind it."""
-    from kernels import push_gemm, row_parallel_cases
+    from kernels import cases, harness, push_gemm
     from kernels.partials import Exchange, PartialSums
 
     torch.manual_seed(rank)
-    step, message, right = row_parallel_cases.STEPS["gemm_allreduce"], "", PartialSums._sum
+    step: Any = cases.STEPS["gemm_allreduce"]
+    message, right = "", PartialSums._sum
     context: Any = step.context(config=push_gemm.interpreter_configs()[0])
     choices = {"algorithm": "two_shot", "exchange": Exchange("push", "behind", 0, 16)}
 
@@ -109,12 +94,12 @@ def failed_then_right(rank: int) -> tuple[str, float]:
         raise RuntimeError("does not compile")
 
     PartialSums._sum = fail  # type: ignore[assignment, method-assign]
-    a, b = row_parallel_cases.random_operands((9, 8, 16), torch.bfloat16, CPU)
+    a, b = step.operands((9, 8, 16), torch.bfloat16, CPU, None)
     try:
         context(a, b, **choices)
     except RuntimeError as error:
         message = str(error)
-    errors = [row_parallel_cases.relative_error(context(a, b, **choices), row_parallel_cases.product(step, a, b)) for _ in range(3)]
+    errors = [harness.worst_over_ranks(context(a, b, **choices), step.expected((a, b))) for _ in range(3)]
     dist.barrier()
     return message, max(errors)
 

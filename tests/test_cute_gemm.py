@@ -17,7 +17,7 @@ import pytest
 import torch
 import triton
 
-from kernels import cute_build, cute_gemm_cases
+from kernels import cases, cute_build
 from kernels.cute_build import CuteBuildError, Kernels, Space, kernel_key, library_path, reason_to_skip
 from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, reason_to_drop, search_space, shared_bytes
 
@@ -93,20 +93,13 @@ def test_the_reason_of_a_skip_says_what_is_missing(missing: list[str], capabilit
 @pytest.mark.parametrize("case", ["check", "tune", "perf"])
 def test_without_the_package_a_program_ends_as_a_skip(case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """One line and exit code 77 for every case; an option that is wrong is a mistake all the same."""
-    monkeypatch.setattr(cute_gemm_cases, "missing_packages", lambda: ["apache-tvm-ffi"])
-    assert cute_gemm_cases.main(["--case", case]) == 77
+    monkeypatch.setattr(cute_build, "missing_packages", lambda: ["apache-tvm-ffi"])
+    assert cases.main("cute_gemm", ["--case", case]) == 77
     said = capsys.readouterr().out
     assert said.startswith("skipped: kernels/cute_gemm.py cannot run here: not installed: apache-tvm-ffi.")
     assert said.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
-        cute_gemm_cases.main(["--case", case, "--dtype", "fp32"])
-
-
-def test_a_line_of_the_table_has_times_rate_and_ratios_to_the_others():
-    """8192^3 in 1500 us is 733 TFLOP/s; cuBLAS in 1440 us is matched to 96 %."""
-    us = {"tuned": 1500.0, "first": 1650.0, "cuBLAS": 1440.0, "persistent": 1800.0}
-    cells = cute_gemm_cases.row((8192, 8192, 8192), BF16, "back to back", us, 42.0)
-    assert cells[1:] == ["back to back", "1500.0", "1650.0", "1440.0", "1800.0", "733.0", "96.0%", "1.20", "1.10", "42.0"]
+        cases.main("cute_gemm", ["--case", case, "--dtype", "fp32"])
 
 
 @pytest.fixture

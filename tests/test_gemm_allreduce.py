@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dist_tune.testing import on_ranks, values
-from tests.row_parallel_ranks import check_by_command, errors, failed_then_right
+from tests.row_parallel_ranks import errors, failed_then_right
 
 pytestmark = pytest.mark.processes
 
@@ -41,37 +39,6 @@ def test_a_sum_that_cannot_be_launched_leaves_flags_that_the_next_step_understan
     for message, error in values(on_ranks(2, failed_then_right, timeout_s=30)):
         assert message == "does not compile"
         assert error < 2 * 2**-7
-
-
-@pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n_ranks", "options"),
-    [
-        (1, ("--shape", "19,35,45")),
-        (2, ("--shape", "19,35,90")),
-        (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")),
-        (4, ("--shape", "7,35,92")),
-    ],
-)
-def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]):
-    """Each algorithm and exchange, and the function tuned at both levels; four ranks share seven rows."""
-    done = check_by_command(tmp_path, "gemm_allreduce", "--case", "check", *options, n_ranks=n_ranks)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 11
-
-
-@pytest.mark.once
-@pytest.mark.slow
-def test_the_algorithm_is_tuned_with_the_exchange_and_the_product(tmp_path: Path):
-    """One winner on both ranks, which names all three."""
-    done = check_by_command(tmp_path, "gemm_allreduce", "--case", "tune", "--shape", "4,16,16")
-    assert done.returncode == 0, done.stdout + done.stderr
-    winners = done.stdout[done.stdout.index("winner of ") :]
-    assert winners.count("winner of kernels.gemm_allreduce.gemm_allreduce ") == 1
-    assert winners.count(": algorithm=") == 1
-    assert "winner of kernels.push_gemm.push_gemm_kernel " in winners
-    assert "the same on all 2 ranks: True" in done.stdout
 
 
 @pytest.mark.once

@@ -9,8 +9,9 @@ import pytest
 
 from dist_tune.testing import on_ranks, values
 from tests.programs import run_python
-from tests.row_parallel_ranks import ROOT, check_by_command, errors, errors_after, refused_then_right
+from tests.row_parallel_ranks import errors, errors_after, refused_then_right
 
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.processes
 
 ODD = (38, 20, 40)
@@ -69,35 +70,6 @@ def test_a_step_without_a_tuner_is_refused_and_does_not_count():
 
 
 @pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n_ranks", "options"),
-    [
-        (1, ("--shape", "38,35,45")),
-        (2, ("--shape", "70,35,90")),
-        (2, ("--shape", "2,8,16", "--straggler", "1", "--dtype", "fp16")),
-        (4, ("--shape", "36,35,92")),
-    ],
-)
-def test_the_check_passes(tmp_path: Path, n_ranks: int, options: tuple[str, ...]):
-    """Each exchange with each type of partial results, and the function tuned at both levels, on two and four ranks."""
-    done = check_by_command(tmp_path, "gemm_rs", "--case", "check", *options, n_ranks=n_ranks)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 11
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.parametrize("tuner", ["function", "staged", "contextual"])
-def test_tuning_ends_with_one_winner(tmp_path: Path, tuner: str):
-    """The exchange with the product's config, or that alone; the same on both ranks."""
-    done = check_by_command(tmp_path, "gemm_rs", "--case", "tune", "--shape", "4,16,16", "--tuner", tuner)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same on all 2 ranks: True" in done.stdout
-
-
-@pytest.mark.once
 def test_a_rank_computes_its_peers_parts_first_and_its_own_last():
     """The order is a permutation on each rank, and no two ranks compute the same part at the same time."""
     from kernels.push_gemm import part_order
@@ -131,32 +103,6 @@ def test_the_flags_of_a_part_count_all_its_elements():
     assert [sum(plan.flag_elements(part)) for part in range(4)] == [50, 50, 50, 35]
     assert Plan(m=5, n=5, n_parts=4, dtype=torch.bfloat16, partial_dtype=torch.bfloat16, gathers=False).rows_of(3) == 0
     assert all(len(plan.flag_elements(part)) <= plan.n_flags for part in range(4))
-
-
-@pytest.mark.once
-def test_the_bound_is_the_longer_of_product_and_bytes():
-    """At 367 GB/s between two ranks; an all-reduce sends twice what a reduce-scatter sends."""
-    from kernels.step_times import all_reduce_bytes, bound_ms, reduce_scatter_bytes
-
-    n_bytes = reduce_scatter_bytes(4096, 4096, 2, 2)
-    assert n_bytes == 4096 * 4096
-    assert bound_ms(0.26, n_bytes) == 0.26
-    assert round(bound_ms(0.01, n_bytes), 4) == 0.0457
-    assert all_reduce_bytes(4096, 4096, 2, 8) == 2 * reduce_scatter_bytes(4096, 4096, 2, 8)
-
-
-@pytest.mark.once
-def test_the_table_holds_the_share_of_the_bound_and_the_ratios():
-    """A step of 0.3 ms beside a product of 0.26 ms: 87 % of the bound; the others by how many times longer they take."""
-    from rich.console import Console
-
-    from kernels.step_times import StepTimes, bound_table
-
-    ms = {"step": 0.3, "staged": 0.33, "mm": 0.26, "exchange": 0.06, "mm, exchange": 0.36, "fused": 0.345}
-    console = Console(width=220, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(bound_table([StepTimes((4096, 4096, 11008), 2, "back to back", ms)], 4096 * 4096))
-    text = console.export_text()
-    assert all(cell in text for cell in ("87%", "0.2600", "1.20", "1.15", "1.10", "x fused", "4096, 4096, 11008"))
 
 
 @pytest.mark.once

@@ -1,7 +1,6 @@
 """kernels/ag_moe.py and kernels/moe_reduce_rs.py from their command lines: gloo ranks under the interpreter, and code for a Hopper GPU."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,6 @@ def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1", timeou
     return run_python(*command, cwd=cwd, env={**environment(cwd), "TRITON_INTERPRET": interpret}, n_ranks=n_ranks, timeout_s=timeout_s)
 
 
-def verdicts(done: Done) -> list[str]:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line.split(" ok ")[1] for line in done.stdout.splitlines() if "relative error" in line]
-
-
 @pytest.mark.once
 def test_a_result_is_right_and_the_check_finds_what_is_amiss(tmp_path: Path):
     """Odd sizes, skewed experts, shards that come while the product waits; ignored weights and left-out waits are told from rounding."""
@@ -40,75 +34,6 @@ def test_a_result_is_right_and_the_check_finds_what_is_amiss(tmp_path: Path):
         "no wait for sums: False",
         "no wait for shards: False",
     ]
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("script", "shape"),
-    [(AG_MOE, "18,70,45,2,2"), pytest.param(MOE_RS, "18,35,46,2,2", marks=pytest.mark.slow)],
-)
-def test_every_order_of_tiles_and_number_of_chunks_is_right(tmp_path: Path, script: str, shape: str):
-    """Fixed configs that between them take every path, five fresh inputs each, ranks late in turn."""
-    done = run(tmp_path, script, "--check", "--dtype", "bf16", "--shape", shape, "--straggler", "20", "--skew", "1", n_ranks=2)
-    ways = verdicts(done)
-    assert [way.split()[0] for way in ways] == (
-        ["order=arrival", "order=expert", "order=part"] if script == AG_MOE else ["n_chunks=1", "n_chunks=4", "n_chunks=2"]
-    )
-
-
-@pytest.mark.once
-def test_knobs_and_product_are_tuned_together_and_right(tmp_path: Path):
-    """The form of the command with five sizes, scaled down on a CPU, which it says; one tuning of two sites."""
-    done = run(tmp_path, MOE_RS, "8192", "2048", "1536", "2", "1", "--autotune", n_ranks=2)
-    assert len(verdicts(done)) == 1
-    assert "= (8192, 2048, 1536, 2, 1), so this runs (64, 64, 64, 2, 1); --shape runs sizes as they are" in done.stdout
-    assert "2 sites, 6 candidates on 2 ranks" in done.stderr + done.stdout
-    assert "kernels.moe_reduce_rs.moe_reduce_rs: " in done.stdout
-    assert "kernels.grouped_gemm.grouped_gemm_kernel: " in done.stdout
-
-
-@pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", [(AG_MOE, "--M", "2048", "--autotune"), (MOE_RS, "8192", "2048", "1536", "32", "2", "--check", "--autotune")]
-)
-def test_the_short_forms_of_the_commands_end_right(tmp_path: Path, arguments: tuple[str, ...]):
-    """Under launch.sh itself, which starts two CPU ranks."""
-    command = ["bash", str(ROOT / "launch/launch.sh"), *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=110, check=False)
-    assert verdicts(Done(command, done.returncode, done.stdout, done.stderr))[-1].startswith("tuned")
-
-
-@pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("n_ranks", [1, 3, 4])
-@pytest.mark.parametrize(("script", "sizes"), [(AG_MOE, (5, 12, 40, 3, 2)), (MOE_RS, (5, 40, 10, 3, 2))])
-def test_any_number_of_ranks_computes_the_same(tmp_path: Path, script: str, sizes: tuple[int, ...], n_ranks: int):
-    """One, three and four ranks, all paths, strongly skewed so that experts are empty; one rank in both dtypes, and tuned, too."""
-    m, n, k, n_experts, top_k = sizes
-    shape = (m * n_ranks, n * n_ranks, k * n_ranks, n_experts, top_k)
-    case = ("--case", "check", "--dtype", "bf16") if n_ranks == 1 else ("--check",)
-    options = ("--dtype", "fp16", "--skew", "3", "--shape", ",".join(map(str, shape)))
-    done = run(tmp_path, script, *case, *options, n_ranks=n_ranks, timeout_s=280.0)
-    assert len(verdicts(done)) == (8 if n_ranks == 1 else 3)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("script", "arguments", "message"),
-    [
-        (MOE_RS, ("--shape", "5,64,64,2,1"), "M and K must be multiples of the 2 ranks"),
-        (AG_MOE, ("--shape", "4,64,64,2,3"), "top_k from 1 to experts"),
-        (AG_MOE, ("1", "2"), "need five sizes, M N K experts top_k; got 1 2"),
-        (AG_MOE, ("--case", "perf"), "needs GPUs"),
-    ],
-)
-def test_what_cannot_run_says_why(tmp_path: Path, script: str, arguments: tuple[str, ...], message: str):
-    """Sizes that two ranks cannot share, too few sizes, and times without a GPU."""
-    done = run(tmp_path, script, *arguments, n_ranks=2)
-    assert done.returncode != 0
-    assert message in done.stderr
 
 
 def test_the_kernels_compile_for_hopper(tmp_path: Path):

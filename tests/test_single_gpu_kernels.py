@@ -39,58 +39,13 @@ def printed(cwd: Path, program: str, interpret: str = "1") -> list[str]:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("kernel", CHECKS)
-def test_results_are_right_with_every_config_and_tuned(tmp_path: Path, kernel: str):
-    """One element, and sizes that no block divides."""
-    done = run(tmp_path, str(ROOT / f"kernels/{kernel}.py"), "--case", "check", *CHECKS[kernel], TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = [line for line in done.stdout.splitlines() if line.startswith("check ")]
-    assert len(verdicts) == N_RESULTS[kernel]
-    assert all(" ok " in line for line in verdicts)
-    assert {path.name.rpartition(".")[0] for path in (tmp_path / "cache").iterdir()} - {""} == {
-        f"kernels.{kernel}"
-    }  # and the folder of journals
-
-
-@pytest.mark.once
-def test_a_broken_kernel_fails_the_check(tmp_path: Path):
-    """Kernels that write nothing, one that adds to the wrong place, and a wrong reference: each main returns 1."""
-    lines = printed(
-        tmp_path,
-        "import dataclasses, torch\n"
-        "import kernels.vector_add as v, kernels.matmul as mm, kernels.softmax as s, kernels.persistent_gemm as p\n"
-        "import kernels.single_gpu_cases as cases\n"
-        "from kernels.harness import main\n"
-        "def code(example, *argv):\n"
-        "    print('exit', main(example, argv))\n"
-        "code(cases.VECTOR_ADD, '--shape', '300')\n"
-        "v._launch = mm._launch = lambda *args: None\n"
-        "code(cases.VECTOR_ADD, '--shape', '300')\n"
-        "code(cases.MATMUL, '--shape', '16,16,16')\n"
-        "def last_column_lost(x, config=None):\n"
-        "    y = torch.softmax(x, dim=1)\n"
-        "    y[-1, -1] = 0\n"
-        "    return y\n"
-        "s.softmax = last_column_lost\n"
-        "code(cases.SOFTMAX, '--shape', '2,70')\n"
-        "def problems(*args):\n"
-        "    for problem in cases.persistent_products(*args):\n"
-        "        yield dataclasses.replace(problem, expected=lambda: problem.expected() + 0.05)\n"
-        "code(dataclasses.replace(cases.PERSISTENT_GEMM, problems=problems), '--shape', '9,9,9')\n",
-    )
-    assert [line for line in lines if line.startswith("exit")] == ["exit 0", *["exit 1"] * 4]
-    assert sum("FAILED, the limit is " in line for line in lines) > 8
-
-
-@pytest.mark.once
 def test_tuning_leaves_the_callers_tensors_right(tmp_path: Path):
     """A sum that is tuned in place has been added once, one of a split product to zeros alone; a later call adds again."""
     lines = printed(
         tmp_path,
         "import torch\n"
         "from dist_tune import contextual_autotune\n"
-        "from kernels.matmul import add_product, split_k_kernel\n"
-        "from kernels.vector_add import accumulate\n"
+        "from kernels.guides import accumulate, add_product\n"
         "total, x = torch.full((1025,), 5.0), torch.ones(1025)\n"
         "is_same = accumulate(total, x) is total\n"
         "print(is_same, total.unique().tolist(), accumulate.records[0].n_replays > 2)\n"
@@ -111,7 +66,7 @@ def test_softmax_of_rows_without_a_finite_element_is_that_of_torch(tmp_path: Pat
     lines = printed(
         tmp_path,
         "import torch\n"
-        "from kernels.softmax import softmax, softmax_kernel\n"
+        "from kernels.guides import softmax, softmax_kernel\n"
         "inf = float('inf')\n"
         "x = torch.randn(4, 200)\n"
         "x[0, :150], x[1], x[2, 3], x[3, 100:] = -inf, -inf, inf, -inf\n"
@@ -145,7 +100,7 @@ def test_one_compiled_kernel_serves_all_shapes(tmp_path: Path):
         "import torch\n"
         "from dist_tune import testing\n"
         "testing.install_fake_driver()\n"
-        "import kernels.vector_add as v, kernels.matmul as mm, kernels.softmax as s, kernels.persistent_gemm as p\n"
+        "import kernels.guides as g, kernels.persistent_gemm as p\n"
         "def ones(*shape): return torch.ones(shape, dtype=torch.float16)\n"
         "space = p.search_space(4096, 4096, 4096, torch.float16)\n"
         "for config in space[:2]:\n"
@@ -153,11 +108,11 @@ def test_one_compiled_kernel_serves_all_shapes(tmp_path: Path):
         "        p.persistent_gemm(ones(m, k), ones(n, k), config=config, autotune_allow_arg_overwrite=True)\n"
         "print([len(hashes) for hashes in p.kernels_by_key.values()], len(p.persistent_gemm_kernel.device_caches[0][0]))\n"
         "print(set(p.kernels_by_key) == {p.kernel_cache_key(torch.float16, config) for config in space[:2]})\n"
-        "v.vector_add(ones(99), ones(99), config=v.add_kernel.configs[0])\n"
-        "v.accumulate(ones(99), ones(99), config=v.accumulate_kernel.configs[0])\n"
-        "s.softmax(ones(3, 4096), config=s.softmax_kernel.configs[1])\n"
-        "mm.matmul(ones(64, 64), ones(64, 64), config=mm.matmul_kernel.configs[0])\n"
-        "mm.split_k_matmul(ones(64, 64), ones(64, 64), config=mm.split_k_kernel.configs[0])\n"
+        "g.vector_add(ones(99), ones(99), config=g.add_kernel.configs[0])\n"
+        "g.accumulate(ones(99), ones(99), config=g.accumulate_kernel.configs[0])\n"
+        "g.softmax(ones(3, 4096), config=g.softmax_kernel.configs[1])\n"
+        "g.matmul(ones(64, 64), ones(64, 64), config=g.matmul_kernel.configs[0])\n"
+        "g.split_k_matmul(ones(64, 64), ones(64, 64), config=g.split_k_kernel.configs[0])\n"
         "print(*dict.fromkeys(testing.FakeH200.launches))\n",
         interpret="0",
     )
@@ -208,69 +163,13 @@ def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket(tmp_pa
 
 
 @pytest.mark.once
-def test_times_are_shown_as_a_table_a_person_can_judge(tmp_path: Path):
-    """Measured on the CPU here: shape, us, both competitors and a rate; for the bucket another of its shapes and a slowdown."""
-    lines = printed(
-        tmp_path,
-        "import torch\n"
-        "from rich.console import Console\n"
-        "import dist_tune.measure as benchmark, kernels.persistent_gemm as p\n"
-        "from kernels import harness, single_gpu_cases as cases\n"
-        "measure, asked = benchmark.measure, []\n"
-        "def short(run, n_warmup, num_iters):\n"
-        "    asked.append((n_warmup, num_iters))\n"
-        "    return measure(run, 1, 5)\n"
-        "benchmark.measure = short\n"
-        "console, cpu = Console(width=230), torch.device('cpu')\n"
-        "console.print(harness.perf(cases.sums((300,), torch.float32, cpu)))\n"
-        "console.print(harness.perf(cases.persistent_products((33, 17, 8), torch.float16, cpu)))\n"
-        "console.print(cases.bucket_cost((33, 17, 8), torch.float16, cpu))\n"
-        "print(set(asked), [p.in_same_bucket(size) for size in (1, 2, 3, 4, 40, 64, 4096)])\n",
-    )
-    text = "\n".join(lines)
-    assert lines[-1].endswith("[1, 2, 4, 3, 64, 40, 2560]")
-    assert "(5, 100)" in lines[-1]
-    for heading in ("tuned us", "first config us", "torch us", "x torch", "slowdown", "best config there"):
-        assert heading in text
-    rows = [line for line in lines if line.startswith("│")]
-    assert [row.split("│")[1].strip() for row in rows] == [
-        "a + b [300] torch.float32",
-        "total += x [300] torch.float32",
-        "A @ B.T [33, 17, 8] torch.float16",
-        "[40, 20, 5]",
-    ]
-    assert ["GB/s" in rows[0], "TFLOP/s" in rows[2], "%" in rows[3]] == [True] * 3
-
-
-@pytest.mark.once
-def test_what_cannot_run_says_why(tmp_path: Path):
-    """Times without a GPU, a shape with too few sizes, and with negative ones: argparse's exit code, and the reason."""
-    lines = printed(
-        tmp_path,
-        "import contextlib, io, kernels.single_gpu_cases as cases, kernels.harness as harness\n"
-        "for argv in (['--case', 'perf'], ['--shape', '4,5'], ['--shape', '4,5,-6']):\n"
-        "    with contextlib.redirect_stderr(io.StringIO()) as said:\n"
-        "        try: harness.main(cases.MATMUL, argv)\n"
-        "        except SystemExit as left: code = left.code\n"
-        "    print(code, said.getvalue().splitlines()[-1])\n",
-    )
-    assert [line.partition(" program.py: error: ") for line in lines] == [
-        ("2", " program.py: error: ", "--case perf needs a GPU: the interpreter's times say nothing about one"),
-        ("2", " program.py: error: ", "--shape needs 3 sizes, M,N,K; got 4,5"),
-        ("2", " program.py: error: ", "argument --shape: invalid parse_shape value: '4,5,-6'"),
-    ]
-
-
-@pytest.mark.once
 def test_operands_that_do_not_go_together_are_named(tmp_path: Path):
     """Shapes, dtypes and layouts that a kernel would read wrongly: a ValueError with what was given; an empty sum is no error."""
     lines = printed(
         tmp_path,
         "import torch\n"
-        "from kernels.matmul import matmul\n"
+        "from kernels.guides import accumulate, matmul, softmax, vector_add\n"
         "from kernels.persistent_gemm import persistent_gemm\n"
-        "from kernels.softmax import softmax\n"
-        "from kernels.vector_add import accumulate, vector_add\n"
         "half = lambda *shape: torch.ones(shape, dtype=torch.float16)\n"
         "def said(function, *operands):\n"
         "    try: function(*operands)\n"

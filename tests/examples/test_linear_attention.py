@@ -143,7 +143,7 @@ def aligned_ms(runs, head_start_cycles):
     for run in runs.values():
         run()
     return dict(zip(runs, (1.0, 2.0)))
-beside_vanilla.step_times.aligned_ms = aligned_ms
+beside_vanilla.harness.aligned_ms = aligned_ms
 given = example.arguments((1, 16, 2, 16), device)
 plain = lambda: example.step.__wrapped__(*given)
 beside_vanilla.perf("fla", lambda: example.step(*given), plain, VANILLA, console)

@@ -1,0 +1,591 @@
+"""What the command lines of kernels/ check, tune and time: each kernel, and each step between ranks, with its shapes and its reference.
+
+Knows results, ways and competitors; harness.py knows options, errors and tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
+import triton
+
+from dist_tune import TuningRecord, autotune, contextual_autotune, matches, prune_by_shared_memory
+from kernels import ag_gemm, ag_moe, cute_build, cute_gemm, gemm_allreduce, gemm_rs, grouped_gemm, guides, harness, moe_reduce_rs
+from kernels import gemm_a8w8_blockscale as a8w8
+from kernels import persistent_gemm as persistent
+from kernels.ag_gemm import AllGatherGemm
+from kernels.harness import PRODUCT, TUNED, Contenders, Kernel, Problem, Run, Shape, Step, config_text
+from kernels.partials import Exchange
+from kernels.push_gemm import gpu_configs, interpreter_configs, push_gemm_kernel
+from kernels.routing import ORDERS, RowSorter, route, skewed_logits
+from kernels.shard_gemm import make_config
+
+NCCL_TORCH = "NCCL and torch"
+Tunable = Callable[..., torch.Tensor]
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
+    """Normally distributed, the same for the same shape: a failure can be run again."""
+    generator = torch.Generator(device=device).manual_seed(sum(shape) + seed)
+    return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+
+def sums(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """Both sums of vectors of `shape`, [n]."""
+    a, b = random(*shape, dtype=dtype, device=device), random(*shape, dtype=dtype, device=device).flip(0)
+    running = a.clone()  # grows without end while it is timed, which takes no longer
+    n_bytes, limit = 3 * a.numel() * a.element_size(), torch.finfo(dtype).eps
+    add, accumulate, name = guides.vector_add, guides.accumulate, f"{list(shape)} {dtype}"
+
+    def total() -> torch.Tensor:
+        return a.float() + b.float()
+
+    configs, others = guides.add_kernel.configs, {"torch": lambda: a + b}
+    yield Problem(f"a + b {name}", lambda config: add(a, b, config), configs, total, limit, others, n_bytes)
+    configs, others = guides.accumulate_kernel.configs, {"torch": lambda: running.add_(b)}
+    run, timed = (lambda config: accumulate(a.clone(), b, config)), (lambda config: accumulate(running, b, config))
+    yield Problem(f"total += x {name}", run, configs, total, limit, others, n_bytes, timed=timed)
+
+
+def products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """Both products at `shape`, [M, N, K]."""
+    m, n, k = shape
+    a, b, name = random(m, k, dtype=dtype, device=device), random(k, n, dtype=dtype, device=device), f"{list(shape)} {dtype}"
+    others = {"torch": lambda: a @ b}
+
+    def product() -> torch.Tensor:
+        return a.float() @ b.float()
+
+    # Sums are in float32: of C only the last rounding is seen; without one, the order of the sum and what tensor cores cut off.
+    eps, plain, split = torch.finfo(dtype).eps, guides.matmul_kernel.configs, guides.split_k_kernel.configs
+    yield Problem(f"A @ B {name}", lambda config: guides.matmul(a, b, config), plain, product, eps, others, n_flops=2 * m * n * k)
+    run = lambda config: guides.split_k_matmul(a, b, config)  # noqa: E731
+    yield Problem(f"A @ B, K split {name}", run, split, product, 1e-4, others, n_flops=2 * m * n * k)
+
+
+def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """Softmax of a matrix [rows, n_cols] whose rows have one dominant element, of one masked like attention, and of one out of range."""
+    x = random(*shape, dtype=dtype, device=device)
+    # Row i ends at column i: whole blocks of the others are -inf.
+    masked = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf")).flip(1).contiguous()
+    for title, rows in (("softmax", x), ("softmax, masked", masked), ("softmax, large", x * 1000)):
+        yield Problem(
+            f"{title} {list(shape)} {dtype}",
+            lambda config, rows=rows: guides.softmax(rows, config),  # type: ignore[misc]
+            guides.softmax_kernel.configs,
+            lambda rows=rows: torch.softmax(rows.float(), dim=1),  # type: ignore[misc]
+            max(torch.finfo(dtype).eps, 1e-5),
+            {"torch": lambda rows=rows: torch.softmax(rows, dim=1)},  # type: ignore[misc]
+            2 * x.numel() * x.element_size(),
+        )
+
+
+def transposed_products(shape: Shape, dtype: torch.dtype, device: torch.device, space: Sequence[Any], gemm: Any, seed: int = 0) -> Problem:
+    """A @ B.T at `shape`, [M, N, K], by a function that is tuned by `autotune`, beside cuBLAS."""
+    m, n, k = shape
+    a, b = random(m, k, dtype=dtype, device=device, seed=seed), random(n, k, dtype=dtype, device=device, seed=seed + 1)
+    others: Contenders = {"cuBLAS": lambda: a @ b.T}
+    if gemm is cute_gemm.cute_gemm:
+        others["persistent_gemm"] = lambda: persistent.persistent_gemm(a, b)
+    return Problem(
+        f"A @ B.T {list(shape)} {dtype}",
+        lambda config: gemm(a, b) if config is None else gemm.__wrapped__(a, b, config),
+        space,
+        lambda: a.float() @ b.float().T,
+        torch.finfo(dtype).eps,  # the sum is in float32, so only the last rounding is seen
+        others,
+        n_flops=2 * m * n * k,
+    )
+
+
+def persistent_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """The product with every config of its space."""
+    m, n, k = shape
+    yield transposed_products(shape, dtype, device, persistent.search_space(m, n, k, dtype), persistent.persistent_gemm)
+
+
+def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """The product with every config of its space, compiled ahead; then as it is tuned, with five fresh inputs."""
+    space = cute_gemm.search_space(*shape)
+    cute_gemm.compile_ahead(space, dtype)
+    for seed in range(6):
+        yield transposed_products(shape, dtype, device, () if seed else space, cute_gemm.cute_gemm, seed)
+
+
+def why_no_cute() -> str:
+    """Why the kernel in CuTe DSL cannot run here; empty if it can."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    reason = cute_build.reason_to_skip(cute_build.missing_packages(), capability)
+    return reason and f"kernels/cute_gemm.py cannot run here: {reason}"
+
+
+def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+    """The FP8 product with configs that take every path of the kernels, and with the one from files."""
+    m, n, k = shape
+    inputs = a8w8.random_inputs(m, n, k, device)
+    x, w, ones = inputs[0], inputs[1], torch.ones(m + n, device=device)
+    tma = a8w8.make_config(64, 128, warps=4, stages=3, tma=True)
+    configs = [
+        a8w8.DEFAULT_CONFIG,
+        a8w8.make_config(64, 64, warps=4, stages=3, splits=3),
+        a8w8.make_config(32, 256, warps=8, stages=2, group=1, cache=".cg"),
+        *(tma, tma | {"NUM_KSPLIT": 2}),
+        a8w8.make_config(32, 32, warps=2, stages=1, splits=4),
+    ]
+    by_torch = {
+        "torch._scaled_mm, scales by row": lambda: torch._scaled_mm(x, w.T, ones[:m, None], ones[None, m:], out_dtype=torch.bfloat16)
+    }
+    yield Problem(
+        f"x @ w.T, scaled {list(shape)} {dtype}",
+        lambda config: a8w8.gemm_a8w8_blockscale(*inputs, dtype=dtype, config=config),
+        configs,
+        lambda: a8w8.reference(*inputs),
+        # Relative to the norm: single elements also show that fp8 units keep fewer bits.
+        a8w8.LIMITS[dtype],
+        by_torch if k % 16 == n % 16 == 0 else {},
+        n_flops=2 * m * n * k,
+        error=harness.relative_error,
+    )
+
+
+HALVES, LARGE = ("bf16", "fp16"), ((4096, 4096, 4096), (8192, 8192, 8192))
+KERNELS = {
+    "vector_add": Kernel(
+        *("Vector sums", "n", ("fp32", "bf16", "fp16"), ((1,), (255,), (1024,), (1025,), (5000,))),
+        *(((1 << 16,), (1 << 20,), (10_000_019,), (1 << 26,)), sums),
+    ),
+    "matmul": Kernel(
+        *("Matrix products", "M,N,K", ("fp16", "bf16"), ((1, 1, 1), (32, 32, 64), (33, 17, 70))),
+        *((*LARGE, (1000, 1000, 1000), (64, 4096, 16384)), products),
+    ),
+    "softmax": Kernel(
+        *("Softmax of rows", "rows,n_cols", ("fp32", "bf16", "fp16"), ((1, 1), (3, 63), (5, 256), (4, 257), (2, 1000))),
+        *(((4096, 1000), (4096, 4096), (4096, 32000), (512, 131072)), softmaxes),
+    ),
+    "persistent_gemm": Kernel(
+        *("Persistent GEMM", "M,N,K", HALVES, ((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72))),
+        *((*LARGE, (4096, 11008, 4096), (1000, 1000, 1000)), persistent_products),
+    ),
+    "cute_gemm": Kernel(
+        *("Persistent Hopper GEMM in CuTe DSL", "M,N,K", HALVES, ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000))),
+        *(LARGE, cute_products, why_no_cute),
+    ),
+    "gemm_a8w8_blockscale": Kernel(
+        *("FP8 GEMM with block scales", "M,N,K", HALVES, ((64, 128, 256), (70, 200, 500), (1, 130, 129))),
+        *(((256, 4096, 1024), (2048, 4096, 1024), (4096, 6144, 1024)), scaled_products),
+    ),
+}
+
+
+def fastest_alone(kernel: Any, run: Callable[[], object]) -> triton.Config:
+    """The config of a kernel that is the fastest without a step around it; what was tuned before stays. Collective."""
+    known = dict(kernel.cache)
+    kernel.cache.clear()
+    contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5, cache=False)(run)()
+    best: triton.Config = kernel.best_config
+    kernel.cache.clear()
+    kernel.cache.update(known)
+    return best
+
+
+def gathered(shard: torch.Tensor) -> torch.Tensor:
+    """The shards of all ranks. Collective."""
+    everything = shard.new_empty(len(shard) * dist.get_world_size(), shard.shape[1])
+    dist.all_gather_into_tensor(everything, shard)
+    return everything
+
+
+def copies_of(shard: torch.Tensor) -> Callable[[], None]:
+    """A step without its product: a gather of shards."""
+    gather = AllGatherGemm().gather_for(shard)
+
+    def run() -> None:
+        gather.start(shard)
+        gather.finish()
+
+    return run
+
+
+def multiples(shape: Shape, axes: Sequence[int], names: str) -> int:
+    """The number of ranks.
+
+    Raises:
+        ValueError: they cannot share the sizes `axes` of a shape.
+    """
+    n_ranks = dist.get_world_size()
+    if any(shape[axis] % n_ranks for axis in axes):
+        raise ValueError(f"{names} must be multiples of the {n_ranks} ranks, got --shape {','.join(map(str, shape))}")
+    return n_ranks
+
+
+class AllGather(Step):
+    """kernels/ag_gemm.py."""
+
+    description, tuners = "AllGather-GEMM", ("contextual", "function")
+    perf_shapes = ((4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192))
+
+    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
+        """Rows, columns and depths that no block divides."""
+        w = n_ranks
+        if is_gpu:
+            return self.perf_shapes[0], (1037 * w, 1000 * w, 1000), (333 * w, 1003 * w, 1001), (w, 8 * w, 8)
+        return (37 * w, 40 * w, 72), (70 * w, 35 * w, 45), (w, 8 * w, 8)
+
+    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+        """Shards of A and B."""
+        multiples(shape, (0, 1), "M and N")
+        return ag_gemm.random_operands(shape, dtype, device)
+
+    def expected(self, operands: Any) -> torch.Tensor:
+        """All rows of A times this rank's of B."""
+        a, b = operands
+        product: torch.Tensor = gathered(a).float() @ b.float().T
+        return product
+
+    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+        """The step and the function with fixed configs, and both tuned, the function with its results checked while it is tuned."""
+        ctx, function = AllGatherGemm(), ag_gemm.ag_gemm.__wrapped__
+        for config in self.check_configs(device):
+            yield f"step {config_text(config)}", 1, AllGatherGemm(config=config)
+            yield f"function {config_text(config)}", 1, lambda a, b, out, c=config: function(a, b, ctx, c, out)
+        # Without a cache: a config found there would have been checked at another time.
+        yield "step, tuned", 1, contextual_autotune(is_dist=True, n_warmup=1, n_repeat=1, cache=False)(ctx.__call__)
+        check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
+        how: Any = {"check": check, "n_warmup": 1, "n_repeat": 1, "cache": False}
+        tuned: Any = autotune(ag_gemm.config_space(), ag_gemm.key_fn, prune_by_shared_memory, **how)(function)
+        yield "function, tuned", 1, lambda a, b, out: tuned(a, b, ctx, out=out)
+
+    def check_configs(self, device: torch.device) -> list[triton.Config]:
+        """Configs that between them take every path of the kernel."""
+        if device.type == "cpu":
+            return [make_config(64, 64, 64, warps=4, stages=2), make_config(32, 64, 64, warps=4, stages=2, flatten=True, split=True)]
+        wide = [make_config(128, 256, 64, warps=8, stages=3, flatten=f, split=s) for f in (False, True) for s in (False, True)]
+        square = [make_config(128, 128, 64, warps=4, stages=6, flatten=True), make_config(64, 64, 64, warps=4, stages=4, flatten=True)]
+        return [*wide, make_config(256, 128, 64, warps=8, stages=3), *square]
+
+    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+        """The step by `contextual_autotune`, or the function by `autotune`."""
+        ctx: Any = AllGatherGemm()
+        if tuner == "function":
+            function: Any = ag_gemm.ag_gemm
+            return lambda a, b: function(a, b, ctx), function.records
+        step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
+        return step, step.records
+
+    def contenders(self, run: Tunable, operands: Any) -> Contenders:
+        """NCCL with cuBLAS, and torch's fused operator, without the gathered A among its results: its faster form."""
+        a, b = operands
+        everything, group_name = gathered(a), dist.distributed_c10d._get_default_group().group_name
+        c = a.new_empty(len(everything), len(b))
+
+        def gather_then_multiply() -> None:
+            dist.all_gather_into_tensor(everything, a)
+            torch.mm(everything, b.T, out=c)
+
+        fused = torch.ops.symm_mem.fused_all_gather_matmul
+        return {
+            TUNED: lambda: run(a, b),
+            PRODUCT: lambda: torch.mm(everything, b.T, out=c),
+            "copies": copies_of(a),
+            "NCCL": lambda: dist.all_gather_into_tensor(everything, a),
+            NCCL_TORCH: gather_then_multiply,
+            "torch fused": lambda: fused(a, [b.T], gather_dim=0, group_name=group_name, return_A=False),
+        }
+
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+        """A rank sends its rows of A to each peer."""
+        m, own_n, k = shape[0], shape[1] // n_ranks, shape[2]
+        return 2 * m * own_n * k, 2 * (m * k + own_n * k + m * own_n), 2 * m * k * (n_ranks - 1) // n_ranks
+
+
+class RowParallel(Step):
+    """kernels/gemm_rs.py and kernels/gemm_allreduce.py; `checked` are exchanges that between them take every path."""
+
+    tuners, n_roundings = ("function", "contextual"), 2
+
+    def __init__(self, module: ModuleType, context: Any, checked: list[dict[str, Any]], perf_shapes: tuple[Shape, ...]) -> None:
+        self.description, self.context, self.checked, self.perf_shapes = context.__name__, context, checked, perf_shapes
+        self.is_scattered, self.key_fn = module is gemm_rs, module.key_fn
+        self.function: Any = getattr(module, module.__name__.rpartition(".")[2])
+
+    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
+        """Rows, columns and depths that no block divides."""
+        w = n_ranks
+        if is_gpu:
+            return self.perf_shapes[0], (1037 * w, 1000, 1000 * w), (333 * w, 1003, 1001 * w), (w, 8, 8 * w)
+        return (37 * w, 40, 72 * w), (70 * w, 35, 45 * w), (w, 8, 8 * w)
+
+    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+        """This rank's columns of A and B."""
+        (m, n, k), n_ranks = shape, multiples(shape, (2,), "K")
+        return torch.randn(m, k // n_ranks, device=device, dtype=dtype), torch.randn(n, k // n_ranks, device=device, dtype=dtype)
+
+    def expected(self, operands: Any) -> torch.Tensor:
+        """The sum over ranks, or this rank's rows of it."""
+        a, b = operands
+        c: torch.Tensor = a.float() @ b.float().T
+        dist.all_reduce(c)
+        return c.chunk(dist.get_world_size())[dist.get_rank()] if self.is_scattered else c
+
+    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+        """Fixed configs with each exchange, also with partial results in float32; and the function tuned, its results checked meanwhile."""
+        configs = interpreter_configs() if device.type == "cpu" else gpu_configs()
+        for i, choices in enumerate(self.checked):
+            for partial_dtype, n_roundings in ((None, 2), (torch.float32, 1)):
+                config = configs[(2 * i + n_roundings - 1) % len(configs)]
+                context: Any = self.context(config=config, partial_dtype=partial_dtype)
+                run = lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # noqa: E731
+                yield f"step {choices} {partial_dtype or 'partials as operands'} {config_text(config)}", n_roundings, run
+        ctx = self.context()
+        check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
+        # Without a cache: a config found there would have been checked at another time.
+        tuned: Any = autotune(self.checked, self.key_fn, check=check, n_warmup=1, n_repeat=1, cache=False)(self.function.__wrapped__)
+        yield "function, tuned", 2, lambda a, b, out: tuned(a, b, ctx, out=out)
+
+    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+        """Exchange and product in one tuning by `autotune`, or the product alone, with the exchange of an untuned step."""
+        ctx: Any = self.context()
+        if tuner == "function":
+            return lambda a, b: self.function(a, b, ctx), self.function.records
+        step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
+        return step, step.records
+
+    def contenders(self, run: Tunable, operands: Any) -> Contenders:
+        """Untuned, with the product's config that wins without an exchange, cuBLAS with NCCL, and torch's operators."""
+        a, b = operands
+        # On a group of one rank, whose result is its own partial result.
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        lonely: Any = self.context(groups[dist.get_rank()])
+        best = fastest_alone(push_gemm_kernel, lambda: lonely(a, b))
+        first, alone = (self.context(config=config) for config in (gpu_configs()[0], best))
+        product = a @ b.T
+        out = product.chunk(dist.get_world_size())[0].clone() if self.is_scattered else product
+        exchange = (lambda: dist.reduce_scatter_tensor(out, product)) if self.is_scattered else (lambda: dist.all_reduce(product))
+
+        def multiply_then_exchange() -> None:
+            torch.mm(a, b.T, out=product)
+            exchange()
+
+        runs: Contenders = {
+            TUNED: lambda: run(a, b),
+            PRODUCT: lambda: torch.mm(a, b.T, out=product),
+            "NCCL": exchange,
+            NCCL_TORCH: multiply_then_exchange,
+            "first config": lambda: first(a, b),
+            "product tuned alone": lambda: alone(a, b),
+        }
+        return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
+
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+        """A rank sends a partial result of each row that another rank sums; for all rows the sums, too."""
+        m, n, own_k = shape[0], shape[1], shape[2] // n_ranks
+        n_link_bytes = 2 * m * n * (n_ranks - 1) // n_ranks * (1 if self.is_scattered else 2)
+        return 2 * m * n * own_k, 2 * (m * own_k + n * own_k + m * n), n_link_bytes
+
+
+def torch_row_parallel(a: torch.Tensor, b: torch.Tensor, *, is_scattered: bool) -> Contenders:
+    """Torch's own operators, of which those that sum all rows take bfloat16 (and float32) alone. Collective."""
+    group, symm_mem = dist.distributed_c10d._get_default_group(), torch.ops.symm_mem
+    if is_scattered:
+        return {"torch fused": lambda: symm_mem.fused_matmul_reduce_scatter(a, b.T, "sum", 0, group.group_name)}
+    if a.dtype != torch.bfloat16:
+        return {}
+    shared = torch.distributed._symmetric_memory.empty(len(a), len(b), dtype=a.dtype, device=a.device)
+    torch.distributed._symmetric_memory.rendezvous(shared, group)
+
+    def by(reduce: Any) -> Callable[[], object]:
+        return lambda: reduce(torch.mm(a, b.T, out=shared), "sum", group.group_name)
+
+    return {"torch one-shot": by(symm_mem.one_shot_all_reduce), "torch two-shot": by(symm_mem.two_shot_all_reduce_)}
+
+
+class Experts(Step):
+    """kernels/ag_moe.py and kernels/moe_reduce_rs.py; `split` is the size that ranks share, besides M."""
+
+    sizes = "M,N,K,experts,top_k"
+
+    def __init__(self, description: str, split: int, module: ModuleType, context: Any, perf_shapes: tuple[Shape, ...]) -> None:
+        self.description, self.split, self.module, self.context = description, split, module, context
+        self.function: Any = getattr(module, module.__name__.rpartition(".")[2])
+        self.perf_shapes, self.short_form, self.gathers = perf_shapes, perf_shapes[-1], split == 1
+        self.n_roundings = 1 if self.gathers else 3  # a row's result, a rank's sum, the result
+
+    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
+        """Sizes that no block divides, fewer tokens than quarters, and more experts than rows."""
+
+        def split(m: int, n: int, k: int, *others: int) -> Shape:
+            sizes = [m, n, k]
+            sizes[self.split] *= n_ranks
+            return (sizes[0] * n_ranks, *sizes[1:], *others)
+
+        if is_gpu:
+            return split(1037, 1000, 1000, 8, 2), split(333, 1003, 501, 5, 3), split(3, 136, 8, 16, 1), self.perf_shapes[-1]
+        return split(37, 70, 40, 4, 2), split(3, 35, 13, 3, 1)
+
+    def own_sizes(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+        """Of this rank's part of the product: rows of A, columns, depth."""
+        m, n, k, _, top_k = shape
+        return (m // n_ranks, n // n_ranks, k) if self.gathers else (m * top_k, n, k // n_ranks)
+
+    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+        """Tokens, or rows of the hidden layer; weights [E, N, K]; the routing, which is the same on all ranks."""
+        n_ranks, (m, _, _, n_experts, top_k) = multiples(shape, (0, self.split), f"M and {'MNK'[self.split]}"), shape
+        if not 1 <= top_k <= n_experts:
+            raise ValueError(f"need top_k from 1 to experts, got --shape {','.join(map(str, shape))}")
+        rows, n, k = self.own_sizes(shape, n_ranks)
+        a, b = torch.randn(rows, k, device=device, dtype=dtype), torch.randn(n_experts, n, k, device=device, dtype=dtype)
+        logits = skewed_logits(m, n_experts, options.skew, device)
+        dist.broadcast(logits, 0)
+        return a, b, route(logits, top_k)
+
+    def expected(self, operands: Any) -> torch.Tensor:
+        """Each row times the weights of its expert; summed over a token's experts, by their weights, and over ranks."""
+        a, b, routing = operands
+        experts, (n_tokens, top_k) = routing.experts.flatten(), routing.experts.shape
+        rows = gathered(a).float().repeat_interleave(top_k, 0) if self.gathers else a.float()
+        product = rows.new_empty(len(experts), b.shape[1])
+        for expert, weights in enumerate(b):
+            product[experts == expert] = rows[experts == expert] @ weights.float().T
+        if self.gathers:
+            return product
+        sums: torch.Tensor = (product.view(n_tokens, top_k, -1) * routing.weights[:, :, None]).sum(1)
+        dist.all_reduce(sums)
+        return sums.chunk(dist.get_world_size())[dist.get_rank()]
+
+    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+        """Each order of tiles and way to gather, or number of chunks, with each path of the product; and the step tuned, if asked for."""
+        ctx = self.context()
+        ways = ag_moe.WAYS if device.type == "cuda" else ag_moe.WAYS[:1]
+        chunks = [{"n_chunks": n_chunks, "n_push_sms": n_sms} for n_chunks, n_sms in ((1, 16), (4, 8), (2, 32))]
+        knobs: list[list[dict[str, Any]]] = (
+            [[{"order": order, "way": way} for order in ORDERS] for way in ways] if self.gathers else [chunks]
+        )
+        for group in knobs:
+            for choices, config in zip(group, grouped_gemm.check_configs(), strict=False):
+                run = lambda a, b, routing, out, k=choices, c=config: ctx(a, b, routing, **k, out=out, config=c)  # noqa: E731
+                yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
+        if options.autotune or not options.check:
+            # Without a cache: a config found there would have been checked at another time.
+            step = contextual_autotune(is_dist=True, n_warmup=1, n_repeat=1, cache=False)(self.step_of(ctx))
+            yield "tuned", self.n_roundings, step
+
+    def step_of(self, ctx: Any) -> Tunable:
+        """The step whose knobs and product are tuned."""
+        function: Tunable = self.function
+        return lambda a, b, routing, out=None: function(a, b, routing, ctx, out=out)
+
+    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+        """Knobs and product in one tuning; a few runs are enough of the interpreter, whose times say nothing about GPUs."""
+        n_warmup, n_repeat = (3, 5) if torch.cuda.is_available() else (1, 1)
+        step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(self.step_of(self.context()))
+        return step, step.records
+
+    def contenders(self, run: Tunable, operands: Any) -> Contenders:
+        """NCCL and torch's grouped product, whose rows stay sorted by expert where none are summed; and the step with other choices."""
+        a, b, routing = operands
+        experts, (n_tokens, top_k), n_experts = routing.experts.flatten(), routing.experts.shape, len(b)
+        counts: list[int] = torch.bincount(experts.long(), minlength=n_experts).tolist()  # for nothing: no other way needs them on the host
+        rows, partial = (gathered(a), a) if self.gathers else (a, a.new_zeros(n_tokens, b.shape[1]))
+        out = rows if self.gathers else a.new_empty(n_tokens // dist.get_world_size(), b.shape[1])
+        collective = dist.all_gather_into_tensor if self.gathers else dist.reduce_scatter_tensor
+        top = top_k if self.gathers else 1
+
+        def by_expert() -> tuple[torch.Tensor, torch.Tensor]:
+            ends = torch.zeros(n_experts, dtype=torch.int32, device=a.device).scatter_add_(0, experts.long(), torch.ones_like(experts))
+            return experts.argsort(stable=True), ends.cumsum(0, dtype=torch.int32)
+
+        def product(order: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            if a.dtype == torch.bfloat16:
+                return torch._grouped_mm(rows[order // top], b.transpose(1, 2), offs=ends)
+            parts = rows[order // top].split(counts)
+            return torch.cat([part @ weights.T for part, weights in zip(parts, b, strict=True)])
+
+        def by_torch() -> None:
+            if self.gathers:
+                collective(out, partial)
+            order, ends = by_expert()
+            c = product(order, ends)
+            if not self.gathers:
+                by_token = torch.empty_like(c)
+                by_token[order] = c
+                torch.bmm(routing.weights.to(a.dtype).unsqueeze(1), by_token.view(n_tokens, top_k, -1), out=partial.unsqueeze(1))
+                collective(out, partial)
+
+        known, c, ctx = by_expert(), a.new_empty(len(experts), b.shape[1]), self.context()
+        sorted_rows = RowSorter([(0, len(experts))], n_experts, "expert", a.device).sort(routing.experts)
+        alone = fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
+        first: Any = self.module.config_space()[0]
+        return {
+            TUNED: lambda: run(a, b, routing),
+            PRODUCT: lambda: product(*known),
+            "copies" if self.gathers else "NCCL": copies_of(a) if self.gathers else lambda: collective(out, partial),
+            NCCL_TORCH: by_torch,
+            "first config": lambda: ctx(a, b, routing, **first, config=grouped_gemm.check_configs()[0]),
+            "product tuned alone": lambda: ctx(a, b, routing, **first, config=alone),
+        }
+
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+        """Rows and weights are read once; a rank sends its tokens, or the sums of its peers' tokens."""
+        m, _, _, n_experts, top_k = shape
+        _, n, k = self.own_sizes(shape, n_ranks)
+        a_elements, c_elements = (m * k, m * top_k * n) if self.gathers else (m * top_k * k, m // n_ranks * n)
+        n_link_bytes = 2 * m // n_ranks * (n_ranks - 1) * (k if self.gathers else n)
+        return 2 * m * top_k * n * k, 2 * (a_elements + n_experts * n * k + c_elements), n_link_bytes
+
+
+def copied(reduction: Any, sms: int, rows: int, **more: Any) -> dict[str, Any]:
+    """An exchange by copy engines."""
+    return {**more, "exchange": Exchange("copy", reduction, sms, rows)}
+
+
+STEPS: dict[str, Step] = {
+    "ag_gemm": AllGather(),
+    "gemm_rs": RowParallel(
+        gemm_rs,
+        gemm_rs.GemmReduceScatter,
+        [
+            *({"exchange": each} for each in (Exchange(), Exchange("pull"))),
+            *(copied("inside", 0, 64), copied("behind", 0, 64)),
+            {"exchange": Exchange("push", "beside", 4, 128)},
+        ],
+        ((4096, 4096, 11008), (8192, 8192, 28672)),
+    ),
+    "gemm_allreduce": RowParallel(
+        gemm_allreduce,
+        gemm_allreduce.GemmAllReduce,
+        [
+            *({"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)} for move in ("push", "pull")),
+            {"algorithm": "two_shot", "exchange": Exchange()},
+            *(copied("inside", 0, 64, algorithm="two_shot"), copied("beside", 8, 64, algorithm="two_shot")),
+        ],
+        ((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),
+    ),
+    "ag_moe": Experts(
+        *("AllGather-MoE", 1, ag_moe, ag_moe.AllGatherMoe),
+        ((2048, 3072, 4096, 8, 2), (2048, 14336, 4096, 8, 2), (2048, 3072, 4096, 32, 2)),
+    ),
+    "moe_reduce_rs": Experts(
+        *("MoE-ReduceScatter", 2, moe_reduce_rs, moe_reduce_rs.MoeReduceScatter),
+        ((8192, 2048, 1536, 32, 2),),
+    ),
+}
+
+
+def main(name: str, argv: Sequence[str] | None = None) -> int:
+    """The command line of kernels/<name>.py; that of guides.py takes the kernel's name first."""
+    if name in STEPS:
+        return harness.main_of_step(STEPS[name], f"kernels/{name}.py", argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if name == "guides":
+        if argv[:1] not in (["vector_add"], ["matmul"], ["softmax"]):
+            print("usage: kernels/guides.py {vector_add,matmul,softmax} [--case {check,tune,perf}] ...", file=sys.stderr)
+            return 2
+        name = argv.pop(0)
+    return harness.main(KERNELS[name], argv)
