@@ -1,9 +1,9 @@
-# ruff: noqa: T201  # a script that prints
+# a script that prints
 """Steps of public libraries, forward, backward and all-reduce of gradients, tuned on two CPU ranks under Triton's interpreter.
 
 Each step is called three times: tuned, once more, and without dist_tune, by which the first is compared; lengths differ between ranks.
 
-    PYTHONPATH=FOLDER_OF_THE_LIBRARY launch/launch.sh logs/libraries-cpu/library_steps.py NAME
+    PYTHONPATH=FOLDER_OF_THE_LIBRARY launch/launch.sh benchmarks/library_steps.py NAME
 
 NAME: attorch, moe-ops, mamba, late-interaction, flash-sinkhorn.
 """

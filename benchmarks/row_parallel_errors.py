@@ -1,7 +1,7 @@
-# ruff: noqa: T201  # a script that prints
+# a script that prints
 """Relative errors of GEMM-ReduceScatter's ways to send partial results, computed in torch with the roundings of each way.
 
-python logs/row-parallel-errors-cpu/errors.py
+python benchmarks/row_parallel_errors.py
 """
 
 from __future__ import annotations

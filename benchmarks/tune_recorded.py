@@ -1,8 +1,8 @@
-# ruff: noqa: D103, T201  # a script that prints
+# ruff: noqa: D103  # a script that prints
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """Seconds of a tuning of 216 configs by racing and by guided search: real compilation, launches of the recorded times. No GPU.
 
-python logs/guided-decorators-cpu/tune_recorded.py
+python benchmarks/tune_recorded.py
 
 The kernel is a plain GEMM with the configs of the recorded AllGather-GEMM; each launch takes the time recorded for its config, and
 fails where that one did not fit.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import triton

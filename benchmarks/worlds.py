@@ -29,7 +29,7 @@ def many(n_sites: int, n_candidates: int, seed: int = 0, other_ms: float = 0.0) 
 
 
 def small(n_ranks: int = 2) -> World:
-    """A closure of 15 small kernels, with the times, the clock and the noise of one on two H200 (benchmarks/bench_choices.py).
+    """A closure of 15 small kernels, with the times, the clock and the noise of one on two H200.
 
     Microseconds by config; blocks of 256, 512, 1024, 2048, 4096, each with 2, 4 and 8 warps. The events around a launch see only a part
     of what a config adds to the replay.
