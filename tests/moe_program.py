@@ -21,7 +21,7 @@ from kernels.ag_gemm import AllGatherGemm
 from kernels.gather import Gathered
 from kernels.harness import Run, Step
 
-SHAPE = (18, 35, 30, 3, 2)
+SHAPE = (18, 36, 30, 3, 2)
 OPTIONS = argparse.Namespace(skew=1.0, straggler=None, autotune=False, check=True)
 
 
