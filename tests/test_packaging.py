@@ -118,7 +118,7 @@ def test_imports_point_upward(path: Path):
 
 
 def test_the_layers_are_those_of_the_documents():
-    """Each module and folder of the package stands in CONTRIBUTING's table, in the row of its layer, and in the tree of docs/how-it-works.md."""
+    """Each module and folder of the package stands in the row of its layer in CONTRIBUTING, and in the tree of docs/how-it-works.md."""
     rows = [line.split("|")[2] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
     tree = (ROOT / "docs" / "how-it-works.md").read_text()
     for row, places in zip(rows, LAYERS, strict=True):
