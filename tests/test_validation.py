@@ -1,11 +1,10 @@
-"""Options of the decorators and of tuning scripts that cannot work: refused at decoration, by name."""
+"""Options of the decorators that cannot work: refused at decoration, by name."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 import triton
 
-import dist_tune.offline as offline
 from dist_tune import autotune, contextual_autotune, matches
 from tests.function_options import BLOCKS, QUICK, quiet
 
@@ -214,51 +212,6 @@ def test_a_wrapper_that_runs_a_generator_is_ordinary():
 
     assert autotune(BLOCKS, None, **QUICK)(drained)(1) == [1]
     assert contextual_autotune()(awaited)(1) == 1
-
-
-# -- tuning scripts ----------------------------------------------------------------------------------------------------
-
-
-def make(config: dict[str, Any]) -> Any:
-    return lambda: torch.ones(1), None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"search_space": 3}, "search_space must be a list of configs, got 3"),
-        ({"search_space": make}, "search_space must be a list of configs, got the function make"),
-        ({"search_space": [{3: 4}]}, "search_space holds a config with the name 3"),
-        ({"search_space": [Thing()]}, "a search space holds dicts of values by name, got an object of type Thing"),
-        ({"make_run_and_gt_fn": 3}, "make_run_and_gt_fn must be a function.* got 3"),
-        ({"config_callback": 3}, "config_callback must be a function.* got 3"),
-        ({"group": "tp"}, "group must be a process group.* got 'tp'"),
-        ({"atol": "x"}, "atol must be a number, got 'x'"),
-        ({"max_configs": "x"}, "max_configs must be an int, got 'x'"),
-        ({"make_run_and_gt_fn": lambda config: lambda: torch.ones(1)}, r"must return \(run, ground_truth\).* got the function"),
-        ({"make_run_and_gt_fn": lambda config: (3, None)}, r"must return \(run, ground_truth\).* got \(3, None\)"),
-        ({"make_run_and_gt_fn": lambda config: (torch.ones(1), None, 4)}, r"must return \(run, ground_truth\).* got a tuple of 3 values"),
-    ],
-)
-def test_an_option_of_a_tuning_script_is_named(options: Any, words: str):
-    """Also the factory's answer, which is known with its first config; a pair of a function and a result is expected."""
-    given: Any = {"search_space": BLOCKS, "make_run_and_gt_fn": make, "num_iters": 1, **options}
-    with pytest.raises(TypeError, match=words) as caught:
-        offline.tune_kernel(**given)
-    assert not re.search(r" at 0x|\bobject at\b", str(caught.value))
-
-
-def test_a_factory_may_refuse_a_config_with_none():
-    """That is a vote against this config alone."""
-    best = offline.tune_kernel(BLOCKS, lambda config: make(config) if config["block"] == 2 else None, num_iters=1)  # type: ignore[arg-type,return-value]
-    assert best == {"block": 2}
-
-
-def test_a_file_to_tune_is_judged_first():
-    given: Any = {"sizes": [1], "make_for_size": lambda size: make, "search_space": BLOCKS, "json_file_name": "a.json", "save_path": "."}
-    for option in ("make_for_size", "classes", "config_callback"):
-        with pytest.raises(TypeError, match=rf"{option} must be a function.* got 3"):
-            offline.tune_and_save_configs(**{**given, option: 3})
 
 
 def test_matches_takes_a_function():

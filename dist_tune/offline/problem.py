@@ -20,8 +20,8 @@ from dist_tune.search import Plan
 from dist_tune.validation import check_function, check_names, check_number, spelled
 
 Run = Callable[[], Any]
-MakeRun = Callable[[dict[str, Any]], tuple[Run, Any]]
-"""From a config to a run and its expected result (None: not checked)."""
+MakeRun = Callable[[dict[str, Any]], tuple[Run, Any] | None]
+"""From a config to a run and its expected result (None: not checked); None leaves the config out."""
 SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
 """The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")

@@ -129,10 +129,12 @@ def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search():
 
 
 def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
-    """Made wrongly, raised, NaN, wrong, not written: none of them ends the tuning or wins."""
+    """Refused with None, made wrongly, raised, NaN, wrong, not written: none of them ends the tuning or wins."""
     stale = torch.ones(4)
 
     def make(config: Config) -> Any:
+        if config["i"] == -1:
+            return None
         if config["i"] == 0:
             raise ValueError("no such tile")
         results: list[Any] = [None, None, torch.full((4,), float("nan")), torch.zeros(4), stale, torch.ones(4)]
@@ -145,9 +147,16 @@ def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
 
         return run, torch.ones(4)
 
-    assert tune_kernel(SPACE, make, num_iters=1) == {"i": 5}
+    assert tune_kernel([*SPACE, {"i": -1}], make, num_iters=1) == {"i": 5}
     log = (tmp_path / "logs" / "rank-0.log").read_text()
-    for reason in ("ValueError: no such tile", "MemoryError: too large", "are NaN", "wrong by 1", "not written: they are what was there"):
+    for reason in (
+        "returned None for this config",
+        "ValueError: no such tile",
+        "MemoryError: too large",
+        "are NaN",
+        "wrong by 1",
+        "not written: they are what was there",
+    ):
         assert reason in log
 
 
@@ -226,21 +235,45 @@ def test_max_configs_and_budget_end_the_search():
     assert 2 <= len(set(made)) < 300  # one round at least
 
 
+PAIR = r"must return \(run, ground_truth\).* got "
+
+
 @pytest.mark.parametrize(
-    ("space", "how", "error", "words"),
+    ("given", "error", "words"),
     [
-        ([], {}, ValueError, "empty"),
-        ([1], {}, TypeError, "dicts"),
-        (SPACE, {"num_iters": 0}, ValueError, "num_iters"),
-        (SPACE, {"search": "magic"}, ValueError, "magic"),
-        (SPACE, {"budget_s": 0}, ValueError, "budget_s"),
-        (SPACE, {"max_configs": 0}, ValueError, "max_configs"),
-        (SPACE, {"rtol": float("inf")}, ValueError, "rtol"),
+        ({"search_space": []}, ValueError, "empty"),
+        ({"search_space": [1]}, TypeError, "a search space holds dicts of values by name, got 1"),
+        ({"search_space": 3}, TypeError, "search_space must be a list of configs, got 3"),
+        ({"search_space": [{3: 4}]}, TypeError, "search_space holds a config with the name 3"),
+        ({"num_iters": 0}, ValueError, "need num_iters >= 1, got 0"),
+        ({"search": "magic"}, ValueError, "search must be one of .* got 'magic'"),
+        ({"budget_s": 0}, ValueError, "budget_s"),
+        ({"max_configs": 0}, ValueError, "max_configs"),
+        ({"max_configs": "x"}, TypeError, "max_configs must be an int, got 'x'"),
+        ({"atol": "x"}, TypeError, "atol must be a number, got 'x'"),
+        ({"rtol": float("inf")}, ValueError, "rtol"),
+        ({"group": "tp"}, TypeError, "group must be a process group.* got 'tp'"),
+        ({"config_callback": 3}, TypeError, "config_callback must be a function.* got 3"),
+        ({"make_run_and_gt_fn": 3}, TypeError, "make_run_and_gt_fn must be a function.* got 3"),
+        ({"make_run_and_gt_fn": lambda config: lambda: 1}, TypeError, f"{PAIR}the function"),
+        ({"make_run_and_gt_fn": lambda config: (3, None)}, TypeError, rf"{PAIR}\(3, None\)"),
+        ({"make_run_and_gt_fn": lambda config: (object(), None, 4)}, TypeError, f"{PAIR}a tuple of 3 values"),
     ],
 )
-def test_mistakes_of_the_caller_are_told(space: Any, how: Any, error: type[Exception], words: str):
-    with pytest.raises(error, match=words):
-        tune_kernel(space, sleeping(lambda config: 0), **how)
+def test_mistakes_of_the_caller_are_told(given: Any, error: type[Exception], words: str):
+    """Also the factory's answer, which is known with its first config."""
+    with pytest.raises(error, match=words) as caught:
+        tune_kernel(**{"search_space": SPACE, "make_run_and_gt_fn": sleeping(lambda config: 0), "num_iters": 1, **given})
+    assert " at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["make_for_size", "classes", "config_callback"])
+def test_a_file_to_tune_is_judged_first(tmp_path: Path, option: str):
+    given: Any = {"sizes": [1], "make_for_size": sleeping, "search_space": SPACE, "json_file_name": "a.json", "save_path": tmp_path}
+    with pytest.raises(TypeError, match=rf"{option} must be a function.* got 3"):
+        tune_and_save_configs(**{**given, option: 3})
+    with pytest.raises(ValueError, match="need sizes, and each once"):
+        tune_and_save_configs(**{**given, "sizes": [1, 1]})
 
 
 def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config():
