@@ -17,11 +17,9 @@ pytestmark = pytest.mark.once
 
 
 @pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of the current GPU."""
-    current = [0]
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: current[0]))
-    return current
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
 
 
 class Kernel(JITFunction[Any]):  # type: ignore[misc]  # Triton has no types
@@ -84,47 +82,50 @@ def test_another_key_or_alignment_is_looked_up():
     assert [how for how, *_ in kernel.launches] == ["looked up"] * 3 + ["kept"]
 
 
-def test_another_current_device_is_looked_up(device: list[int]):
-    """A compiled kernel is loaded on the device that was current then, wherever the tensors are."""
-    kernel = Kernel()
-    for device[0] in (0, 1, 0, 1):
-        launch_once(kernel)
-    assert kernel.ways == ["looked up"] * 2 + ["kept"] * 2
+def on_another_device(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 1))
+
+
+def with_asserts(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(knobs.runtime, "debug", True)
+
+
+def with_a_profiler(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(knobs.compilation, "instrumentation_mode", "cycles")
+
+
+def with_hooks(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(kernel, "pre_run_hooks", [lambda *args, **kwargs: None])
+
+
+def with_a_pipeline_of_its_own(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *_: ("key", "hash"))
+
+
+def with_another_look_up(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(JITFunction, "run", lambda *_: "a note")
 
 
 @pytest.mark.parametrize(
-    ("knobs_of", "name", "value"), [(knobs.runtime, "debug", True), (knobs.compilation, "instrumentation_mode", "cycles")]
+    ("changed", "is_kept_apart"),
+    [
+        (on_another_device, True),  # a compiled kernel is loaded on the device that was current then, wherever the tensors are
+        (with_asserts, True),
+        (with_a_profiler, True),
+        (with_hooks, False),  # Triton calls them in its look-up
+        (with_a_pipeline_of_its_own, False),
+        (with_another_look_up, False),  # as in replays of a tuner, which records launches, or leaves them out
+    ],
 )
-def test_what_triton_compiles_anew_for_is_looked_up(knobs_of: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch):
-    """Asserts and a profiler's instruments that are switched on between two steps, and off again."""
+def test_what_triton_s_look_up_decides_is_looked_up(changed: Callable[..., None], is_kept_apart: bool, monkeypatch: pytest.MonkeyPatch):
+    """Changed, as before, changed, as before: what Triton compiles anew for has a kernel of its own, and what is seen there alone none."""
     kernel = Kernel()
-    launch_once(kernel)
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(knobs_of, name, value)
+    for _ in range(2):
+        with monkeypatch.context() as meanwhile:
+            changed(meanwhile, kernel)
+            launch_once(kernel)
         launch_once(kernel)
-    launch_once(kernel)
-    assert kernel.ways == ["looked up", "looked up", "kept"]
-
-
-def test_a_kernel_with_hooks_is_launched_by_triton():
-    """Triton calls them in its look-up."""
-    kernel = Kernel()
-    launch_once(kernel)
-    kernel.pre_run_hooks.append(lambda *args, **kwargs: None)
-    launch_once(kernel)
-    del kernel.pre_run_hooks[:]
-    launch_once(kernel)
-    assert kernel.ways == ["looked up", "looked up", "kept"]
-
-
-def test_a_pipeline_of_its_own_is_triton_s_to_look_up(monkeypatch: pytest.MonkeyPatch):
-    """What it has compiled is not kept, because it is of that pipeline alone."""
-    kernel = Kernel()
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *_: ("key", "hash"))
-        launch_once(kernel)
-    launch_once(kernel)
-    assert kernel.ways == ["looked up"] * 2
+    assert kernel.ways == ["looked up", "looked up", "kept" if is_kept_apart else "looked up", "kept"]
 
 
 def test_an_interpreted_kernel_is_launched_by_triton_each_time():
@@ -133,26 +134,6 @@ def test_an_interpreted_kernel_is_launched_by_triton_each_time():
     for _ in range(2):
         launch_once(kernel)
     assert kernel.launches == [(2, 3)] * 2
-
-
-def test_a_launch_is_seen_where_triton_s_look_up_is_replaced(monkeypatch: pytest.MonkeyPatch):
-    """As in replays of a tuner, which records launches, or leaves them out."""
-    kernel = Kernel()
-    for _ in range(2):
-        launch_once(kernel)
-    monkeypatch.setattr(JITFunction, "run", lambda *_: None)
-    launch_once(kernel)
-    assert kernel.ways == ["looked up", "kept", "looked up"]
-
-
-def test_what_another_look_up_answers_is_not_kept(monkeypatch: pytest.MonkeyPatch):
-    """It need not be a compiled kernel."""
-    kernel = Kernel()
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(JITFunction, "run", lambda *_: "a note")
-        launch_once(kernel)
-    launch_once(kernel)
-    assert kernel.ways == ["looked up"] * 2
 
 
 def test_a_launch_is_seen_also_by_who_has_replaced_the_look_up_before_the_import(monkeypatch: pytest.MonkeyPatch):

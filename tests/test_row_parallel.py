@@ -1,4 +1,4 @@
-"""kernels/gemm_rs.py: two gloo ranks that store into each other's memory under the interpreter, and code for a GPU that is not there."""
+"""kernels/gemm_rs.py and gemm_allreduce.py: gloo ranks that store into each other's memory, and code for a GPU that is not there."""
 
 from __future__ import annotations
 
@@ -8,21 +8,64 @@ from pathlib import Path
 import pytest
 
 from dist_tune.testing import on_ranks, values
+from tests.cases import further
 from tests.programs import run_python
-from tests.row_parallel_ranks import errors, errors_after, refused_then_right
+from tests.row_parallel_ranks import errors, errors_after, failed_then_right, refused_then_right
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.processes
 
-ODD = (38, 20, 40)
-"""M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block."""
+
+@pytest.mark.parametrize(
+    ("step", "shape", "ways"),
+    [
+        # M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block.
+        pytest.param("gemm_rs", (38, 20, 40), [(0, False), (2, True), (3, False)]),
+        # M is no multiple of the ranks, so that their parts differ.
+        pytest.param("gemm_allreduce", (11, 12, 24), [(0, False), (2, True)], marks=pytest.mark.once),
+    ],
+)
+def test_results_are_right_where_no_block_divides_the_shape(step: str, shape: tuple[int, ...], ways: list[tuple[int, bool]]):
+    """Each with an exchange, and partial results in float32 or not: five fresh inputs, outputs full of NaN."""
+    for found in values(on_ranks(2, errors, step, ways, shape)):
+        assert all(error < (1 if is_fp32 else 2) * 2**-7 for error, (_, is_fp32) in zip(found, ways, strict=True))
 
 
-def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
-    """Pushed and copied tiles that the product adds, the latter in float32, and copied chunks that a kernel sums; outputs full of NaN."""
-    pushed, added, summed = zip(*values(on_ranks(2, errors, "gemm_rs", [(0, False), (2, True), (3, False)], ODD)), strict=True)
-    assert max(pushed + summed) < 2 * 2**-7
-    assert max(added) < 2**-7
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("step", "sabotage", "exchange"),
+    [
+        ("gemm_rs", "flag before tile", 0),
+        *(further("gemm_rs", "skipped rank", exchange) for exchange in (0, 2, 3, 4)),
+        *(further("gemm_allreduce", sabotage, exchange) for sabotage in ("flag before tile", "skipped rank") for exchange in (0, 2)),
+    ],
+)
+def test_a_wrong_exchange_is_found(step: str, sabotage: str, exchange: int):
+    """A flag that is raised before its tile is stored, and a sum without one rank: the error is far above rounding on all ranks."""
+    for (error,) in values(on_ranks(2, errors, step, [(exchange, False)], (16, 8, 16), sabotage)):
+        assert error > 0.1
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_a_sum_that_cannot_be_launched_leaves_flags_that_the_next_step_understands():
+    """A candidate whose sum does not compile fails on all ranks; the next one must not wait for the sums that were never made."""
+    for message, error in values(on_ranks(2, failed_then_right, timeout_s=30)):
+        assert message == "does not compile"
+        assert error < 2 * 2**-7
+
+
+@pytest.mark.once
+def test_a_tuner_tries_one_shot_for_few_rows_and_two_shot_for_several():
+    """Both algorithms between, as their bytes and latencies are close there."""
+    import torch
+
+    from kernels.gemm_allreduce import config_space, prune_fn
+
+    def tried(m: int) -> set[str]:
+        return {config["algorithm"] for config in config_space() if prune_fn(config, torch.empty(m, 1))}
+
+    assert [tried(m) for m in (1, 16, 2048)] == [{"one_shot"}, {"one_shot", "two_shot"}, {"two_shot"}]
 
 
 @pytest.mark.once
@@ -41,23 +84,6 @@ def test_rows_that_two_ranks_sum_are_right_where_no_block_divides_the_shape():
 def test_steps_are_right_where_flags_wrap_around(n_before: int, exchange: int):
     """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of flags that count nothing."""
     assert max(values(on_ranks(2, errors_after, n_before, exchange, timeout_s=30))) < 2 * 2**-7
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("sabotage", "exchange"),
-    [
-        ("flag before tile", 0),
-        pytest.param("skipped rank", 2, marks=pytest.mark.slow),
-        pytest.param("skipped rank", 3, marks=pytest.mark.slow),
-        pytest.param("skipped rank", 4, marks=pytest.mark.slow),
-        pytest.param("skipped rank", 0, marks=pytest.mark.slow),
-    ],
-)
-def test_a_wrong_exchange_is_found(sabotage: str, exchange: int):
-    """A flag that is raised before its tile is stored, and a sum without one rank: the error is far above rounding on all ranks."""
-    for (error,) in values(on_ranks(2, errors, "gemm_rs", [(exchange, False)], (16, 8, 16), sabotage)):
-        assert error > 0.1
 
 
 @pytest.mark.once
