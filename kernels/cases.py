@@ -501,30 +501,31 @@ class Experts(Step):
             ends = torch.zeros(n_experts, dtype=torch.int32, device=a.device).scatter_add_(0, experts.long(), torch.ones_like(experts))
             return experts.argsort(stable=True), ends.cumsum(0, dtype=torch.int32)
 
-        def product(order: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        def product(sorted_a: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
             if a.dtype == torch.bfloat16:
-                return torch._grouped_mm(rows[order // top], b.transpose(1, 2), offs=ends)
-            parts = rows[order // top].split(counts)
+                return torch._grouped_mm(sorted_a, b.transpose(1, 2), offs=ends)
+            parts = sorted_a.split(counts)
             return torch.cat([part @ weights.T for part, weights in zip(parts, b, strict=True)])
 
         def by_torch() -> None:
             if self.gathers:
                 collective(out, partial)
             order, ends = by_expert()
-            c = product(order, ends)
+            c = product(rows[order // top], ends)
             if not self.gathers:
                 by_token = torch.empty_like(c)
                 by_token[order] = c
                 torch.bmm(routing.weights.to(a.dtype).unsqueeze(1), by_token.view(n_tokens, top_k, -1), out=partial.unsqueeze(1))
                 collective(out, partial)
 
-        known, c, ctx = by_expert(), a.new_empty(len(experts), b.shape[1]), self.context()
+        (order, ends), c, ctx = by_expert(), a.new_empty(len(experts), b.shape[1]), self.context()
+        sorted_a = rows[order // top]
         sorted_rows = RowSorter([(0, len(experts))], n_experts, "expert", a.device).sort(routing.experts)
         alone = fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
         first: Any = self.module.config_space()[0]
         return {
             TUNED: lambda: run(a, b, routing),
-            PRODUCT: lambda: product(*known),
+            PRODUCT: lambda: product(sorted_a, ends),
             "copies" if self.gathers else "NCCL": copies_of(a) if self.gathers else lambda: collective(out, partial),
             NCCL_TORCH: by_torch,
             "first config": lambda: ctx(a, b, routing, **first, config=grouped_gemm.check_configs()[0]),
