@@ -113,14 +113,10 @@ def _folders_of(path: str) -> list[str]:
 
 def read_settings() -> Settings:
     """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning, once, and counts as unset."""
-    variables = _variables()
-    for unread in _unread_of(variables):
-        warn_once(f"dist_tune: {unread}")
-    try:
-        return _settings_of(variables)
-    except SettingsError as error:
-        warn_once(f"dist_tune: {error}. The default is used")
-        return Settings(**{name: Settings.model_fields[name].default for name in error.names})
+    settings, told = _read(_variables())
+    for each in told:
+        warn_once(f"dist_tune: {each}")
+    return settings
 
 
 def variables_read() -> list[str]:
@@ -138,20 +134,20 @@ def unread_variables(names: Iterable[str]) -> list[str]:
     return told
 
 
-@lru_cache(maxsize=16)
-def _unread_of(variables: tuple[tuple[bytes, bytes], ...]) -> list[str]:
-    return unread_variables(os.fsdecode(name) for name, _ in variables)
-
-
 def _variables() -> tuple[tuple[bytes, bytes], ...]:
     """The environment as far as settings may stand in it; their case does not matter. As bytes, because decoding all of it takes longer."""
     return tuple((name, os.environb[name]) for name in os.environb if b"DIST" in name.upper())
 
 
 @lru_cache(maxsize=16)
-def _settings_of(variables: tuple[tuple[bytes, bytes], ...]) -> Settings:
-    """The settings in an environment with these variables, which is that of the process; they are read once, and cost 0.7 ms."""
-    return Settings()
+def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[str]]:
+    """Settings of an environment with these variables, which is that of the process, and what is wrong with it; read once, in 0.7 ms."""
+    told = unread_variables(os.fsdecode(name) for name, _ in variables)
+    try:
+        return Settings(), told
+    except SettingsError as error:
+        defaults = {name: Settings.model_fields[name].default for name in error.names}
+        return Settings(**defaults), [*told, f"{error}. The default is used"]
 
 
 def shared_settings(settings: Settings) -> dict[str, float | bool]:
@@ -166,5 +162,4 @@ def _variable(name: str) -> str:
     return ours if os.environ.get(ours) else _OTHER_NAMES.get(name, ours)
 
 
-with suppress(SettingsError):  # told where it matters
-    _settings_of(_variables())  # at import, where no call waits for it; a call in a changed environment reads them again
+_read(_variables())  # at import, where no call waits for it; a call in a changed environment reads them again
