@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from dist_tune.compiler.passes.patches import replaced
+from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs, distinct
 from dist_tune.runtime.recording import LaunchRecorder
 from dist_tune.sites.site import Site

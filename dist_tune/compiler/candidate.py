@@ -21,7 +21,8 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.errors import PTXASError
 
-from dist_tune.compiler.subprocesses.output import quiet_terminal
+from dist_tune.compiler.output import quiet_terminal
+from dist_tune.compiler.processes import Worker
 from dist_tune.compiler.triton_cache import known_need, remember_need
 from dist_tune.errors import FailureKind, kind_of
 
@@ -81,7 +82,9 @@ class Compilation:
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
         self.is_waiting = False
-        """True while another thread runs a stage for both."""
+        """True while another thread runs stages for both."""
+        self.worker: Worker | None = None
+        """The process that its stages run in."""
         self._compile = self._again = compile_
         self._lock = threading.Lock()
         if compile_ is None:
@@ -121,6 +124,8 @@ class Compilation:
         """Let it fail from another thread: it may never end."""
         self.is_given_up = self.is_given_up or not self.done.is_set()
         self._finish(Failure(reason))
+        if self.worker is not None:
+            self.worker.end()
 
     def _compiled(self, compile_: Callable[[], Any], limit_bytes: int | None) -> Any:
         if limit_bytes is None:

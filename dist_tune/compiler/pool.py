@@ -12,8 +12,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -21,15 +21,16 @@ from typing import Any
 import triton
 from triton.compiler.compiler import max_shared_mem
 
+from dist_tune.compiler import leftovers
 from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
+from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.partition import KEY_CHARS, order
-from dist_tune.compiler.passes.front_end import FrontEndLock, one_front_end
-from dist_tune.compiler.passes.stages import Stages, Work, watched_stages
-from dist_tune.compiler.subprocesses import leftovers, processes
-from dist_tune.compiler.subprocesses.output import quiet_terminal
-from dist_tune.compiler.subprocesses.workers import workers
+from dist_tune.compiler.patches import FrontEnd, Job, patched
+from dist_tune.compiler.processes import CannotStartError, CompilerCrashError, Worker, Workers, is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, is_cached, known_need, writable_folder
+from dist_tune.compiler.worker import Made, compile_kernel
 from dist_tune.measure import is_interpreted
+from dist_tune.output import CompiledCandidate
 
 MIN_THREADS_FOR_PROCESSES = 4
 """Fewer threads do not wait for one another enough to be worth the start of processes."""
@@ -72,12 +73,48 @@ class Pace:
             self._pace_s[queued.label] = took_s / sqrt(-queued.order[0])
 
 
+@dataclass
+class Work:
+    """Compilations of one tuning on this rank, since they began."""
+
+    stage_s: dict[str, float] = field(default_factory=dict)
+    """CPU-seconds of each stage, over all threads; of ptxas, the stage "cubin", wall seconds."""
+    busy_s: float = 0.0
+    """Seconds in which threads were at work, over all threads."""
+    wall_s: float = 0.0
+    n_compiled: int = 0
+    n_equal: int = 0
+    """Kernels that took over the result of an equal one after TTGIR."""
+    n_found: int = 0
+    """Kernels found in Triton's disk cache."""
+    n_failed: int = 0
+    slowest: Compilation | None = None
+    slowest_s: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, compilation: Compilation, busy_s: float, stage_s: Mapping[str, float]) -> None:
+        """Count a compilation that has ended."""
+        self.busy_s += busy_s
+        for name, seconds in stage_s.items():
+            self.stage_s[name] = self.stage_s.get(name, 0.0) + seconds
+        if isinstance(compilation.result, Failure):
+            self.n_failed += 1
+        elif not stage_s:
+            self.n_found += 1
+        elif "ttgir" in stage_s and "llir" not in stage_s:
+            self.n_equal += 1
+        else:
+            self.n_compiled += 1
+        if busy_s > self.slowest_s:
+            self.slowest, self.slowest_s = compilation, busy_s
+
+
 class Compiler:
     """The compilations of one tuning, by label of the site, and the threads that run them."""
 
     def __init__(self, n_threads: int, stuck_after_s: float) -> None:
         self.n_threads = n_threads
-        self.ended: deque[tuple[str, dict[str, Any]]] = deque()
+        self.ended: deque[CompiledCandidate] = deque()
         """Compilations that have ended; the reader takes them out."""
         self._stuck_after_s = stuck_after_s
         self._sites: dict[str, list[Candidate]] = {}
@@ -88,30 +125,27 @@ class Compiler:
         self._queue: list[Queued] = []
         self._threads: dict[threading.Thread, Queued | None] = {}
         """Each with the compilation that it runs."""
-        self._jobs: dict[threading.Thread, processes.Job | None] = {}
-        """Each with its latest place in another process."""
         self._workers: dict[threading.Thread, int] = {}  # each with its number, the lowest that was free
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
-        self._front_end = FrontEndLock()
-        self._stages = Stages(self._start_threads)
+        self._front_end = FrontEnd()
+        self._processes = Workers()
+        self._work: Work | None = None
+        """Since the last ``take_work``; None before the first compilation."""
         self._shared_limit_bytes: int | None = None
         self._patches = ExitStack()
         self._use = ExitStack()
-        """Of processes, until the end of the tuning."""
+        """Of files, until the end of the tuning."""
         self._is_open = self._uses_processes = False
-        self._is_background = False
-        """True while a replay goes on, and its launches may wait for one compilation: the others leave that one the way."""
 
     def begin(
         self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int], awaited: int | None = None
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
-        self._open(len(first))
+        self._open()
         self._orders[label] = [order(config) for config in configs]
         early = {} if awaited is None else {awaited: self._candidate(launch, configs[awaited])}
         for i, candidate in early.items():
-            self._is_background = True
             self._start_now(self._queued(label, i, candidate.compilation))
         self._sites[label] = [early.get(i) or self._candidate(launch, config) for i, config in enumerate(configs)]
         self.queue(label, first)
@@ -128,7 +162,7 @@ class Compiler:
     def queue(self, label: str, candidates: Collection[int]) -> None:
         """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
         if candidates:
-            self._open(len(candidates))  # also for a later wave of a guided search
+            self._open()  # also for a later wave of a guided search
         wanted = [self._queued(label, i, self._sites[label][i].compilation) for i in sorted(candidates)]
         with self._lock:
             self._queue.extend(each for each in wanted if each.compilation.is_queued and not self._is_taken(each.compilation))
@@ -162,10 +196,6 @@ class Compiler:
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
         """Wait until these are compiled; yields the number that are not, several times a second."""
-        self._is_background = False  # no replay goes on, so all processes take what the machine has
-        for job in [*self._jobs.values()]:
-            if job is not None:
-                job.hurry()
         return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
 
     def retry(self, label: str, candidates: Collection[int]) -> None:
@@ -195,7 +225,11 @@ class Compiler:
 
     def take_work(self) -> Work | None:
         """The work of the threads since the last time; None if they have compiled nothing."""
-        return self._stages.take_work()
+        work, self._work = self._work, None
+        if work is None or not work.n_compiled + work.n_equal + work.n_found + work.n_failed:
+            return None
+        work.wall_s = time.monotonic() - work.began
+        return work
 
     def place(self, wanted: Compilation) -> tuple[str, int] | None:
         """The first site and candidate with this compilation."""
@@ -216,6 +250,7 @@ class Compiler:
     def end(self) -> None:
         """Close, at the end of the tuning: processes without work end, and others after it."""
         self.close()
+        self._processes.end()
         self._use.close()
 
     def join(self, timeout_s: float) -> None:
@@ -225,16 +260,20 @@ class Compiler:
             if queued is None or not queued.compilation.is_given_up:
                 thread.join(max(0.0, end - time.monotonic()))
 
-    def _open(self, n_soon: int) -> None:
-        """Prepare Triton and this process, unless they are; ``n_soon``: compilations that are about to begin."""
+    def _open(self) -> None:
+        """Prepare Triton and this process, unless they are."""
         if self._is_open:
             return
         _open.add(self)
-        self._stages.begin()
-        self._patches.callback(self._front_end.close)
-        self._patches.callback(self._stages.close)
-        n_workers = 1 + min(self.n_threads, n_soon) if self.n_threads >= MIN_THREADS_FOR_PROCESSES else 0
-        self._uses_processes = prepare(n_workers, self._patches, self._use)
+        self._work = self._work or Work()
+        if not is_interpreted():
+            begin_digest()  # beside the start of the driver
+            self._use.enter_context(leftovers.in_use())
+            self._patches.enter_context(writable_folder())
+            self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and is_possible()
+            await_digest()
+            self._patches.enter_context(patched())
+            self._patches.enter_context(quiet_terminal.redirected())
         self._is_open = True
 
     def _candidate(self, launch: Compilable, config: triton.Config) -> Candidate:
@@ -251,14 +290,7 @@ class Compiler:
             now = time.monotonic()
             for each in pending:
                 if each.started_at is not None and now - each.started_at > stuck_after_s:
-                    with self._lock:
-                        stuck = [thread for thread, running in self._threads.items() if running and running.compilation is each]
-                    for thread in stuck:
-                        self._front_end.release(thread.ident)
                     each.give_up(f"TimeoutError: has been compiling for {stuck_after_s:g} s; DIST_TUNE_DEADLINE_S sets the limit")
-                    for thread in stuck:
-                        if (job := self._jobs.get(thread)) is not None:
-                            job.end()
             self._start_threads()
             yield len(pending)
             pending[0].done.wait(0.05)
@@ -301,57 +333,66 @@ class Compiler:
         try:
             while True:
                 if queued is not None:
-                    if is_urgent:
-                        self._front_end.acquire(is_urgent=True)
-                    place = partial(processes.in_process, is_urgent=is_urgent or not self._is_background)
-                    with place() if self._uses_processes else nullcontext() as self._jobs[thread]:
-                        began = time.time()
-                        is_cached = self._stages.run(queued.compilation, self._shared_limit_bytes)
-                        facts = {"seconds": time.time() - began, "worker": self._workers[thread], "is_cached": is_cached}
-                        self.ended.append((queued.label, {"candidate": queued.candidate, "at": time.time(), **facts}))
-                    self._pace.note(queued)
+                    self._compile(queued, thread, is_urgent=is_urgent)
                     is_urgent = False
-                    self._front_end.release()  # if it did not come as far as the front end
-                    self._threads[thread] = None  # it counts again if it was given up
-                # Before the next one is taken from the queue: the longest are to leave the front end first.
-                self._front_end.acquire()
                 with self._lock:
+                    self._threads[thread] = None  # it counts again if it was given up
                     if not self._queue or self._n_running() > self.n_threads:
                         del self._threads[thread]
                         return
                     self._threads[thread] = queued = min(self._queue, key=self._pace.turn)
                     self._queue.remove(queued)
         finally:
-            self._front_end.release()
             with self._lock:
                 self._threads.pop(thread, None)
                 self._workers.pop(thread, None)
-                self._jobs.pop(thread, None)
+
+    def _compile(self, queued: Queued, thread: threading.Thread, *, is_urgent: bool) -> None:
+        compilation, began = queued.compilation, time.time()
+        # A process starts beside the front end.
+        processes = self._processes.take() if self._uses_processes and not is_cached(compilation.key) else []
+        job = Job(self._front_end, partial(self._compile_stages, compilation, processes), is_urgent=is_urgent)
+        with job.under_way():
+            has_run = compilation.run(self._shared_limit_bytes)
+        for each in processes:
+            self._processes.give(each)
+        seconds = time.time() - began
+        is_found = has_run and not job.seconds and not compilation.has_failed
+        if has_run:
+            self.ended.append(CompiledCandidate(queued.label, queued.candidate, time.time(), seconds, self._workers[thread], is_found))
+        self._pace.note(queued)
+        with self._lock:
+            if has_run and self._work is not None:
+                self._work.add(compilation, seconds, job.seconds)
+
+    def _compile_stages(self, compilation: Compilation, processes: list[Worker], *kernel: Any) -> Made:
+        """Run the stages of a kernel in a process, or in this one. A crash that does not come again costs nothing."""
+        is_again = False
+        request = *kernel, self._shared_limit_bytes, leftovers.temporary_folder()
+
+        def on_wait() -> None:
+            compilation.is_waiting = True  # this thread does not count as running
+            self._start_threads()
+
+        try:
+            while processes:
+                compilation.worker = processes[-1]
+                try:
+                    return processes[-1].ask(request, on_wait)
+                except CannotStartError:
+                    processes.clear()
+                except CompilerCrashError:
+                    if compilation.is_given_up or is_again:
+                        raise
+                    is_again = True
+                    processes += self._processes.take()
+            return compile_kernel(on_wait, *request)
+        finally:
+            compilation.is_waiting = False
 
 
 _open: weakref.WeakSet[Compiler] = weakref.WeakSet()
 """Those whose threads may be at work."""
-
-
-def prepare(n_workers: int, patches: ExitStack, use: ExitStack) -> bool:
-    """Put all in place until ``patches`` is closed, processes and their files until ``use`` is; True if there are such processes.
-
-    ``n_workers``: processes to start; 0 where the compilation stays in this one.
-    """
-    if is_interpreted():
-        return False
-    begin_digest()  # beside the start of the driver
-    use.enter_context(leftovers.in_use())
-    patches.enter_context(writable_folder())
-    uses_processes = n_workers > 0 and processes.is_possible()
-    if uses_processes:
-        use.enter_context(workers.in_use())
-        patches.enter_context(processes.other_processes())
-        workers.start(n_workers)
-    await_digest()
-    for part in (one_front_end, watched_stages, quiet_terminal.redirected):
-        patches.enter_context(part())
-    return uses_processes
 
 
 @atexit.register
@@ -363,5 +404,6 @@ def _end_all() -> None:
 
 
 def n_compile_threads(n_ranks_of_host: int) -> int:
-    """This process's part of the cores that it may run on."""
-    return max(1, len(os.sched_getaffinity(0)) // n_ranks_of_host)
+    """This process's part of the cores that it may run on. Ranks of the job that take no part in the tuning count as well."""
+    n_ranks = max(n_ranks_of_host, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, len(os.sched_getaffinity(0)) // n_ranks)

@@ -20,10 +20,10 @@ from pathlib import Path
 import triton
 from triton.runtime.cache import FileCacheManager, get_cache_manager, triton_key
 
-from dist_tune.compiler.passes.patches import SharedContext
-from dist_tune.compiler.subprocesses.leftovers import temporary_folder
-from dist_tune.files import warn_once
+from dist_tune.compiler.leftovers import temporary_folder
+from dist_tune.compiler.patches import SharedContext
 from dist_tune.measure import is_interpreted
+from dist_tune.warn_once import warn_once
 
 _NEED_FILE = "dist_tune.json"
 """In a kernel's folder: the shared memory that it needs, where some device has less."""
@@ -89,8 +89,7 @@ def _writable_folder() -> Iterator[None]:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
         except OSError as error:
-            with suppress(OSError):  # no temporary folder either: each compilation says so
-                triton.knobs.cache.dir = os.path.join(temporary_folder(), "triton")
+            triton.knobs.cache.dir = os.path.join(temporary_folder() or folder, "triton")  # if none: each compilation says so
             _told.append(
                 f"Triton's cache folder {folder} cannot be written ({error.strerror}): this process keeps the kernels of this tuning in "
                 f"{triton.knobs.cache.dir} until its end. Free some space there, or set TRITON_CACHE_DIR"

@@ -18,7 +18,7 @@ import torch
 import triton
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler.subprocesses.leftovers import in_use, sweep, temporary_folder
+from dist_tune.compiler.leftovers import in_use, sweep, temporary_folder
 from dist_tune.testing import on_ranks, values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, launch
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 MAKE = """
 import sys, time
 from pathlib import Path
-from dist_tune.compiler.subprocesses.leftovers import in_use, temporary_folder
+from dist_tune.compiler.leftovers import in_use, temporary_folder
 with in_use():
     Path(temporary_folder(), "a.ttir").write_text("module")
     Path(temporary_folder(), "stderr").write_text(sys.argv[1])

@@ -10,7 +10,7 @@ import triton
 
 from dist_tune.compiler.candidate import Compilation
 from dist_tune.compiler.partition import quickest
-from dist_tune.compiler.passes.front_end import FrontEndLock
+from dist_tune.compiler.front_end import FrontEndLock
 from dist_tune.compiler.pool import Compiler, Pace, Queued
 from tests.compiler.test_pool import NOTHING, Bench, bench
 

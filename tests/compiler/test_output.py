@@ -17,8 +17,8 @@ import contextlib, logging, os, sys, tempfile, threading, types
 for name in ("dist_tune", "dist_tune.compiler"):  # the packages without their __init__, which would import torch
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[2])!r}, *name.split("."))]
-import dist_tune.compiler.subprocesses.output as terminal
-from dist_tune.compiler.subprocesses.leftovers import in_use
+import dist_tune.compiler.output as terminal
+from dist_tune.compiler.leftovers import in_use
 quiet, heard = terminal.quiet_terminal, terminal.heard
 users = []
 

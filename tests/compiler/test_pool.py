@@ -22,7 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 import dist_tune.compiler.pool
 from dist_tune.compiler import pool
 from dist_tune.compiler.candidate import Compilation, Failure
-from dist_tune.compiler.passes import front_end
+from dist_tune.compiler import front_end
 from dist_tune.compiler.pool import Compiler, n_compile_threads
 from dist_tune.compiler.triton_cache import host_of_cache
 from dist_tune.runtime.kernel_launch import Launch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,13 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import pool
-from dist_tune.compiler.subprocesses import processes
-from dist_tune.compiler.subprocesses.workers import Worker
-from dist_tune.testing import on_ranks, values
+from dist_tune.compiler import pool, processes
+from dist_tune.compiler.processes import CompilerCrashError, Worker, Workers
+from dist_tune.testing import Outcome, on_ranks, values
 from tests.cases import further
-from tests.compiler.test_workers import is_gone
 
 pytestmark = pytest.mark.processes
 
-PATIENT = {"DIST_TUNE_DEADLINE_S": "30"}
 CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
 
 
@@ -46,6 +45,37 @@ def bad_asm_kernel(x, BLOCK: tl.constexpr):
     tl.store(x + at, loaded)
 
 
+def is_gone(pid: int, within_s: float = 5.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alone(function: Any, *args: Any, deadline_s: int = 30) -> Outcome:
+    """One rank with the fake driver."""
+    (outcome,) = on_ranks(1, function, *args, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": f"{deadline_s}"})
+    return outcome
+
+
+def note_requests() -> list[Any]:
+    """The options of the kernels that other processes are asked for, from now on."""
+    asked: list[Any] = []
+    ask = Worker.ask
+
+    def noting(self: Worker, request: Any, on_wait: Any) -> Any:
+        asked.append(request[2])
+        return ask(self, request, on_wait)
+
+    Worker.ask = noting  # type: ignore[method-assign]
+    return asked
+
+
 def tune(kernel: Any, configs: list[triton.Config], *args: Any, least_threads: int = 1) -> Any:
     """Tune one launch, with one thread or more in other processes; the record."""
     pool.MIN_THREADS_FOR_PROCESSES = least_threads
@@ -59,242 +89,271 @@ def tune(kernel: Any, configs: list[triton.Config], *args: Any, least_threads: i
     return step.records[0]
 
 
-def tune_product(least_threads: int) -> dict[str, bytes]:
+def tune_product(configs: list[triton.Config] | None = None, least_threads: int = 1) -> list[str | None]:
     data = torch.zeros(64, 64, dtype=torch.bfloat16)
-    configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
+    configs = configs or [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
     record = tune(product_kernel, configs, data, data, data.float(), 64, least_threads=least_threads)
-    assert all(each.failure is None for each in record.candidates)
-    return made()
+    return [each.failure for each in record.candidates]
 
 
 def made() -> dict[str, bytes]:
-    """PTX and cubins in Triton's disk cache."""
+    """The files in Triton's disk cache whose content is the kernel's alone."""
     cache = Path(os.environ["TRITON_CACHE_DIR"])
-    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.suffix in (".cubin", ".ptx")}
+    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.suffix in (".cubin", ".ptx", ".json")}
 
 
-def note_stages() -> list[str]:
-    """The stages that other processes are asked for, from now on."""
-    asked: list[str] = []
-    ask = Worker.ask
-
-    def noting(self: Worker, request: Any) -> Any:
-        asked.append(request[1])
-        return ask(self, request)
-
-    Worker.ask = noting  # type: ignore[method-assign]
-    return asked
+def product(rank: int, place: str) -> tuple[int, dict[str, Any]]:
+    """Kernels asked of other processes, and what came of all."""
+    asked = note_requests()
+    configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
+    if place == "triton":
+        triton.knobs.runtime.add_stages_inspection_hook = lambda *args: ("", "")
+    assert tune_product(configs, 1000 if place == "here" else 1) == [None] * 8
+    return len(asked), {name: content for name, content in made().items() if "__grp__" not in name and "dist_tune" not in name}
 
 
-def product_here(rank: int) -> dict[str, bytes]:
-    return tune_product(1000)
+def test_kernels_are_the_same_to_the_bit() -> None:
+    """Of other processes, of this one, and of Triton alone: PTX, cubin and metadata under the same keys in its disk cache."""
+    (n_elsewhere, elsewhere), (n_here, here), (_, vanilla) = (alone(product, place).value for place in ("elsewhere", "here", "triton"))
+    assert (n_elsewhere, n_here) == (8, 0)
+    assert len(here) == 3 * 8
+    assert elsewhere == here
+    assert {Path(name).suffix: content for name, content in vanilla.items() if ".json" not in name}.keys() == {".ptx", ".cubin"}
+    assert sorted(content for name, content in vanilla.items() if ".cubin" in name) == sorted(
+        content for name, content in here.items() if ".cubin" in name
+    )
 
 
-def product_elsewhere(rank: int) -> dict[str, bytes]:
-    asked, made = note_stages(), tune_product(1)
-    assert asked
-    return made
-
-
-def test_kernels_from_other_processes_are_the_same_to_the_bit() -> None:
-    """PTX and cubin lie under the same keys in Triton's disk cache, with the same bytes."""
-    (here,), (elsewhere,) = (values(on_ranks(1, f, mode="fake", is_dist=False, env=PATIENT)) for f in (product_here, product_elsewhere))
-    assert len(here) == 4 * len(CONFIGS)
-    assert here == elsewhere
-
-
-def tune_equal(rank: int, least_threads: int) -> tuple[list[str], dict[str, bytes]]:
-    asked = note_stages()
+def tune_equal(rank: int, least_threads: int) -> tuple[list[int | None], dict[str, bytes]]:
     configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (1, 2, 3, 4)]
     record = tune(bad_asm_kernel, configs, torch.zeros(64, dtype=torch.int32), least_threads=least_threads)
-    assert [each.equal_to for each in record.candidates] == [None, 0, 0, 0]
-    return asked, made()
+    return [each.equal_to for each in record.candidates], made()
 
 
 @pytest.mark.once
-def test_equal_kernels_are_made_once_there_too() -> None:
-    """Stages after TTGIR are taken over from another process's kernel, and their files are those that this process makes."""
-    ((_, here),) = values(on_ranks(1, tune_equal, 1000, mode="fake", is_dist=False, env=PATIENT))
-    ((asked, elsewhere),) = values(on_ranks(1, tune_equal, 1, mode="fake", is_dist=False, env=PATIENT))
-    n_ttir, n_ttgir, n_llir, n_ptx, n_cubin = (asked.count(stage) for stage in processes.STAGES)
-    assert (n_ttir, n_ttgir, n_cubin) == (4, 4, 1)
-    assert n_llir + n_ptx < 8  # one that comes first to a later stage makes up for the earlier ones
-    assert len(here) == 8
-    assert here == elsewhere
+@pytest.mark.parametrize("least_threads", [1, 1000])
+def test_equal_kernels_are_assembled_once(least_threads: int) -> None:
+    """Stages after TTGIR are taken over, also from another process's kernel; each has its own metadata."""
+    outcome = alone(tune_equal, least_threads)
+    equal_to, files = values([outcome])[0]
+    assert equal_to == [None, 0, 0, 0]
+    assert "kernels: compiled=1 equal=3 on_disk=0 failed=0" in outcome.log
+    stages = sorted(content.partition(b'"num_stages": ')[2][:1] for name, content in files.items() if name.endswith("bad_asm_kernel.json"))
+    assert stages[-4:] == [b"1", b"2", b"3", b"4"]
 
 
-def tune_bad_asm(rank: int) -> tuple[str | None, str | None]:
+def front_ends(rank: int) -> tuple[int, int]:
+    runs: list[str] = []
+    own = triton.compiler.compiler.ASTSource.make_ir
+
+    def make_ir(source: Any, *args: Any) -> Any:
+        runs.append(source.name)
+        return own(source, *args)
+
+    triton.compiler.compiler.ASTSource.make_ir = make_ir
+    configs = [triton.Config({"BM": 16, "BN": n}, num_warps=warps) for n in (16, 32) for warps in (1, 2, 4)]
+    assert tune_product(configs) == [None] * 6
+    return len(runs), len([name for name in made() if name.endswith(".cubin")])
+
+
+def test_ttir_is_made_once_for_configs_that_differ_in_warps() -> None:
+    """Six candidates of two block sizes; the one that the first run waits for does not wait for another thread."""
+    n_runs, n_kernels = values([alone(front_ends)])[0]
+    assert n_kernels == 6
+    assert n_runs <= 3
+
+
+def tune_bad_asm(rank: int) -> list[str | None]:
     record = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (32, 64)], torch.zeros(64, dtype=torch.int32))
-    return record.candidates[0].failure, record.candidates[1].failure
+    return [each.failure for each in record.candidates]
 
 
 def test_an_error_of_the_compiler_is_raised_as_at_home_and_its_output_is_in_the_log() -> None:
     """Ptxas refuses one config: Triton's PTXASError with its text; the PTX that Triton prints is in the log and not on the terminal."""
-    (outcome,) = on_ranks(1, tune_bad_asm, mode="fake", is_dist=False, env=PATIENT)
-    (failure, none), log = outcome.value, outcome.log
+    outcome = alone(tune_bad_asm)
+    failure, none = values([outcome])[0]
     assert none is None
     assert "PTXASError: " in failure
-    assert "no.such.thing" in log
+    assert "no.such.thing" in outcome.log
 
 
-def die(stage: str, n_times: int) -> None:
-    """Let the process of one config crash in a stage."""
-    ask, dying, deaths = Worker.ask, set[int](), list[int]()
+def crash(rank: int, n_times: int, how: signal.Signals) -> tuple[list[str | None], list[int]]:
+    """Kill, or stop, the process of one config while it compiles."""
+    ask, pids = Worker.ask, list[int]()
 
-    def ask_dying(self: Worker, request: Any) -> Any:
-        begun, asked, *_ = request
-        if begun is not None:
-            (dying.add if begun[2].num_warps == 8 else dying.discard)(id(self))
-        if asked == stage and id(self) in dying and len(deaths) < n_times:
-            deaths.append(self._process.pid)
-            self._process.kill()
-        return ask(self, request)
+    def dying(self: Worker, request: Any, on_wait: Any) -> Any:
+        if request[2].num_warps == 8 and len(pids) < n_times:
+            pids.append(self._process.pid)
+            if not self._is_greeted:  # one that dies before has not started
+                self._greet()
+            os.kill(self._process.pid, how)
+        return ask(self, request, on_wait)
 
-    Worker.ask = ask_dying  # type: ignore[method-assign]
-
-
-def tune_with_a_crash(rank: int, stage: str, n_times: int) -> list[str | None]:
-    die(stage, n_times)
-    data = torch.zeros(64, 64, dtype=torch.bfloat16)
+    Worker.ask = dying  # type: ignore[method-assign]
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=8 if (m, n) == CONFIGS[-1] else 4) for m, n in CONFIGS]
-    return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates]
+    return tune_product(configs), pids
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("stage", [processes.STAGES[0], *map(further, processes.STAGES[1:-1]), processes.STAGES[-1]])
-def test_a_crash_that_does_not_come_again_costs_nothing(stage: str) -> None:
+def test_a_crash_that_does_not_come_again_costs_nothing() -> None:
     """The kernel is compiled from the beginning in another process, once."""
-    assert values(on_ranks(1, tune_with_a_crash, stage, 1, mode="fake", is_dist=False, env=PATIENT)) == [[None] * len(CONFIGS)]
+    assert values([alone(crash, 1, signal.SIGKILL)])[0][0] == [None] * len(CONFIGS)
 
 
 @pytest.mark.once
 def test_a_compiler_that_crashes_costs_one_candidate() -> None:
     """A process killed twice in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
-    (outcome,) = on_ranks(1, tune_with_a_crash, "llir", 2, mode="fake", is_dist=False, env=PATIENT)
-    (failure,) = [each for each in values([outcome])[0] if each is not None]
+    *others, failure = values([alone(crash, 2, signal.SIGKILL)])[0][0]
     assert "CompilerCrashError: the compiler's process ended with exit code -9" in failure
-
-
-def stop_one(rank: int) -> tuple[list[str | None], int]:
-    stopped: list[int] = []
-    asked = note_stages()
-    ask = Worker.ask
-
-    def stopping(self: Worker, request: Any) -> Any:
-        if request[1] == "llir" and not stopped and "llir" in asked:  # the first one is of the launch that waits
-            stopped.append(self._process.pid)
-            os.kill(self._process.pid, signal.SIGSTOP)
-        return ask(self, request)
-
-    Worker.ask = stopping  # type: ignore[method-assign]
-    data = torch.zeros(64, 64, dtype=torch.bfloat16)
-    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
-    return [each.failure for each in tune(product_kernel, configs, data, data, data.float(), 64).candidates], stopped[0]
+    assert others == [None] * 3
 
 
 @pytest.mark.once
 def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> None:
     """After the deadline the config is dropped, and no process stays behind."""
-    (outcome,) = on_ranks(1, stop_one, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "5"})
-    failures, pid = values([outcome])[0]
-    (failure,) = [each for each in failures if each is not None]
+    (*others, failure), (pid,) = values([alone(crash, 1, signal.SIGSTOP, deadline_s=5)])[0]
     assert "TimeoutError" in failure
+    assert others == [None] * 3
     assert is_gone(pid)
 
 
-def too_large(rank: int) -> tuple[str | None, list[str]]:
+def too_large(rank: int, least_threads: int) -> tuple[str | None, int]:
     data = torch.zeros(1024, 1024, dtype=torch.bfloat16)
-    asked = note_stages()
     configs = [triton.Config({"BM": 16, "BN": 16}), triton.Config({"BM": 128, "BN": 256}, num_stages=12)]
-    record = tune(product_kernel, configs, data, data, data.float(), 1024)
-    return record.candidates[1].failure, asked
+    record = tune(product_kernel, configs, data, data, data.float(), 1024, least_threads=least_threads)
+    return record.candidates[1].failure, len([name for name in made() if name.endswith(".ptx")])
 
 
-def test_a_kernel_beyond_the_shared_memory_is_not_assembled() -> None:
-    """As in this process, the need is known after LLVM IR, and no PTX is made."""
-    (outcome,) = on_ranks(1, too_large, mode="fake", is_dist=False, env=PATIENT)
-    failure, asked = values([outcome])[0]
+@pytest.mark.parametrize("least_threads", [further(1), 1000])
+def test_a_kernel_beyond_the_shared_memory_is_not_assembled(least_threads: int) -> None:
+    """The need is known after LLVM IR, and no PTX is made."""
+    failure, n_ptx = values([alone(too_large, least_threads)])[0]
     assert failure is not None
     assert "OutOfResources" in failure
-    assert (asked.count("llir"), asked.count("ptx"), asked.count("cubin")) == (2, 1, 1)
+    assert n_ptx == 1
 
 
-def tune_without_processes(rank: int, executable: str) -> tuple[list[str | None], bool, dict[str, bytes]]:
+def without_processes(rank: int, executable: str) -> tuple[list[str | None], bool, int]:
     sys.executable = executable
-    data = torch.zeros(64, 64, dtype=torch.bfloat16)
-    configs = [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
-    record = tune(product_kernel, configs, data, data, data.float(), 64)
-    return [each.failure for each in record.candidates], processes.is_possible(), made()
+    return tune_product(), processes.is_possible(), len(made())
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("executable", ["/bin/false", "/no/such/python"])
 def test_where_no_process_starts_this_one_compiles(executable: str) -> None:
     """A Python that ends at once, or is not there: no config is blamed, and it is not tried again."""
-    (outcome,) = on_ranks(1, tune_without_processes, executable, mode="fake", is_dist=False, env=PATIENT)
-    failures, is_possible, files = values([outcome])[0]
-    assert failures == [None] * len(CONFIGS)
-    assert not is_possible
-    assert len(files) == 2 * len(CONFIGS)
+    failures, is_possible, n_files = values([alone(without_processes, executable)])[0]
+    assert (failures, is_possible) == ([None] * len(CONFIGS), False)
+    assert n_files >= 2 * len(CONFIGS)
 
 
-def settings_stay_here(rank: int) -> bool:
-    triton.knobs.propagate_env = False
-    return processes.is_possible()
+def in_this_process(rank: int, reason: str) -> tuple[int, int]:
+    """Kernels asked of other processes, and runs of a stage of the user's."""
+    asked, calls, own = note_requests(), list[object](), CUDABackend.make_llir
 
-
-def test_settings_that_are_not_in_the_environment_keep_the_compiler_in_this_process() -> None:
-    """``knobs.propagate_env = False``: another process would not have what ``triton.knobs`` is set to."""
-    assert values(on_ranks(1, settings_stay_here, mode="fake", is_dist=False)) == [False]
-
-
-def with_own_stage(rank: int) -> tuple[bool, int]:
-    calls: list[object] = []
-    own = CUDABackend.make_llir
-    is_possible = processes.is_possible()
-
-    def counted(self: Any, *args: Any) -> Any:
+    def make_llir(self: Any, *args: Any) -> Any:
         calls.append(args)
         return own(self, *args)
 
-    CUDABackend.make_llir = counted
-    tune_product(1)
-    return is_possible, len(calls)
+    if reason == "knobs":
+        triton.knobs.propagate_env = False
+    elif reason == "patch":
+        CUDABackend.make_llir = make_llir
+    else:
+        triton.knobs.compilation.listener = lambda **facts: calls.append(facts)
+    assert tune_product() == [None] * len(CONFIGS)
+    return len(asked), len(calls)
 
 
 @pytest.mark.once
-def test_a_patched_compiler_stays_in_this_process() -> None:
-    """Another process would not have the patch."""
-    ((is_possible, n_calls),) = values(on_ranks(1, with_own_stage, mode="fake", is_dist=False, env=PATIENT))
-    assert is_possible
-    assert n_calls == 2 * len(CONFIGS)
+@pytest.mark.parametrize("reason", ["knobs", "patch", "listener"])
+def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(reason: str) -> None:
+    """Another process would not have the setting, the patch, or the hook."""
+    n_asked, n_calls = values([alone(in_this_process, reason)])[0]
+    assert n_asked == 0
+    assert n_calls == (0 if reason == "knobs" else len(CONFIGS))
 
 
-def leave_out(rank: int) -> bytes:
-    """PTX and cubin of a kernel whose LLVM IR another process has made."""
-    own = processes.Job.run
-
-    def run(self: processes.Job, stage: str, metadata: Any, options: Any) -> str | bytes:
-        if stage == "llir":  # made by another process
-            with processes.in_process(is_urgent=False) as other:
-                other.begun = self.begun
-                made_there = [own(other, each, metadata, options) for each in processes.STAGES[:3]]
-            processes._thread.job = self
-            return made_there[-1]
-        return own(self, stage, metadata, options)
-
-    processes.Job.run = run  # type: ignore[method-assign]
-    return not_left_out(rank, least_threads=1)
+MAIN = """
+import os
+os.sched_getaffinity = lambda pid: set(range(8))
+print("main of", __name__, flush=True)
+from dist_tune.testing import install_fake_driver
+install_fake_driver()
+from tests.compiler.test_processes import tune_product, note_requests
+asked = note_requests()
+assert tune_product() == [None] * 4
+print("asked", len(asked))
+"""
 
 
-def not_left_out(rank: int, least_threads: int = 1000) -> bytes:
-    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-    record = tune(bad_asm_kernel, configs, torch.zeros(128, dtype=torch.int32), least_threads=least_threads)
-    assert [each.failure for each in record.candidates] == [None, None]
-    return b"".join(sorted(made().values()))
+@pytest.mark.once
+def test_the_user_s_program_runs_once(tmp_path: Path) -> None:
+    """Processes that compile do not import it, as those of multiprocessing would; it has no ``if __name__ == "__main__"``."""
+    (tmp_path / "program.py").write_text(MAIN)
+    folders = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "DIST_TUNE_LOG_DIR": str(tmp_path), "DIST_TUNE_VERBOSITY": "quiet"}
+    environment = {
+        **os.environ,
+        **folders,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["main of __main__", "asked 4"]
 
 
-def test_a_stage_that_was_left_out_is_made_up_for() -> None:
-    """LLVM's targets are set up by the stage for LLVM IR: PTX from another process's text would crash without."""
-    left, whole = (values(on_ranks(1, f, mode="fake", is_dist=False, env=PATIENT)) for f in (leave_out, not_left_out))
-    assert left == whole
+@pytest.mark.once
+class TestWorkers:
+    """The processes themselves."""
+
+    def test_one_is_used_again_in_the_same_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Triton reads its settings from there."""
+        workers = Workers()
+        (first,) = workers.take()
+        workers.give(first)
+        (again,) = workers.take()
+        workers.give(again)
+        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+        (later,) = workers.take()
+        assert again is first
+        assert later is not first
+        assert not first.is_alive
+        later.end()
+
+    def test_they_end_with_the_tuning(self) -> None:
+        """Idle ones at once, others when they are given back."""
+        workers = Workers()
+        (idle,), (taken,) = workers.take(), workers.take()
+        workers.give(idle)
+        workers.end()
+        alive = idle.is_alive, taken.is_alive
+        workers.give(taken)
+        assert (*alive, taken.is_alive) == (False, True, False)
+
+    def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
+        """An interrupt reaches the whole group of processes, and is the rank's to handle."""
+        each = Worker()
+        with pytest.raises(AttributeError):  # it serves
+            each.ask(("no module", None, None, None, None), lambda: None)
+        each._process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert each.is_alive
+        each._process.kill()
+        with pytest.raises(CompilerCrashError, match=r"exit code -9"):
+            each.ask(("", None, None, None, None), lambda: None)
+
+    @pytest.mark.parametrize("is_at_work", [True, False])
+    def test_it_ends_with_its_rank(self, *, is_at_work: bool) -> None:
+        """Also in the middle of a kernel, with the compiler that it has started: ptxas may never end."""
+        text = "import time\nfrom dist_tune.compiler.processes import Worker\neach = Worker()\neach._greet()\n"
+        text += "print(each._process.pid, flush=True)\ntime.sleep(60)"
+        rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        child = subprocess.Popen(["/bin/sleep", "60"], process_group=pid) if is_at_work else None
+        rank.kill()
+        rank.wait()
+        rank.stdout.close()
+        assert is_gone(pid)
+        assert child is None or child.wait(timeout=5) == -signal.SIGKILL

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune
-from dist_tune.compiler.passes.patches import replaced
+from dist_tune.compiler.patches import replaced
 from dist_tune.runtime.precompile import precompiles
 from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, PredictedFailureError, RecordedLaunch
 from dist_tune.testing import FakeH200, on_ranks, values

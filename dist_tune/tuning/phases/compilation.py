@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_tune.compiler import PTXAS, CompileKeys, Resources, own_share, partition_configs, standing_in
+from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, standing_in
 from dist_tune.distributed import Reduction
 from dist_tune.errors import CandidateFailure, Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
-from dist_tune.search import Report, reduce_reports
+from dist_tune.search import BatchReport, reduce_reports
 from dist_tune.sites import RankManifest, Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.tuning.phases.discover import MANIFESTS
@@ -58,7 +58,7 @@ def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
         for label, first in report.first.items():
             by_site.setdefault(label, []).append(first)
     equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
-    return Loaded(reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures, equal)
+    return Loaded(reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, equal)
 
 
 def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -98,7 +98,7 @@ def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[Comp
         if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
-            context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+            context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
     return loaded
 
 
@@ -175,7 +175,7 @@ def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[
     for site in new:
         _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
     if told := standing_in():
-        context.story.warning(told)
+        context.log.warning(told)
     context.compiler.close()
     loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
     context.note_machine(loaded.failures)
@@ -256,17 +256,18 @@ def tell_of_work(context: TuningContext) -> None:
     work = context.compiler.take_work()
     if work is None:
         return
-    context.expenses.seconds.compile_cpu += work.cpu_s
-    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == PTXAS else ''}" for name, seconds in work.stage_s.items())
-    context.story.info(
+    context.expenses.seconds.compile_cpu += sum(work.stage_s.values())
+    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.stage_s.items())
+    at_work = work.busy_s / max(work.wall_s, 1e-3)
+    context.log.info(
         f"closure={context.name} kernels: compiled={work.n_compiled} equal={work.n_equal} on_disk={work.n_found} failed={work.n_failed} "
-        f"cpu_seconds: {stages} threads_at_work={work.n_at_work:.1f} of {context.compiler.n_threads} in {work.wall_s:.3f} s"
+        f"cpu_seconds: {stages} threads_at_work={at_work:.1f} of {context.compiler.n_threads} in {work.wall_s:.3f} s"
     )
     place = context.compiler.place(work.slowest) if work.slowest is not None else None
     if place is not None and work.n_compiled + work.n_failed:
         label, candidate = place
         site = context.sites.met.get(label.partition(" > ")[0])  # of a kernel inside a function, the function
         config = f' config="{site.texts[candidate]}"' if site is not None else ""
-        context.story.info(
+        context.log.info(
             f"closure={context.name} slowest compilation: seconds={work.slowest_s:.3f} site={label} candidate={candidate}{config}"
         )

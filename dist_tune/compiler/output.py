@@ -10,14 +10,18 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dist_tune.compiler.passes.patches import SharedContext, replaced
-from dist_tune.compiler.subprocesses.leftovers import LAST_WORDS, temporary_folder
+import triton
+from triton.compiler import code_generator
+
+from dist_tune.compiler.leftovers import LAST_WORDS, temporary_folder
+from dist_tune.compiler.patches import SharedContext, replaced
 
 MAX_CHARS = 200_000
 """Kept of one compiler's output: half from its beginning, half from its end."""
@@ -43,6 +47,26 @@ def heard(*values: object, sep: str = " ", end: str = "\n") -> None:
         print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
     else:
         capture.printed.append(sep.join(map(str, values)) + end)
+
+
+def shortened(text: str) -> str:
+    """At most ``MAX_CHARS`` of a text, from its beginning and its end."""
+    n_left_out = len(text) - MAX_CHARS
+    if n_left_out <= 0:
+        return text
+    return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
+
+
+class _TemporaryFiles:
+    """Python's ``tempfile`` for Triton's backends, whose files lie in our folder: one that is killed meanwhile leaves them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+    @staticmethod
+    def NamedTemporaryFile(*args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("dir", temporary_folder())  # None: Python looks for one
+        return tempfile.NamedTemporaryFile(*args, **kwargs)
 
 
 class QuietTerminal:
@@ -82,19 +106,21 @@ class QuietTerminal:
         with self._lock:
             if with_descriptor and self._file is not None and capture.file is self._file:
                 text += self._read(capture.start).decode(errors="replace")
-        n_left_out = len(text) - MAX_CHARS
-        if n_left_out <= 0:
-            return text
-        return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
+        return shortened(text)
 
     @contextmanager
     def _redirected(self) -> Iterator[None]:
         _flush()
         with ExitStack() as stack:
+            stack.enter_context(replaced(code_generator, "print", lambda own: heard))
+            for backend in triton.backends.backends.values():
+                module = sys.modules[backend.compiler.__module__]
+                stack.enter_context(replaced(module, "print", lambda own: heard))
+                stack.enter_context(replaced(module, "tempfile", lambda own: _TemporaryFiles()))
             with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
                 terminal = os.dup(2)
                 stack.callback(os.close, terminal)
-                file = Path(temporary_folder(), LAST_WORDS).open("w+b", buffering=0)  # noqa: SIM115  # closed after it is read
+                file = Path(temporary_folder() or os.devnull, LAST_WORDS).open("w+b", buffering=0)  # noqa: SIM115  # closed after it is read
                 stack.callback(file.close)
                 os.dup2(file.fileno(), 2)
                 self._file = file

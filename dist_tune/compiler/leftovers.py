@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dist_tune.compiler.passes.patches import SharedContext
+from dist_tune.compiler.patches import SharedContext
 
 LAST_WORDS = "stderr"
 """A file in the folder with what compilers write to descriptor 2: of one that aborts its process, the last words."""
@@ -24,15 +24,9 @@ _made: list[str] = []
 """The folder, while there is one."""
 
 
-def temporary_folder() -> str:
-    """Its path; it is there while a tuning of this process compiles.
-
-    Raises:
-        OSError: none could be made.
-    """
-    if not _made:
-        raise FileNotFoundError("no temporary folder could be made")
-    return _made[0]
+def temporary_folder() -> str | None:
+    """Its path while a tuning of this process compiles; None if none could be made."""
+    return _made[0] if _made else None
 
 
 def sweep(*, is_own: bool = False) -> None:

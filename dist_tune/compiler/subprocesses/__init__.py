@@ -1,1 +1,0 @@
-"""Processes that run Triton's compiler passes for a rank, their output and what they leave behind."""
