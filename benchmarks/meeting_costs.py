@@ -13,7 +13,6 @@ from math import exp, log
 from typing import Any
 
 from dist_tune.cache import digest
-from dist_tune.compiler.partition import KEY_CHARS, Placement
 from dist_tune.distributed.messages import Reduction
 from dist_tune.search.times import Report
 from dist_tune.sites.manifest import RankManifest
@@ -25,7 +24,6 @@ LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 BYTES_PER_MS = 400e3
 """Of a store's one thread, in and out together: a c10d TCPStore on 2 cores moved 366-821 MB/s in get() of 20 kB to 1 MB, 410-540 MB/s
 in multi_get() of 64 to 1024 parts of 20 kB, and more in set()."""
-RANKS_PER_HOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +83,17 @@ def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
 
 
 def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManifest]:
-    """What ranks bring that have met the same sites: the first one spells their candidates out; keys are equal."""
+    """What ranks bring that have met the same sites: the first one spells their candidates out."""
     calls = []
     for rank in range(n_ranks):
-        placement = Placement(f"host {rank // RANKS_PER_HOST}", rank % RANKS_PER_HOST, min(RANKS_PER_HOST, n_ranks))
-        keys = {site: "".join(f"{i:0{KEY_CHARS}x}" for i in range(len(each))) for site, each in texts.items()}
-        calls.append(RankManifest(placement, {site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}, keys))
+        calls.append(RankManifest({site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}))
     return calls
 
 
 def tuning(rungs: Sequence[tuple[dict[int, Report], Report]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
-    """All meetings of one tuning, by kind: roll call, two votes, one report a rung or round, and the end."""
+    """All meetings of one tuning, by kind: roll call, the vote, one report a rung or round, and the end."""
     vote = meeting([Report()], n_ranks, "report")
-    costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote + vote}
+    costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote}
     costs["reports"] = sum((meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost())
     costs["end"] = Cost(2 * n_ranks, latency_ms=latency_ms(n_ranks))
     return costs

@@ -13,9 +13,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import triton
 from triton.runtime import _async_compile
@@ -23,7 +22,8 @@ from triton.runtime.errors import PTXASError
 
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.processes import Worker
-from dist_tune.compiler.triton_cache import known_need, remember_need
+from dist_tune.compiler.triton_cache import claim, known_need, remember_need
+from dist_tune.compiler.worker import unlock
 from dist_tune.errors import FailureKind, kind_of
 
 _digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -74,17 +74,24 @@ class Compilation:
     def __init__(self, key: str, compile_: Callable[[], Any] | None, result: Any = None) -> None:
         self.key = key
         """Key in Triton's disk cache, in hex; empty if nothing is compiled."""
+        self.label, self.candidate, self.turn = "", 0, (0, 0.0, 0)
+        """The first site and candidate that asked for it, with its sort key there."""
         self.done = threading.Event()
         self.result = result
         """When done: Triton's compiled kernel, a ``Failure``, or None if nothing is compiled, as under the interpreter."""
         self.started_at: float | None = None
         """Monotonic clock, in seconds; None while queued."""
+        self.held_since: float | None = None
+        """When another process, which compiles it now, was found to; by the same clock."""
+        self.n_held = 0
+        """Times that this was found."""
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
         self.is_waiting = False
         """True while another thread runs stages for both."""
         self.worker: Worker | None = None
         """The process that its stages run in."""
+        self._claimed: IO[bytes] | None = None
         self._compile = self._again = compile_
         self._lock = threading.Lock()
         if compile_ is None:
@@ -95,30 +102,28 @@ class Compilation:
         """Not started and not done."""
         return self.started_at is None and not self.done.is_set()
 
-    @property
-    def has_failed(self) -> bool:
-        """Done, with a ``Failure``."""
-        return isinstance(self.result, Failure)
-
     def run(self, shared_limit_bytes: int | None) -> bool:
-        """Compile, or find the result in Triton's disk cache; False if another thread has started. For any thread."""
-        with self._lock:
-            compile_, self._compile = self._compile, None
-            if compile_ is None:
-                return False
-            self.started_at = time.monotonic()
-        result: Any = Failure("SystemExit: a hook of the compiler ended its thread")
-        try:
-            result = _attempt(lambda: self._compiled(compile_, shared_limit_bytes))
-        finally:
-            self._finish(result)
+        """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread."""
+        with claim(self.key) as claimed:
+            with self._lock:
+                if claimed is None or self._compile is None:
+                    self.held_since = self.held_since or time.monotonic()
+                    self.n_held += 1
+                    return False
+                compile_, self._compile = self._compile, None
+                self.started_at, self._claimed = time.monotonic(), claimed
+            result: Any = Failure("SystemExit: a hook of the compiler ended its thread")
+            try:
+                result = _attempt(lambda: self._compiled(compile_, claimed, shared_limit_bytes))
+            finally:
+                self._finish(result)
         return True
 
-    def run_again(self, shared_limit_bytes: int | None) -> None:
+    def run_again(self) -> None:
         """Compile once more, if it was the machine that failed: when nothing else is compiled."""
         again, self._again = self._again, None
         if again is not None and isinstance(self.result, Failure) and self.result.kind is FailureKind.MACHINE:
-            self.result = _attempt(lambda: self._compiled(again, shared_limit_bytes))
+            self.result = _attempt(again)
 
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""
@@ -126,18 +131,18 @@ class Compilation:
         self._finish(Failure(reason))
         if self.worker is not None:
             self.worker.end()
+        if self._claimed is not None:
+            unlock(self._claimed)
 
-    def _compiled(self, compile_: Callable[[], Any], limit_bytes: int | None) -> Any:
-        if limit_bytes is None:
-            return compile_()
-        needed_bytes = known_need(self.key)
-        if needed_bytes is not None and needed_bytes > limit_bytes:
+    def _compiled(self, compile_: Callable[[], Any], claimed: IO[bytes], limit_bytes: int | None) -> Any:
+        needed_bytes = known_need(claimed)
+        if limit_bytes is not None and needed_bytes is not None and needed_bytes > limit_bytes:
             raise triton.OutOfResources(needed_bytes, limit_bytes, "shared memory")
         try:
             return compile_()
         except triton.OutOfResources as error:
             if error.name == "shared memory" and error.required != needed_bytes:
-                remember_need(self.key, error.required)
+                remember_need(claimed, error.required)
             raise
 
     def _finish(self, result: Any) -> None:
@@ -175,7 +180,7 @@ class Candidate:
     @property
     def is_ready(self) -> bool:
         """Compiled, and not loaded yet."""
-        return self._loaded is None and self.compilation.done.is_set() and not self.compilation.has_failed
+        return self._loaded is None and self.compilation.done.is_set() and not isinstance(self.compilation.result, Failure)
 
     def load(self, *, is_early: bool = False) -> Resources | Failure | None:
         """Load onto the device without a launch. Call it when the compilation is done; it does not wait.
@@ -205,16 +210,12 @@ class Candidate:
         binary, metadata = getattr(compiled, "kernel", None), getattr(compiled, "metadata", None)
         if not isinstance(binary, bytes) or metadata is None or not hasattr(metadata, "_asdict"):
             return ""
-        with suppress(TypeError):  # no kernel of Triton's, and no key of a dictionary
-            if (known := _digests.get(compiled)) is not None:
-                return known
-        # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
-        facts = {name: value for name, value in metadata._asdict().items() if name not in ("hash", "num_stages")}
-        source = [getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")]
-        digest = hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
-        with suppress(TypeError):
-            _digests[compiled] = digest
-        return digest
+        if compiled not in _digests:
+            # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
+            facts = {name: value for name, value in metadata._asdict().items() if name not in ("hash", "num_stages")}
+            source = [getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")]
+            _digests[compiled] = hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
+        return _digests[compiled]
 
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:
@@ -250,9 +251,7 @@ def _attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, s
                 shared_bytes = error.required
             # Raised by Python without output on descriptor 2; the user's lines may be there.
             is_python_s = isinstance(error, triton.OutOfResources | PTXASError)
-            return Failure(
-                reason_of(error), quiet_terminal.take(capture, with_descriptor=not is_python_s), shared_bytes, kind_of(error, kind)
-            )
+            return Failure(reason_of(error), capture.take(with_descriptor=not is_python_s), shared_bytes, kind_of(error, kind))
 
 
 def _int(holder: Any, name: str) -> int:

@@ -1,17 +1,19 @@
-"""Keeps compilers' output off the user's terminal.
+"""What compilers write while a tuning compiles: off the user's terminal, and in one temporary folder that others sweep.
 
-A config that fails to compile can dump hundreds of lines: MLIR from C++ to file descriptor 2, PTX by ``print``. While a tuning compiles,
-descriptor 2 leads to a file, past which Python's own stderr is written to the terminal, and Triton's backends print by ``heard``.
-If a compiler aborts the process, its last words stay in the file.
+A config that fails to compile can dump hundreds of lines: MLIR from C++ to file descriptor 2, PTX by ``print``. Descriptor 2 leads to a
+file meanwhile, past which Python's own stderr is written to the terminal, and Triton's backends print by ``heard``. If a compiler aborts
+the process, its last words stay in the file.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,24 +22,86 @@ from typing import Any
 import triton
 from triton.compiler import code_generator
 
-from dist_tune.compiler.leftovers import LAST_WORDS, temporary_folder
 from dist_tune.compiler.patches import SharedContext, replaced
+from dist_tune.compiler.worker import locked
 
 MAX_CHARS = 200_000
 """Kept of one compiler's output: half from its beginning, half from its end."""
+_PREFIX = "dist_tune-"
+_ALIVE, _LAST_WORDS = "alive", "stderr"
+"""Files in the folder: one that its process holds as long as it lives, and what is written to descriptor 2."""
+_DAY_S = 86_400.0
+_made: list[str] = []
+"""The folder, while there is one."""
 _thread = threading.local()
 """``capture`` of a thread within one."""
 
 
-class Capture:
-    """The text that backends print on one thread, and the part of the file that was written through descriptor 2 meanwhile."""
+# -- the folder --------------------------------------------------------------------------------------------------------
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        """The file that descriptor 2 leads to; None if it is not redirected."""
-        self.start = os.fstat(file.fileno()).st_size if file is not None else 0
-        self.printed: list[str] = []
-        """Printed at the end of the capture unless taken."""
+
+def temporary_folder() -> str | None:
+    """Its path while a tuning of this process compiles; None if none could be made."""
+    return _made[0] if _made else None
+
+
+def sweep(*, is_own: bool = False) -> None:
+    """Delete what killed processes of this user have left. A folder with the last words of a compiler stays for a day.
+
+    ``is_own``: and what this process has made, because it ends now without the ends of its contexts.
+    """
+    with suppress(OSError):
+        root = tempfile.gettempdir()
+        # Names first: a pattern of pathlib's takes a full folder milliseconds.
+        for folder in [Path(root, name) for name in os.listdir(root) if name.startswith(_PREFIX)]:
+            with suppress(OSError):  # another process sweeps, too
+                if _is_left(folder) or (is_own and str(folder) in _made and not _has_last_words(folder)):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    if folder.lstat().st_uid != os.getuid() or not (folder / _ALIVE).exists() or _has_last_words(folder):
+        return False
+    with locked(str(folder / _ALIVE)) as file:
+        return file is not None and not isinstance(file, io.BytesIO)
+
+
+def _has_last_words(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        status = (folder / _LAST_WORDS).lstat()
+        return status.st_size > 0 and time.time() - status.st_mtime < _DAY_S
+    return False
+
+
+@contextmanager
+def _folder() -> Iterator[None]:
+    sweep()
+    with ExitStack() as stack:
+        with suppress(OSError):  # compilers that need one say so
+            _made.append(tempfile.mkdtemp(prefix=_PREFIX))
+            stack.callback(shutil.rmtree, _made[0], ignore_errors=True)
+            stack.callback(_made.clear)
+            stack.enter_context(locked(os.path.join(_made[0], _ALIVE)))
+        yield
+    sweep()  # a rank of this host may have been killed meanwhile
+
+
+folder_in_use = SharedContext(_folder)
+"""Entered by each tuning that compiles; the last one to leave deletes the folder."""
+
+
+class _TemporaryFiles:
+    """Python's ``tempfile`` for Triton's backends, whose files lie in our folder: one that is killed meanwhile leaves them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+    @staticmethod
+    def NamedTemporaryFile(*args: Any, **kwargs: Any) -> Any:
+        return tempfile.NamedTemporaryFile(*args, **{"dir": temporary_folder(), **kwargs})  # None: Python looks for one
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 def heard(*values: object, sep: str = " ", end: str = "\n") -> None:
@@ -57,16 +121,26 @@ def shortened(text: str) -> str:
     return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
 
 
-class _TemporaryFiles:
-    """Python's ``tempfile`` for Triton's backends, whose files lie in our folder: one that is killed meanwhile leaves them."""
+class Capture:
+    """The text that backends print on one thread, and the part of the file that was written through descriptor 2 meanwhile."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(tempfile, name)
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._start = os.fstat(file.fileno()).st_size if file is not None else 0
+        self.printed: list[str] = []
+        """Printed at the end of the capture unless taken."""
 
-    @staticmethod
-    def NamedTemporaryFile(*args: Any, **kwargs: Any) -> Any:
-        kwargs.setdefault("dir", temporary_folder())  # None: Python looks for one
-        return tempfile.NamedTemporaryFile(*args, **kwargs)
+    def take(self, *, with_descriptor: bool) -> str:
+        """Text that was captured and, ``with_descriptor``, what was written through descriptor 2 since and not taken before.
+
+        Writers to descriptor 2 cannot be told apart: of several compilations at work, the first to fail takes it all.
+        """
+        text = "".join(self.printed)
+        self.printed.clear()
+        if with_descriptor and self._file is not None:
+            with suppress(ValueError):  # closed meanwhile
+                text += _taken(self._file, self._start).decode(errors="replace")
+        return shortened(text)
 
 
 class QuietTerminal:
@@ -75,7 +149,6 @@ class QuietTerminal:
     def __init__(self) -> None:
         self.redirected = SharedContext(self._redirected)
         """Entered by each tuning; the last one to leave gives the terminal back, with all text that no failed compilation took."""
-        self._lock = threading.Lock()
         self._file: Any = None
 
     @property
@@ -86,8 +159,7 @@ class QuietTerminal:
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Keep what backends print on this thread. Text that is not taken is printed at the end, as a dump that the user has asked for."""
-        with self._lock:
-            capture = _thread.capture = Capture(self._file)
+        capture = _thread.capture = Capture(self._file)
         try:
             yield capture
         finally:
@@ -95,18 +167,6 @@ class QuietTerminal:
             if capture.printed:
                 with suppress(OSError, ValueError):  # closed meanwhile
                     heard("".join(capture.printed), end="")
-
-    def take(self, capture: Capture, *, with_descriptor: bool) -> str:
-        """Text that was captured and, ``with_descriptor``, what was written through descriptor 2 since and not taken before.
-
-        Writers to descriptor 2 cannot be told apart: of several compilations at work, the first to fail takes it all.
-        """
-        text = "".join(capture.printed)
-        capture.printed.clear()
-        with self._lock:
-            if with_descriptor and self._file is not None and capture.file is self._file:
-                text += self._read(capture.start).decode(errors="replace")
-        return shortened(text)
 
     @contextmanager
     def _redirected(self) -> Iterator[None]:
@@ -120,7 +180,7 @@ class QuietTerminal:
             with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
                 terminal = os.dup(2)
                 stack.callback(os.close, terminal)
-                file = Path(temporary_folder() or os.devnull, LAST_WORDS).open("w+b", buffering=0)  # noqa: SIM115  # closed after it is read
+                file = Path(temporary_folder() or os.devnull, _LAST_WORDS).open("w+b", buffering=0)  # noqa: SIM115  # closed after it is read
                 stack.callback(file.close)
                 os.dup2(file.fileno(), 2)
                 self._file = file
@@ -133,21 +193,20 @@ class QuietTerminal:
 
     def _restore(self, terminal: int) -> None:
         _flush()
-        with self._lock:
-            with suppress(OSError):  # descriptor 2 closed by the user
-                if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
-                    os.dup2(terminal, 2)
-            rest = self._read(0)  # not before: other threads may write meanwhile
-            self._file = None
-            with suppress(OSError):  # the terminal is gone
-                _to(terminal)(rest)
+        with suppress(OSError):  # descriptor 2 closed by the user
+            if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
+                os.dup2(terminal, 2)
+        file, self._file = self._file, None
+        with suppress(OSError):  # the terminal is gone
+            _to(terminal)(_taken(file, 0))  # not before: other threads may write meanwhile
 
-    def _read(self, start: int) -> bytes:
-        """Bytes of the file from ``start`` on, overwritten with zeros so that the next reader skips them."""
-        # By position, because compilers write at the descriptor's own offset.
-        content = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size - start, start)
-        os.pwrite(self._file.fileno(), bytes(len(content)), start)
-        return content.replace(b"\0", b"")
+
+def _taken(file: Any, start: int) -> bytes:
+    """Bytes of the file from ``start`` on, overwritten with zeros so that the next reader skips them."""
+    # By position, because compilers write at the descriptor's own offset.
+    content = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - start, start)
+    os.pwrite(file.fileno(), bytes(len(content)), start)
+    return content.replace(b"\0", b"")
 
 
 def _to(descriptor: int) -> Callable[[bytes], int]:

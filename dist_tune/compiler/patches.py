@@ -98,10 +98,12 @@ class FrontEnd:
 class Job:
     """The compilation of one kernel on this thread."""
 
-    def __init__(self, front_end: FrontEnd, compile_stages: Callable[..., Made], *, is_urgent: bool) -> None:
+    def __init__(self, front_end: FrontEnd, prepare: Callable[[], None], compile_stages: Callable[..., Made], *, is_urgent: bool) -> None:
         self.seconds: dict[str, float] = {}
         """Of each stage that was run."""
         self._front_end = front_end
+        self._prepare = prepare
+        """Called before the front end."""
         self._compile_stages = compile_stages
         """Called with TTIR, target and options."""
         self._is_urgent = is_urgent
@@ -131,6 +133,7 @@ class Job:
         """TTIR of the front end as text, which is all that our stages need."""
         if not self._takes_text:
             return timed(self.seconds, FRONT_END, own, source, target, options, *rest)
+        self._prepare()
         build_ahead(source)
         # Triton's identity of a source, and what the backend's own functions are chosen by.
         identity = (source.hash(), str(target), options.arch)

@@ -24,8 +24,7 @@ import triton
 from triton import knobs
 
 from dist_tune.compiler import worker
-from dist_tune.compiler.leftovers import temporary_folder
-from dist_tune.compiler.output import heard, shortened
+from dist_tune.compiler.output import heard, shortened, temporary_folder
 
 START_S = 10.0
 """Longest time that a process takes to start."""

@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -43,26 +43,36 @@ class Observed:
         return value
 
 
-def locked(path: str, on_wait: Callable[[], None] | None = None) -> IO[bytes] | None:
-    """A file, made if need be, that one thread of one process holds at a time, until it is closed.
+@contextmanager
+def locked(path: str, on_wait: Callable[[], None] | None = None) -> Iterator[IO[bytes] | None]:
+    """A file, made if need be, that one thread of one process holds at a time.
 
     Where another one holds it, ``on_wait`` is called before waiting; None without ``on_wait``. In memory where the file system has no locks
     or no room: each works for itself.
     """
-    try:
-        file = open(path, "a+b")  # noqa: SIM115  # closed by the caller
+    with ExitStack() as stack:
+        file: IO[bytes]
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if on_wait is None:
-                file.close()
-                return None
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-    except OSError:
-        return io.BytesIO()
-    return file
+            file = stack.enter_context(open(path, "a+b"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if on_wait is None:
+                    yield None
+                    return
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            stack.callback(unlock, file)
+            file.seek(0)
+        except OSError:
+            file = io.BytesIO()
+        yield file
+
+
+def unlock(file: IO[bytes]) -> None:
+    """Let others have it, also where a fork of this process has the file. For any thread."""
+    with suppress(OSError, ValueError):  # in memory, or closed
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def timed(seconds: dict[str, float], stage: str, step: Callable[..., Any], *args: Any) -> Any:
@@ -116,7 +126,8 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
     facts = sorted((name, value) for name, value in metadata.items() if name != "num_stages")
     digest = hashlib.sha256(repr((texts["ttgir"], facts)).encode()).hexdigest()
     observed.read.clear()
-    with locked(os.path.join(folder or os.devnull, f"{digest}.stages"), on_wait) or io.BytesIO() as kept:
+    with locked(os.path.join(folder or os.devnull, f"{digest}.stages"), on_wait) as kept:
+        assert kept is not None
         with suppress(EOFError, pickle.UnpicklingError):  # empty, or cut short
             later, written = pickle.loads(kept.read())
             texts.update(later)

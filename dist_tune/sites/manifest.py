@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dist_tune.cache import LookupResult, digest
-from dist_tune.compiler import CompileKeys, Placement
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
 from dist_tune.sites.labels import is_unread, telling
@@ -19,13 +18,10 @@ from dist_tune.sites.labels import is_unread, telling
 class RankManifest:
     """The sites of one rank."""
 
-    placement: Placement
     sites: dict[str, str] = field(default_factory=dict)
     """Sites not reported before -> digest of their candidates."""
     lists: dict[str, list[str]] = field(default_factory=dict)
     """The candidates of some of them, described. The first rank spells all of its lists out, the others those that are asked for."""
-    keys: dict[str, str] = field(default_factory=dict)
-    """Site -> compile keys of its candidates in a row."""
     hits: dict[str, str] = field(default_factory=dict)
     """Sites that Triton already has a config for on this rank -> that config."""
     is_watched: bool = True
@@ -57,7 +53,7 @@ class RankManifest:
     wants_probe: bool = False
     """True if this rank would see a replay before it compiles its new sites."""
     n_threads: int = 1
-    """That compile on this rank."""
+    """That compile on this rank's host."""
     why_not: str = ""
     """Why the closure must not be replayed, as this rank has found."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -94,7 +90,6 @@ class SiteManifest:
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
     """True if the hits of all ranks are known, or do not matter: all ranks have missed the same sites in the midst of a call."""
-    compile_keys: dict[str, list[CompileKeys]]
     cached: dict[str, SharedRecord] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     """Sites with a record on some rank that not all ranks can use."""
@@ -181,7 +176,6 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         mismatch=mismatch,
         disputed=disputed,
         is_watched=is_equal or all(mine.is_watched for mine in everyone),
-        compile_keys=_compile_keys(manifests),
         cached=cached,
         refused=refused,
         missed=next(missed, ""),
@@ -202,16 +196,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
         why_not=next((why if len(manifests) == 1 else f"{why} on rank {rank}" for rank, why in against), ""),
         wants_probe=any(mine.wants_probe for mine in everyone),
-        n_threads=_n_threads(manifests),
+        n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
-
-
-def _n_threads(manifests: Mapping[int, RankManifest]) -> int:
-    """Compile threads of the host with the most."""
-    by_host: dict[str, int] = {}
-    for mine in manifests.values():
-        by_host[mine.placement.host] = by_host.get(mine.placement.host, 0) + mine.n_threads
-    return max(by_host.values())
 
 
 def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
@@ -250,22 +236,6 @@ def _writers(label: str, manifests: Mapping[int, RankManifest]) -> list[int]:
         if label in mine.lookups and mine.folder:
             first.setdefault((mine.folder, mine.lookups[label].key), rank)
     return sorted(first.values())
-
-
-def _compile_keys(manifests: Mapping[int, RankManifest]) -> dict[str, list[CompileKeys]]:
-    """Site -> the ranks of each host with equal keys; the keys are left out where all ranks of a host have the same."""
-    found: dict[str, dict[tuple[str, str, int], CompileKeys]] = {}
-    for rank, mine in manifests.items():
-        host, position, n_ranks = mine.placement.host, mine.placement.position, mine.placement.n_ranks
-        for label, keys in mine.keys.items():
-            alike = found.setdefault(label, {}).setdefault((host, keys, n_ranks), CompileKeys(host, keys, [], [], n_ranks))
-            alike.ranks.append(rank)
-            alike.positions.append(position)
-    short = {}
-    for label, by_keys in found.items():
-        hosts = [host for host, _ in {(host, keys) for host, keys, _ in by_keys}]
-        short[label] = [replace(each, keys="") if hosts.count(each.host) == 1 else each for each in by_keys.values()]
-    return short
 
 
 def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from dist_tune.cache import CacheLookup
-from dist_tune.compiler import Compiler, Failure, Placement, Resources, await_digest, partition_configs, quickest, quiet_terminal
+from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable
@@ -29,7 +29,6 @@ class Sites:
         self,
         story: Story,
         compiler: Compiler,
-        placement: Placement,
         lookup: CacheLookup,
         journal: TuningJournal,
         search: SearchName | None = "racing",
@@ -43,7 +42,6 @@ class Sites:
         self._log = story
         self._search = search
         self._compiler = compiler
-        self._placement = placement
         self.labels = Labels()
         self._identities: dict[int, tuple[Any, Mapping[str, str]]] = {}
         """By id of the decorated object, kept with it, so that its id is not given to another one."""
@@ -233,11 +231,10 @@ class Sites:
         near = launch.nearest_config()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
-            guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._placement.n_ranks)
+            guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks)
             site.untried = guide.untried if guide is not None else set()
-            positions = partition_configs(configs, self._placement.n_ranks, site.tried)
             # Where there has to be a record only the first run needs anything.
-            first = [i for i, position in enumerate(positions) if position == self._placement.position and not self.lookup.is_required]
+            first = [] if self.lookup.is_required else site.tried
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
             if kept_at := quiet_terminal.kept_at:

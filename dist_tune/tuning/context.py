@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
-from dist_tune.compiler import CompileKeys, Compiler, Placement
+from dist_tune.compiler import Compiler
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
 from dist_tune.output import Story
@@ -64,8 +64,6 @@ class Entry:
     """True: each candidate runs alone first."""
     is_recorded: bool = False
     """True if launches in those runs are recorded, to compile those of other candidates."""
-    compile_keys: list[CompileKeys] = field(default_factory=list)
-    """Of all ranks that have met it."""
     writers: set[int] = field(default_factory=set)
     """Ranks that write its record into their caches: one for each folder and key."""
 
@@ -117,7 +115,6 @@ class TuningContext:
     race: Race
     sites: Sites
     compiler: Compiler
-    placement: Placement
     lookup: CacheLookup
     replays: Replayer
     settings: Settings

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
-from dist_tune.compiler import Compiler, Placement, host_of_cache, n_compile_threads
+from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Ranks
 from dist_tune.errors import Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
@@ -50,16 +50,16 @@ class Tuning:
         )  # fmt: skip
         story = Story(settings, ranks.rank, begun, is_first=ranks.writes_progress, is_verbose=options.is_verbose)
         self._exit.callback(story.close)
-        placement = Placement(host_of_cache(), *ranks.neighbours)
+        position, n_ranks = ranks.neighbours
         # Ranks of the job that take no part in the tuning compile beside this one.
-        compiler = Compiler(n_compile_threads(max(placement.n_ranks, ranks.n_local)), settings.deadline_s)
+        compiler = Compiler(n_compile_threads(max(n_ranks, ranks.n_local)), settings.deadline_s, position, n_ranks)
         self._exit.callback(compiler.end)
-        world = {"world_size": len(ranks.members), "ranks_per_host": placement.n_ranks}
+        world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
         clock = device_clock()
         journal = TuningJournal(name, ranks.rank, ranks.members, lookup, story)
         self._exit.callback(journal.close)
-        sites = Sites(story, compiler, placement, lookup, journal=journal, search=options.plan.search)
+        sites = Sites(story, compiler, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, story, prepare_release(options.release))
         self._exit.callback(self._watchdog.stop)
         if len(ranks.members) > 1:
@@ -71,7 +71,7 @@ class Tuning:
         self._trials = trials
         self._context = TuningContext(
             name, ranks, options.plan, story,
-            race=Race(options.plan), sites=sites, compiler=compiler, placement=placement, lookup=lookup, replays=replays,
+            race=Race(options.plan), sites=sites, compiler=compiler, lookup=lookup, replays=replays,
             settings=settings, notices=options.notices,
         )  # fmt: skip
 

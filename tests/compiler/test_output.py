@@ -1,14 +1,27 @@
-"""Compilers kept off the terminal, seen from outside: programs whose two descriptors are read by the test."""
+"""What compilers write, seen from outside: programs whose two descriptors are read by the test, and what killed ones leave."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import triton
+
+from dist_tune import contextual_autotune
+from dist_tune.compiler.output import folder_in_use, sweep, temporary_folder
+from dist_tune.testing import on_ranks, values
+from tests.cases import further
+from tests.ranks.kernels import autotuned, launch
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
@@ -18,14 +31,13 @@ for name in ("dist_tune", "dist_tune.compiler"):  # the packages without their _
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [os.path.join({str(Path(__file__).parents[2])!r}, *name.split("."))]
 import dist_tune.compiler.output as terminal
-from dist_tune.compiler.leftovers import in_use
-quiet, heard = terminal.quiet_terminal, terminal.heard
+from dist_tune.compiler.output import folder_in_use, heard, quiet_terminal
 users = []
 
 def enter():
     users.append(contextlib.ExitStack())
-    users[-1].enter_context(in_use())
-    users[-1].enter_context(quiet.redirected())
+    users[-1].enter_context(folder_in_use())
+    users[-1].enter_context(quiet_terminal.redirected())
 
 def leave():
     users.pop().close()
@@ -42,7 +54,7 @@ def run(program: str, *flags: str, shell: str = "", **options: Any) -> tuple[str
     command: Any = [sys.executable, *flags, "-c", PREAMBLE + program]
     if shell:
         command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -54,12 +66,12 @@ enter()
 os.write(2, b"user's C before\\n")
 
 def fails():
-    with quiet.capture() as capture:
+    with quiet_terminal.capture() as capture:
         heard("PTX")
         os.write(2, b"MLIR\\n")
         in_main.set()
         go_on.wait()
-        taken.append(quiet.take(capture, with_descriptor=True))
+        taken.append(capture.take(with_descriptor=True))
 
 in_main, go_on, taken = threading.Event(), threading.Event(), []
 thread = threading.Thread(target=fails)
@@ -88,41 +100,41 @@ def test_a_failing_compiler_is_not_heard_and_the_user_is(flags: tuple[str, ...])
     assert stderr.splitlines() == ["stderr", "logging", "user's C before", "user's C after", "C later", "stderr later"]
 
 
-def test_what_nobody_takes_comes_out():
-    """Of a compilation that does not fail: what it prints at its end, what it writes to descriptor 2 when all have left."""
-    program = """
+PROGRAMS = {
+    # Of a compilation that does not fail: what it prints at its end, what it writes to descriptor 2 when all have left.
+    "what nobody takes comes out": (
+        """
 enter()
-with quiet.capture():
+with quiet_terminal.capture():
     heard("dump of NVPTX")
     os.write(2, b"remark\\n")
 print("next")
 leave()
-"""
-    assert run(program) == ("dump of NVPTX\nnext\n", "remark\n")
-
-
-def test_the_last_to_leave_gives_the_terminal_back():
-    """Two tunings in two threads; and a thread that listens longer than both is kept quiet to its end, and takes nothing of the next."""
-    program = """
+""",
+        "dump of NVPTX\nnext\n",
+        "remark\n",
+    ),
+    # Two tunings in two threads; and a thread that listens longer than both takes nothing of the next.
+    "the last to leave gives the terminal back": (
+        """
 before = state()
 enter(), enter()
 leave()
 os.write(2, b"kept\\n")
-with quiet.capture() as capture:
+with quiet_terminal.capture() as capture:
     leave()
     assert state() == before
     enter()
     os.write(2, b"user's C\\n")
     heard("PTX")
-    assert quiet.take(capture, with_descriptor=True) == "PTX\\n"
+    assert capture.take(with_descriptor=True) == "PTX\\n"
     leave()
-"""
-    assert run(program) == ("", "kept\nuser's C\n")
-
-
-def test_a_stream_that_the_user_puts_in_place_meanwhile():
-    """It stays, and the one before is as it was."""
-    program = """
+""",
+        "",
+        "kept\nuser's C\n",
+    ),
+    "a stream that the user puts in place meanwhile stays": (
+        """
 original, before = sys.stderr, state()
 enter()
 sys.stderr = sys.stdout
@@ -130,54 +142,37 @@ leave()
 assert sys.stderr is sys.stdout
 sys.stderr = original
 assert state() == before
-"""
-    assert run(program) == ("", "")
-
-
-def test_a_descriptor_that_the_user_redirects_meanwhile():
-    """It stays redirected, and Python's stderr follows it again."""
-    program = """
+""",
+        "",
+        "",
+    ),
+    "a descriptor that the user redirects meanwhile stays": (
+        """
 enter()
 file = tempfile.TemporaryFile()
 os.dup2(file.fileno(), 2)
 leave()
 print("to the file", file=sys.stderr)
 assert os.pread(file.fileno(), 100, 0) == b"to the file\\n"
-"""
-    assert run(program) == ("", "")
-
-
-@pytest.mark.parametrize("shell", ["2>&-", ">&-", ">&- 2>&-"])
-def test_closed_descriptors(shell: str):
-    """As of a daemon: nothing to keep, nothing to restore, nothing left open."""
-    program = """
+""",
+        "",
+        "",
+    ),
+    "a file that somebody deletes meanwhile": (
+        """
 before = state()
 enter()
-with quiet.capture():
-    heard("PTX")
-    os.write(2, b"MLIR\\n") if sys.stderr else None
-leave()
-assert state() == before
-"""
-    run(program, shell=shell)
-
-
-def test_a_file_that_somebody_deletes_meanwhile():
-    """Folders of temporary files are cleaned up now and then."""
-    program = """
-before = state()
-enter()
-os.unlink(quiet.kept_at)
+os.unlink(quiet_terminal.kept_at)
 os.write(2, b"C\\n")
 leave()
 assert state() == before
-"""
-    assert run(program) == ("", "C\n")
-
-
-def test_no_room_for_a_file():
-    """Then compilers are heard on descriptor 2, and nothing is left open."""
-    program = """
+""",
+        "",
+        "C\n",
+    ),
+    # Then compilers are heard on descriptor 2, and nothing is left open.
+    "no room for a file": (
+        """
 def full(**options):
     raise OSError(28, "No space left on device")
 tempfile.mkdtemp = full
@@ -187,29 +182,71 @@ os.write(2, b"MLIR\\n")
 print("stderr", file=sys.stderr)
 leave()
 assert state() == before
-"""
-    assert run(program) == ("", "MLIR\nstderr\n")
-
-
-def test_megabytes_are_shortened():
-    """Beginning and end are kept; a large rest that is somebody else's goes through a pipe in whole."""
-    program = """
+""",
+        "",
+        "MLIR\nstderr\n",
+    ),
+    # Beginning and end are kept; a large rest that is somebody else's goes through a pipe in whole.
+    "megabytes are shortened": (
+        """
 enter()
-with quiet.capture() as capture:
+with quiet_terminal.capture() as capture:
     heard("begin" + "x" * 5_000_000 + "end")
-    text = quiet.take(capture, with_descriptor=True)
+    text = capture.take(with_descriptor=True)
 assert text.startswith("begin") and text.endswith("end\\n") and len(text) < terminal.MAX_CHARS + 100
 assert "[4800009 characters left out]" in text
 os.write(2, b"y" * 3_000_000)
 leave()
+""",
+        "",
+        "y" * 3_000_000,
+    ),
+    # Bytes, and a method that was looked up before, reach the terminal; wrappers stay.
+    "writes below and above ours": (
+        """
+early = sys.stderr.write  # tqdm looks it up once
+enter()
+os.write(2, b"C\\n")
+sys.stderr.buffer.write(memoryview(b"bytes\\n"))
+early("early\\n")
+ours = sys.stderr.write
+sys.stderr.write = lambda text: ours(text.upper())
+print("text", file=sys.stderr)
+leave()
+print("later", file=sys.stderr)
+""",
+        "",
+        "bytes\nearly\nTEXT\nC\nLATER\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_terminal(name: str):
+    """Each case by its name: what comes to the two streams of the program."""
+    program, *streams = PROGRAMS[name]
+    assert [*run(program)] == streams
+
+
+@pytest.mark.parametrize("shell", ["2>&-", ">&-", ">&- 2>&-"])
+def test_closed_descriptors(shell: str):
+    """As of a daemon: nothing to keep, nothing to restore, nothing left open."""
+    program = """
+before = state()
+enter()
+with quiet_terminal.capture():
+    heard("PTX")
+    os.write(2, b"MLIR\\n") if sys.stderr else None
+leave()
+assert state() == before
 """
-    assert run(program) == ("", "y" * 3_000_000)
+    run(program, shell=shell)
 
 
 def test_a_compiler_that_ends_the_process_leaves_its_last_words():
     """LLVM aborts on some input: what it wrote is in a file of a folder named after the process."""
-    program = PREAMBLE + "enter(); os.write(2, b'UNREACHABLE executed'); print(quiet.kept_at, flush=True); os.abort()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    program = PREAMBLE + "enter(); os.write(2, b'UNREACHABLE executed'); print(quiet_terminal.kept_at, flush=True); os.abort()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     path = Path(done.stdout.strip())
     assert path.read_text() == "UNREACHABLE executed"
     shutil.rmtree(path.parent)
@@ -222,10 +259,10 @@ def test_under_pytest(capture: str, tmp_path: Path):
 def test_it(CAPTURE):
     before = state()
     enter()
-    with quiet.capture() as capture:
+    with quiet_terminal.capture() as capture:
         heard("PTX")
         os.write(2, b"MLIR\\n")
-        assert quiet.take(capture, with_descriptor=True) == "PTX\\nMLIR\\n"
+        assert capture.take(with_descriptor=True) == "PTX\\nMLIR\\n"
     print("print")
     print("stderr", file=sys.stderr)
     leave()
@@ -241,18 +278,85 @@ def test_it(CAPTURE):
     assert "MLIR" not in done.stdout + done.stderr
 
 
-def test_writes_below_and_above_ours():
-    """Bytes, and a method that was looked up before, reach the terminal; wrappers stay."""
-    program = """
-early = sys.stderr.write  # tqdm looks it up once
-enter()
-os.write(2, b"C\\n")
-sys.stderr.buffer.write(memoryview(b"bytes\\n"))
-early("early\\n")
-ours = sys.stderr.write
-sys.stderr.write = lambda text: ours(text.upper())
-print("text", file=sys.stderr)
-leave()
-print("later", file=sys.stderr)
+# -- what killed processes leave ---------------------------------------------------------------------------------------
+
+MAKE = """
+import sys, time
+from pathlib import Path
+from dist_tune.compiler.output import folder_in_use, temporary_folder
+with folder_in_use():
+    Path(temporary_folder(), "a.ttir").write_text("module")
+    Path(temporary_folder(), "stderr").write_text(sys.argv[1])
+    print(temporary_folder(), flush=True)
+    time.sleep(60)
 """
-    assert run(program) == ("", "bytes\nearly\nTEXT\nC\nLATER\n")
+
+
+@pytest.mark.parametrize(("how", "words"), [further(signal.SIGTERM, ""), (signal.SIGKILL, ""), (signal.SIGKILL, "UNREACHABLE executed")])
+def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals, words: str):
+    """Not while it lives; with what a compiler wrote before it crashed it is kept for a day, as are files of other names."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "dist_tune-notes").write_text("")
+    (tmp_path / "dist_tune-mine").mkdir()
+    others = set(tmp_path.iterdir())
+    command = [sys.executable, "-c", MAKE, words]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        sweep()
+        assert (folder / "a.ttir").exists()
+        process.send_signal(how)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked yet
+        sweep()
+        assert folder.exists() == bool(words)
+    if words:
+        os.utime(folder / "stderr", (time.time() - 90_000,) * 2)
+        sweep()
+    assert set(tmp_path.iterdir()) == others
+
+
+def test_a_process_that_ends_itself_deletes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """If it says so; while it goes on it needs its folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with folder_in_use():
+        sweep()
+        assert set(tmp_path.iterdir()) == {Path(temporary_folder() or "")}
+        sweep(is_own=True)
+        assert not set(tmp_path.iterdir())
+
+
+def _step(x: torch.Tensor) -> None:
+    contextual_autotune(n_repeat=1, n_warmup=0)(lambda: launch(autotuned(blocks=(16, 32)), x))()
+
+
+def _killed_in_ptxas(rank: int, folder: Path, n_cores: int) -> Any:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    os.sched_getaffinity = lambda pid: set(range(n_cores))
+    slow = folder.parent / "ptxas"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {triton.knobs.nvidia.ptxas.path} --version\nsleep 3\n')
+    slow.chmod(0o755)
+    os.environ["TRITON_PTXAS_PATH"] = str(slow)
+
+    def kill() -> None:
+        while not list(folder.rglob("*.ptx")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    _step(torch.zeros(64))
+
+
+def _tuned(rank: int, folder: Path) -> Any:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    _step(torch.zeros(64))
+
+
+@pytest.mark.parametrize("n_cores", [1, 8])
+def test_files_of_a_compiler_that_was_killed_are_swept(tmp_path: Path, n_cores: int):
+    """What Triton gives the assembler, in the rank's own process and in one that compiles for it."""
+    (folder := tmp_path / "tmp").mkdir()
+    assert shutil.which("sh")
+    assert on_ranks(1, _killed_in_ptxas, folder, n_cores, mode="fake", is_dist=False)[0].error == "Died"
+    assert [*folder.rglob("*.ptx")]
+    values(on_ranks(1, _tuned, folder, mode="fake", is_dist=False))
+    assert not [*folder.iterdir()]

@@ -1,8 +1,10 @@
-"""The threads that compile, and what they leave behind."""
+"""The threads that compile: their order, what ranks share, and what they leave behind."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import multiprocessing
 import os
 import signal
 import sys
@@ -19,15 +21,14 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
-import dist_tune.compiler.pool
 from dist_tune.compiler import pool
-from dist_tune.compiler.candidate import Compilation, Failure
-from dist_tune.compiler import front_end
-from dist_tune.compiler.pool import Compiler, n_compile_threads
-from dist_tune.compiler.triton_cache import host_of_cache
+from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources
+from dist_tune.compiler.pool import Compiler, n_compile_threads, quickest, turns
+from dist_tune.compiler.triton_cache import claim
+from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel_launch import Launch
-from dist_tune.testing import on_ranks, values
-from tests.ranks.kernels import autotuned, configs
+from dist_tune.testing import fake_gpu, on_ranks, values
+from tests.ranks.kernels import autotuned, configs, launch, tuned
 
 NOTHING: Any = None
 
@@ -39,8 +40,8 @@ class Bench:
         self.began: list[int] = []
         self.work: Callable[[int], Any] = lambda number: None
         self.stop = threading.Event()
-        monkeypatch.setattr(dist_tune.compiler.pool, "Candidate", self.candidate)
-        monkeypatch.setattr(dist_tune.compiler.pool, "max_shared_mem", lambda device: 1)
+        monkeypatch.setattr(pool, "Candidate", self.candidate)
+        monkeypatch.setattr(pool, "max_shared_mem", lambda device: 1)
         monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
 
     def candidate(self, launch: Any, config: triton.Config) -> Any:
@@ -48,18 +49,16 @@ class Bench:
 
         def compile_() -> Any:
             self.began.append(number)
-            if hasattr(front_end._thread, "front_end"):
-                front_end._thread.front_end.release()  # as at the end of Triton's front end
             return self.work(number)
 
-        compilation = Compilation(f"{number:012d}", compile_)
-        candidate = SimpleNamespace(compilation=compilation)
+        candidate = SimpleNamespace(compilation=Compilation(f"{number:012d}", compile_))
         candidate.load = lambda is_early=False: candidate.compilation.result
         return candidate
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     bench = Bench(monkeypatch)
     before = threading.active_count()
     yield bench
@@ -72,33 +71,79 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     assert "write" not in vars(sys.stdout)
 
 
-def outcome(compiler: Compiler, label: str, candidate: int) -> Any:
-    """What a candidate became, loaded."""
-    return compiler.load(label, candidate)
-
-
 def all_done(compiler: Compiler, label: str, candidates: range) -> None:
     for _ in compiler.wait(label, candidates):
         pass
 
 
-def test_the_longest_come_first(bench: Bench):
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def config(block: int, num_warps: int = 4, **options: Any) -> triton.Config:
+    return triton.Config({"BLOCK": block}, num_warps=num_warps, **options)
+
+
+def test_the_first_run_waits_for_the_candidate_that_compiles_fastest() -> None:
+    """Smallest tile per warp first, then fewest stages, then the lowest index: the same on all ranks."""
+    mine = [config(128), config(32, 8), config(32, 8, num_stages=2), config(64), config(32, 8, num_stages=2)]
+    assert quickest(mine) == [2, 4, 1, 3, 0]
+
+
+def test_ranks_begin_with_other_parts_that_make_up_all() -> None:
+    """What differs in stages, and warps where there are many blocks, stays together; each rank has some of the long ones."""
+    mine = [config(block, warps, num_stages=stages) for block in (16, 32, 64, 128) for warps in (4, 8) for stages in (1, 2)]
+    by_rank = [[i for i, (part, *_) in enumerate(turns(mine, position, 2)) if part == 0] for position in range(2)]
+    assert sorted(by_rank[0] + by_rank[1]) == list(range(16))
+    assert [{mine[i].kwargs["BLOCK"] for i in each} for each in by_rank] == [{128, 32}, {64, 16}]
+    few = [config(16, warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2, 3)]
+    assert [part for part, *_ in turns(few, 0, 2)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_longest_come_first(bench: Bench) -> None:
     """The last to end shall not be the longest."""
     compiler = Compiler(1, 60)
     compiler.begin("site", NOTHING, configs(1, 4, 3, 2), range(1, 4))
     all_done(compiler, "site", range(1, 4))
-    compiler.close()
+    compiler.end()
     assert bench.began == [4, 3, 2]
 
 
-def test_no_more_threads_than_asked_for(bench: Bench):
+def test_the_longest_of_all_sites_come_first(bench: Bench) -> None:
+    """A site that is met late does not wait behind the short ones of earlier sites: what each takes is learnt from those done."""
+    compiler = Compiler(1, 60)
+    compiler._pace_s = {"short": 0.1, "long": 1.0}
+    bench.work = lambda number: bench.stop.wait(20) if number == 2 else None
+    compiler.begin("short", NOTHING, configs(2, 64, 32), range(3), 0)
+    compiler.begin("long", NOTHING, configs(33, 3), range(2))
+    bench.stop.set()
+    for label, n in (("short", 3), ("long", 2)):
+        all_done(compiler, label, range(n))
+    compiler.end()
+    assert [each for each in bench.began if each not in (2, 64)] == [33, 3, 32]
+
+
+def test_what_a_launch_waits_for_is_compiled_before_all_others(bench: Bench) -> None:
+    """With one thread, and candidates that take longer in the queue before it."""
+    bench.work = lambda number: bench.stop.wait(10) if number in (128, 64) else None
+    compiler = Compiler(1, 10.0)
+    compiler.begin("site", NOTHING, configs(128, 64, 32, 16), range(4), 3)
+    assert compiler.load("site", 3) is None
+    assert bench.began[0] == 16
+    bench.stop.set()
+    all_done(compiler, "site", range(4))
+    compiler.end()
+    assert sorted(bench.began) == [16, 32, 64, 128]
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_threads_than_asked_for(bench: Bench) -> None:
     """Two at a time, also if several sites are taken up."""
-    compiler = Compiler(2, 60)
     at_work, most, lock = 0, 0, threading.Lock()
 
     def work(number: int) -> None:
         nonlocal at_work, most
-        compiler._front_end.release()  # as Triton's front end does at its end
         with lock:
             at_work += 1
             most = max(most, at_work)
@@ -106,32 +151,16 @@ def test_no_more_threads_than_asked_for(bench: Bench):
         with lock:
             at_work -= 1
 
-    bench.work = work
-    compiler.begin("one", NOTHING, configs(*range(1, 9)), range(8))
-    compiler.begin("other", NOTHING, configs(*range(11, 19)), range(8))
-    all_done(compiler, "one", range(8))
-    all_done(compiler, "other", range(8))
-    compiler.close()
-    assert most == 2
-    assert len(bench.began) == 16
+    bench.work, compiler = work, Compiler(2, 60)
+    for label, first in (("one", 1), ("other", 11)):
+        compiler.begin(label, NOTHING, configs(*range(first, first + 8)), range(8))
+    for label in ("one", "other"):
+        all_done(compiler, label, range(8))
+    compiler.end()
+    assert (most, len(bench.began)) == (2, 16)
 
 
-def test_a_launch_does_not_wait_for_the_threads(bench: Bench):
-    """A candidate to be loaded now is compiled although all threads are at something longer; one thread goes on afterwards."""
-    bench.work = lambda number: bench.stop.wait(20) if number == 9 else number
-    compiler = Compiler(1, 60)
-    compiler.begin("site", NOTHING, configs(1, 2, 9), [2, 0])
-    while not bench.began:
-        time.sleep(0.001)
-    assert outcome(compiler, "site", 1) == 2
-    assert bench.began == [9, 2]
-    bench.stop.set()
-    all_done(compiler, "site", range(3))
-    compiler.close()
-    assert bench.began == [9, 2, 1]
-
-
-def test_one_that_never_ends_is_given_up_and_keeps_nobody_waiting(bench: Bench):
+def test_one_that_never_ends_is_given_up_and_keeps_nobody_waiting(bench: Bench) -> None:
     """It fails with the reason after the deadline, another thread takes its place, and what it may still become is ignored."""
     bench.work = lambda number: bench.stop.wait(20) if number > 7 else number
     compiler = Compiler(1, 0.1)
@@ -141,41 +170,44 @@ def test_one_that_never_ends_is_given_up_and_keeps_nobody_waiting(bench: Bench):
     assert time.monotonic() - began < 15  # each of the two works for 20 s
     reason = "TimeoutError: has been compiling for 0.1 s; DIST_TUNE_DEADLINE_S sets the limit"
     assert compiler.failures("site") == {2: Failure(reason), 3: Failure(reason)}
-    assert [outcome(compiler, "site", i) for i in range(2)] == [1, 2]
+    loaded: list[Any] = [compiler.load("site", i) for i in range(2)]
+    assert loaded == [1, 2]
+    with claim(f"{8:012d}") as claimed:
+        assert claimed is not None  # another process may try
     bench.stop.set()
     time.sleep(0.02)
     assert compiler.load("site", 2) == Failure(reason)
-    compiler.close()
+    compiler.end()
 
 
-def test_candidates_of_one_key_are_compiled_once(bench: Bench):
+def test_candidates_of_one_key_are_compiled_once(bench: Bench) -> None:
     """Of two sites too, and whichever of them is loaded first, also if nobody has queued the other."""
     compiler = Compiler(1, 60)
     bench.work = lambda number: number
     compiler.begin("one", NOTHING, configs(1, 2, 2), [])
     compiler.begin("other", NOTHING, configs(2, 1), [])
-    assert [outcome(compiler, "other", 0), outcome(compiler, "one", 1), outcome(compiler, "one", 2)] == [2, 2, 2]
+    loaded: list[Any] = [compiler.load("other", 0), compiler.load("one", 1), compiler.load("one", 2)]
+    assert loaded == [2, 2, 2]
     compiler.queue("other", range(2))
     all_done(compiler, "one", range(1))
-    compiler.close()
+    compiler.end()
     assert bench.began == [2, 1]
-    assert compiler.keys("one") == "000000000001" + 2 * "000000000002"
 
 
-def test_after_the_end_nothing_new_is_taken_up(bench: Bench):
+def test_after_the_end_nothing_new_is_taken_up(bench: Bench) -> None:
     """A thread at work ends with what it is at."""
     bench.work = lambda number: bench.stop.wait(20)
     compiler = Compiler(1, 60)
     compiler.begin("site", NOTHING, configs(1, 2), range(2))
     while not bench.began:
         time.sleep(0.001)
-    compiler.close()
+    compiler.end()
     bench.stop.set()
     compiler.join(5)
     assert bench.began == [2]
 
 
-def test_an_interrupt_ends_the_waiting(bench: Bench):
+def test_an_interrupt_ends_the_waiting(bench: Bench) -> None:
     """Ctrl-C while a launch waits for its compilation."""
     bench.work = lambda number: bench.stop.wait(20)
     compiler = Compiler(1, 60)
@@ -187,10 +219,10 @@ def test_an_interrupt_ends_the_waiting(bench: Bench):
             compiler.load("site", 0)
     finally:
         signal.signal(signal.SIGALRM, before)
-        compiler.close()
+        compiler.end()
 
 
-def test_no_thread_to_be_had_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_no_thread_to_be_had_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised where the user sees it; nobody waits for a thread that never came."""
 
     def start(thread: threading.Thread) -> None:
@@ -201,25 +233,121 @@ def test_no_thread_to_be_had_is_an_error(bench: Bench, monkeypatch: pytest.Monke
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="new thread"):
             compiler.begin("site", NOTHING, configs(1), [0])
-    compiler.close()
+    compiler.end()
 
 
-def test_the_host_is_the_machine_and_the_cache_folder_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two names of one folder are one host; a folder that cannot be used is nobody else's."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    hosts = []
-    for folder in ("real", "link", "other", "/dev/null/cache"):
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
-        hosts.append(host_of_cache())
-    assert hosts[0] == hosts[1]
-    assert len(set(hosts)) == 3
-    assert f"process {os.getpid()}" in hosts[3]
-
-
-def test_threads_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch):
+def test_threads_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     assert [n_compile_threads(n) for n in (1, 4, 5, 64)] == [16, 4, 3, 1]
+
+
+# -- other processes ---------------------------------------------------------------------------------------------------
+
+
+def hold(key: str, folder: str, is_held: Any, may_end: Any) -> None:
+    os.environ["TRITON_CACHE_DIR"] = folder
+    with claim(key):
+        is_held.set()
+        may_end.wait(30)
+
+
+@pytest.mark.processes
+@pytest.mark.once
+@pytest.mark.parametrize("end", ["released", "killed", "never"])
+def test_a_kernel_that_another_process_compiles_comes_last(bench: Bench, tmp_path: Path, end: str) -> None:
+    """The others go on; it is taken up when that process lets go or dies, and fails after the deadline if neither happens."""
+    context = multiprocessing.get_context("spawn")
+    is_held, may_end = context.Event(), context.Event()
+    other = context.Process(target=hold, args=[f"{4:012d}", str(tmp_path), is_held, may_end])
+    other.start()
+    assert is_held.wait(60)
+    compiler = Compiler(1, 0.5 if end == "never" else 60.0)
+    compiler.begin("site", NOTHING, configs(4, 3, 2, 1), range(4))
+    all_done(compiler, "site", range(1, 4))
+    assert bench.began == [3, 2, 1]
+    if end == "killed":
+        other.kill()
+    elif end == "released":
+        may_end.set()
+    all_done(compiler, "site", range(4))
+    other.kill()
+    other.join()
+    compiler.end()
+    assert bench.began == ([3, 2, 1] if end == "never" else [3, 2, 1, 4])
+    assert ("TimeoutError" in str(compiler.failures("site").get(0))) == (end == "never")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("why", ["", "no folder", "no locks"])
+def test_where_there_are_no_locks_each_process_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """A cache folder that cannot be written, or a file system without locks."""
+
+    def flock(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache" if why == "no folder" else str(tmp_path))
+    if why == "no locks":
+        monkeypatch.setattr("fcntl.flock", flock)
+    with claim("ab" * 32) as first, claim("ab" * 32) as second:
+        assert first is not None
+        assert (second is None) == (why == "")
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+def _loads_before_the_meeting(rank: int) -> Any:
+    loads, met, begun = list[str](), list[int](), list[int]()
+    load, compile_one = fake_gpu._Utils.load_binary, Compilation.run
+
+    def compiling(self: Compilation, limit_bytes: int | None) -> bool:
+        begun.append(1)
+        until = time.monotonic() + 20.0
+        while len(begun) == 6 and len(loads) < 4 and time.monotonic() < until:  # the last one takes as long as that
+            time.sleep(0.01)
+        met.append(len(loads))
+        return compile_one(self, limit_bytes)
+
+    def loading(self: Any, name: str, *rest: Any) -> Any:
+        loads.append(name)
+        return load(self, name, *rest)
+
+    fake_gpu._Utils.load_binary, Compilation.run = loading, compiling  # type: ignore[method-assign,assignment]
+    kernel, x = autotuned(blocks=(16, 32, 64, 128, 256, 512)), torch.zeros(64)
+    tuned(None, lambda: launch(kernel, x), is_dist=False)()
+    return len(loads), max(met)
+
+
+@pytest.mark.processes
+def test_kernels_are_loaded_while_others_are_compiled() -> None:
+    """Most are on the device when the last one is compiled."""
+    ((n_loads, n_before),) = values(on_ranks(1, _loads_before_the_meeting, mode="fake"))
+    assert n_loads == 6
+    assert n_before >= 4
+
+
+@pytest.mark.parametrize("n_failing", [0, 2, 100])
+def test_a_kernel_that_the_machine_cannot_load_beside_compilers_is_loaded_after_them(n_failing: int) -> None:
+    """Its launcher is compiled in a process of its own, which may have no file descriptor or memory left while others are at work."""
+    n_loads = [0]
+
+    def load() -> None:
+        n_loads[0] += 1
+        if n_loads[0] <= n_failing:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    compiled = SimpleNamespace(_init_handles=load, metadata=SimpleNamespace(shared=64), n_regs=32, n_spills=0, hash="")
+    asked: Any = SimpleNamespace(compile=lambda config: compiled)
+    candidate = Candidate(asked, triton.Config({}))
+    early = candidate.load(is_early=True)
+    assert early == (None if n_failing else Resources(64, 32, 0))
+    assert candidate.is_ready == bool(n_failing)
+    at_last = candidate.load()
+    assert isinstance(at_last, Failure) == (n_failing == 100)
+    assert not isinstance(at_last, Failure) or at_last.kind is FailureKind.MACHINE
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -253,7 +381,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
 @pytest.mark.once
 @pytest.mark.parametrize("is_stuck", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.processes
-def test_a_process_can_end_while_threads_compile(is_stuck: bool):
+def test_a_process_can_end_while_threads_compile(is_stuck: bool) -> None:
     """Threads in the compiler's C++ when Python ends would abort the process; one that never ends must not keep it."""
     ((code, seconds),) = values(on_ranks(1, _exits, is_stuck, mode="fake", is_dist=False))
     assert code == 3

@@ -54,32 +54,12 @@ def test_hit_waits_for_the_digest(made: list[str], monkeypatch: pytest.MonkeyPat
     assert tuned.records[0].is_recalled
 
 
-def test_interpreted_programs_make_no_digest(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under Triton's interpreter no kernel is compiled, and none needs the digest."""
-    monkeypatch.setattr(triton_cache, "is_interpreted", lambda: True)
-    triton_cache.begin_digest()
-    triton_cache.await_digest()
-    assert made == []
-
-
 def test_forked_child_makes_its_own_digest(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has the parent's thread object and not its thread, which may have been in the midst of the digest."""
     triton_cache.begin_digest()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     triton_cache.await_digest()
     assert made == ["dist_tune digest"] * 2
-
-
-def test_machine_without_threads_leaves_the_digest_to_triton(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread can be started: decorating and waiting go on without the digest."""
-
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    triton_cache.begin_digest()
-    triton_cache.await_digest()
-    assert made == []
 
 
 def test_a_digest_that_fails_says_nothing(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

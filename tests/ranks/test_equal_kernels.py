@@ -167,10 +167,10 @@ def test_candidates_are_equal_if_they_are_on_all_ranks():
 
 
 @pytest.mark.once
-def test_two_ranks_compile_each_kernel_once():
-    """The four stages of a block stay together, so that one rank makes them all; what the first runs wait for is made besides."""
+def test_two_ranks_assemble_few_of_equal_kernels():
+    """The four stages of a block stay together, so that one rank makes them all, but for those that the other one takes at the end."""
     got = values(on_fake(2, _stages, {}))
-    assert sum(runs["make_cubin"] for runs, *_ in got) <= 3
+    assert sum(runs["make_cubin"] for runs, *_ in got) <= 4
     assert [equal_to for _, _, _, equal_to, _, _ in got] == [[None, 0, 0, 0, None, 4, 4, 4]] * 2
 
 

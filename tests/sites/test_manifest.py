@@ -9,15 +9,12 @@ from pydantic import TypeAdapter
 
 from dist_tune.cache import digest
 from dist_tune.cache.lookup import LookupResult
-from dist_tune.compiler.partition import KEY_CHARS, CompileKeys, Placement
 from dist_tune.search.plan import PriorTimes, Times
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
 
 pytestmark = pytest.mark.once
 
-BENCH = Placement("h", 0, 1)
 text = st.text(max_size=8)
-benches = st.builds(Placement, text, st.integers(0, 9), st.integers(1, 9))
 texts = st.dictionaries(text, text, max_size=3)
 lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)
 tickets = st.dictionaries(text, st.builds(LookupResult, text, text, text, st.booleans()), max_size=3)
@@ -26,10 +23,8 @@ agreed = st.dictionaries(st.integers(0, 9), ms, max_size=2).map(lambda ranks_ms:
 known = st.builds(PriorTimes, st.dictionaries(st.integers(0, 9), agreed, max_size=2), st.none() | st.integers(0, 9))
 calls = st.builds(
     RankManifest,
-    benches,
     texts,
     lists,
-    texts,
     texts,
     st.booleans(),
     text,
@@ -51,7 +46,7 @@ def test_roll_calls_travel_as_json(told: list[RankManifest]):
 
 def called(*spelled: list[str]) -> SiteManifest:
     """Ranks 0, 2, 4, ... that all spell out the candidates of one site."""
-    return reduce_manifests({2 * r: RankManifest(BENCH, {"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
+    return reduce_manifests({2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
 
 
 def test_a_mismatch_names_site_rank_and_first_difference():
@@ -76,21 +71,21 @@ def test_the_order_of_candidates_is_their_identity():
 def test_equal_lists_are_told_by_one_rank():
     """The others send a digest, and nothing is asked for again."""
     same = {"s": digest(["A", "B"])}
-    told = reduce_manifests({0: RankManifest(BENCH, same, {"s": ["A", "B"]}), 1: RankManifest(BENCH, same), 2: RankManifest(BENCH)})
+    told = reduce_manifests({0: RankManifest(same, {"s": ["A", "B"]}), 1: RankManifest(same), 2: RankManifest()})
     assert (told.lists, told.unlisted, told.mismatch) == ({"s": ["A", "B"]}, [], "")
 
 
 def test_lists_that_differ_or_are_not_told_are_asked_for():
     """A digest that is not that of the list, or a site that the first rank has not met; sorted, so equal on all ranks."""
-    first = RankManifest(BENCH, {"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
-    other = RankManifest(BENCH, {"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
+    first = RankManifest({"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
+    other = RankManifest({"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
     assert reduce_manifests({0: first, 1: other}).unlisted == ["s", "t"]
 
 
 def test_an_empty_list_counts_as_told():
     """A site that the user pruned to nothing on all ranks needs no second call."""
     empty = {"s": digest([])}
-    assert reduce_manifests({0: RankManifest(BENCH, empty, {"s": []}), 1: RankManifest(BENCH, empty)}).unlisted == []
+    assert reduce_manifests({0: RankManifest(empty, {"s": []}), 1: RankManifest(empty)}).unlisted == []
 
 
 @pytest.mark.parametrize(
@@ -106,28 +101,13 @@ def test_an_empty_list_counts_as_told():
 )
 def test_a_config_that_another_rank_lacks_is_disputed(hits: list[dict[str, str]], missed: str, expected: list[str]):
     """Known on one rank and missed on another, or known differently."""
-    told = {rank: RankManifest(BENCH, dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
+    told = {rank: RankManifest(dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
     assert reduce_manifests(told).disputed == expected
 
 
 def test_one_rank_that_has_not_watched_is_enough():
-    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH, is_watched=False)}).is_watched is False
-    assert reduce_manifests({0: RankManifest(BENCH), 1: RankManifest(BENCH)}).is_watched is True
-
-
-def test_ranks_with_equal_keys_are_one_keyset():
-    """On one host; where they are all of its ranks the keys are left out, so that the message does not grow."""
-    keys = {"s": "a" * KEY_CHARS}
-    told = reduce_manifests(
-        {rank: RankManifest(Placement("hi"[rank // 2], rank % 2, 2), keys=keys if rank else {"s": "b" * KEY_CHARS}) for rank in range(4)}
-    )
-    assert told.compile_keys == {
-        "s": [
-            CompileKeys("h", "b" * KEY_CHARS, [0], [0], 2),
-            CompileKeys("h", "a" * KEY_CHARS, [1], [1], 2),
-            CompileKeys("i", "", [2, 3], [0, 1], 2),
-        ]
-    }
+    assert reduce_manifests({0: RankManifest(), 1: RankManifest(is_watched=False)}).is_watched is False
+    assert reduce_manifests({0: RankManifest(), 1: RankManifest()}).is_watched is True
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------------
@@ -138,7 +118,7 @@ def told(*tickets: LookupResult | None, folders: str = "") -> SiteManifest:
     calls = {}
     for n, ticket in enumerate(tickets):
         of_site = {} if ticket is None else {"s": ticket}
-        calls[2 * n] = RankManifest(BENCH, dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), lookups=of_site)
+        calls[2 * n] = RankManifest(dict.fromkeys(of_site, digest([])), folder=folders[n : n + 1].strip(), lookups=of_site)
     return reduce_manifests(calls)
 
 
@@ -199,7 +179,7 @@ def test_a_record_that_must_be_there_is_missed_by_the_first_rank_that_lacks_it()
     assert told(None, LACKS, miss, miss).missed == "site s, rank 4: Why."
     assert told(HAS_A, LookupResult("other", miss="Why.")).missed == "site s, rank 2: Why."
     sites = {site: digest([]) for site in "ts"}
-    assert reduce_manifests({0: RankManifest(BENCH, sites, lookups=dict.fromkeys(sites, miss))}).missed.startswith("site s")
+    assert reduce_manifests({0: RankManifest(sites, lookups=dict.fromkeys(sites, miss))}).missed.startswith("site s")
 
 
 @pytest.mark.parametrize(
@@ -220,14 +200,14 @@ def test_one_rank_for_each_folder_and_key_keeps_a_record(tickets: list[LookupRes
 def test_what_is_known_is_what_the_first_rank_knows():
     """A later rank's counts for sites that the first has not met."""
     one, other = (PriorTimes({0: Times(ms, 1.0)}, 0) for ms in (1.0, 2.0))
-    got = reduce_manifests({0: RankManifest(BENCH, prior={"s": one}), 1: RankManifest(BENCH, prior={"s": other, "t": other})})
+    got = reduce_manifests({0: RankManifest(prior={"s": one}), 1: RankManifest(prior={"s": other, "t": other})})
     assert got.prior == {"s": one, "t": other}
 
 
 def test_a_recalled_site_is_not_rehearsed():
     """Others whose candidates cannot be compiled ahead are."""
     sites = {"s": digest([]), "t": digest([])}
-    got = reduce_manifests({0: RankManifest(BENCH, sites, lookups={"s": HAS_A, "t": LACKS}, warm_ups={"s": 1, "t": 2})})
+    got = reduce_manifests({0: RankManifest(sites, lookups={"s": HAS_A, "t": LACKS}, warm_ups={"s": 1, "t": 2})})
     assert (list(got.cached), got.warm_ups) == (["s"], {"t": 2})
 
 
@@ -238,14 +218,12 @@ def test_a_recalled_site_is_not_rehearsed():
 def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
     """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
     calls = {
-        rank: RankManifest(BENCH, {"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
+        rank: RankManifest({"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
         for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
     }
     assert reduce_manifests(calls).is_watched is expected
 
 
 def test_compile_threads_are_those_of_the_host_with_the_most():
-    """Two ranks of four threads on one host, and one of six on another: all ranks decide by eight."""
-    placements = [Placement("a", 0, 2), Placement("a", 1, 2), Placement("b", 0, 1)]
-    manifests = {rank: RankManifest(each, n_threads=n) for rank, (each, n) in enumerate(zip(placements, (4, 4, 6), strict=True))}
-    assert reduce_manifests(manifests).n_threads == 8
+    """All ranks decide by eight."""
+    assert reduce_manifests({rank: RankManifest(n_threads=n) for rank, n in enumerate((8, 8, 6))}).n_threads == 8

@@ -64,7 +64,7 @@ def _all_done(parts: Mapping[int, None]) -> None:
 def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Settled]:
     """Write the records, and what each site's choice rests on."""
     context.expenses.total()
-    where = environment(len(context.ranks.members), context.placement.n_ranks)
+    where = environment(len(context.ranks.members), context.compiler.n_ranks)
     settled = []
     records = {label: make_record(context, label, where) for label in winners}
     context.records.extend(records.values())

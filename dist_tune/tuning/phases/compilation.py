@@ -1,7 +1,7 @@
 """Second phase: new sites from source to the device, on all ranks.
 
-Each distinct kernel is compiled once per host, then loaded by all ranks that have it; a candidate that any rank cannot run is out
-before anything is launched. Collective throughout.
+Each distinct kernel is compiled once per host: every rank begins with another part of the candidates, passes over what another process
+compiles, and comes back to it. A candidate that any rank cannot run is out before anything is launched. Collective throughout.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_tune.compiler import CompileKeys, Resources, own_share, partition_configs, standing_in
+from dist_tune.compiler import standing_in
 from dist_tune.distributed import Reduction
-from dist_tune.errors import CandidateFailure, Failures
+from dist_tune.errors import Failures
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
-from dist_tune.search import BatchReport, reduce_reports
-from dist_tune.sites import RankManifest, Site, note_progress, take_failures
+from dist_tune.search import Report, reduce_reports
+from dist_tune.sites import Site, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
-from dist_tune.tuning.phases.discover import MANIFESTS
 from dist_tune.watch import Kind
 
 Waves = Mapping[str, Collection[int]]
@@ -58,7 +57,7 @@ def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
         for label, first in report.first.items():
             by_site.setdefault(label, []).append(first)
     equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
-    return Loaded(reduce_reports({rank: BatchReport(failures=each.failures) for rank, each in reports.items()}).failures, equal)
+    return Loaded(reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures, equal)
 
 
 def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -88,17 +87,17 @@ def _first_equals(context: TuningContext, site: Site) -> list[int]:
     return first_equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
 
 
-def compile_new(context: TuningContext, compile_keys: Mapping[str, Sequence[CompileKeys]]) -> Loaded:
-    """Compile, share and load the candidates of new sites."""
+def compile_new(context: TuningContext, *, is_any_compiled: bool) -> Loaded:
+    """Compile and load the candidates of new sites. ``is_any_compiled``: one of them is compiled ahead, on some rank."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    loaded = load_all(context, new, compile_keys, {site.label: site.tried for site in new})
+    loaded = load_all(context, new, {site.label: site.tried for site in new}) if is_any_compiled else Loaded()
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
         if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
-            context.log.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+            context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
     return loaded
 
 
@@ -106,8 +105,8 @@ def compile_waves(context: TuningContext, waves: Waves) -> Failures:
     """The same for candidates that guided searches ask for later."""
     known = context.sites.met
     sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
-    compile_keys = {label: keys for label in waves if (keys := context.entries[label].compile_keys)}
-    return load_all(context, sites, compile_keys, waves).failures
+    is_any_compiled = any(not context.entries[label].n_warm_ups for label in waves)
+    return load_all(context, sites, waves).failures if is_any_compiled else {}
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
@@ -124,13 +123,11 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
             del found[label]
         else:
             known.add(compiler.keys(label))
-    mine = RankManifest(context.placement, keys={label: compiler.keys(label) for label in found})
-    manifest = context.reduce("manifest", mine, MANIFESTS)
     kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
     asked = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
     wanted = {label: [k for k, i in enumerate(each.candidates) if i in asked[label]] for label, each in found.items()}
     # A function may do anything with its config, so equal kernels mean nothing.
-    failed = load_all(context, list(kernels.values()), manifest.compile_keys, wanted).failures
+    failed = load_all(context, list(kernels.values()), wanted).failures
     for label, each in found.items():
         _note_resources(met[each.function], each.candidates, kernels[label])
         for k, failure in failed.get(label, {}).items():
@@ -161,75 +158,50 @@ def _launches(site: Site, recorder: LaunchRecorder) -> list[Precompile]:
     return [as_recorded(site.label, mine)] if mine else []
 
 
-def load_all(context: TuningContext, new: Sequence[Site], compile_keys: Mapping[str, Sequence[CompileKeys]], wanted: Waves) -> Loaded:
-    """Compile, share and load the ``wanted`` candidates of some sites."""
-    if not compile_keys:  # on no rank
-        return Loaded({}, {})
-    # Each kernel once per host. The others find it in Triton's disk cache once this meeting is over.
-    shares = {each.label: _share_of(context, each, compile_keys.get(each.label, []), wanted[each.label]) for each in new}
-    _compile(context, new, shares)
-    # What others have written by now is read and loaded while they compile the rest.
-    _compile(context, new, {each.label: context.compiler.on_disk(each.label, set(wanted[each.label]) - shares[each.label]) for each in new})
-    failed = context.vote("compiled", take_failures(new))
-    _compile(context, new, {site.label: set(wanted[site.label]) - failed.get(site.label, {}).keys() for site in new})
+def load_all(context: TuningContext, new: Sequence[Site], wanted: Waves) -> Loaded:
+    """Compile and load the ``wanted`` candidates of some sites."""
+    _compile(context, new, {site.label: set(wanted[site.label]) for site in new})
     for site in new:
-        _load(context, site, sorted(wanted[site.label]), failed.get(site.label, {}))
+        for index in sorted(set(wanted[site.label]) - site.failures.keys()):
+            _load_one(context, site, index)
     if told := standing_in():
-        context.log.warning(told)
+        context.story.warning(told)
     context.compiler.close()
     loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
     context.note_machine(loaded.failures)
-    for label, failures in loaded.failures.items():
-        failed[label] = {**failures, **failed.get(label, {})}
-    return Loaded(failed, loaded.equal)
+    return loaded
 
 
-def _share_of(context: TuningContext, site: Site, compile_keys: Sequence[CompileKeys], wanted: Collection[int]) -> set[int]:
-    partitions = {n_ranks: partition_configs(site.configs, n_ranks, wanted) for n_ranks in {each.n_ranks for each in compile_keys}}
-    return own_share(context.ranks.rank, compile_keys, partitions) & set(wanted)
-
-
-def _compile(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
-    """Compile these."""
-    compiler, n_all = context.compiler, sum(map(len, shares.values()))
-    for label, indices in shares.items():
+def _compile(context: TuningContext, sites: Sequence[Site], wanted: Mapping[str, set[int]]) -> None:
+    compiler, n_all = context.compiler, sum(map(len, wanted.values()))
+    for label, indices in wanted.items():
         compiler.queue(label, indices)
     for site in sites:
-        for n_pending in compiler.wait(site.label, shares[site.label]):
+        for n_pending in compiler.wait(site.label, wanted[site.label]):
             note_progress()
             context.replays.watchdog.note(f"compiling {site.label}")
             context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go", may_last=True)
             context.story.compiled(compiler.ended)
-            context.story.terminal.step(n_all - sum(len(compiler.pending(label) & share) for label, share in shares.items()), n_all)
-            _load_ready(context, sites, shares)
-        compiler.retry(site.label, shares[site.label])
+            context.story.terminal.step(n_all - sum(len(compiler.pending(label) & each) for label, each in wanted.items()), n_all)
+            _load_ready(context, sites, wanted)
+        compiler.retry(site.label, wanted[site.label])
         for index, failure in compiler.failures(site.label).items():
             context.sites.reject(site, index, failure)
     context.story.compiled(compiler.ended)
 
 
-def _load_ready(context: TuningContext, sites: Sequence[Site], shares: Mapping[str, set[int]]) -> None:
-    """Load what is compiled of these, for a moment: this thread has nothing else to do, and afterwards all ranks would wait for it.
+def _load_ready(context: TuningContext, sites: Sequence[Site], wanted: Mapping[str, set[int]]) -> None:
+    """Load what is compiled of these, for a moment: this thread has nothing else to do meanwhile.
 
     All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet to make.
     """
     until = time.monotonic() + _LOAD_S
     for site in sites:
-        for index in sorted(context.compiler.ready(site.label) & shares[site.label]):
+        for index in sorted(context.compiler.ready(site.label) & wanted[site.label]):
             if time.monotonic() > until:
                 return
             if index not in site.failures:
                 _load_one(context, site, index, is_early=True)
-
-
-def _load(context: TuningContext, site: Site, wanted: Sequence[int], failed: Mapping[int, CandidateFailure]) -> None:
-    for index in wanted:
-        if index in failed:
-            # Another rank found that it needs too much; so does this one, without having tried.
-            if index not in site.resources and (needed := context.compiler.known_need(site.label, index)) is not None:
-                site.resources[index] = Resources(needed, None, None)
-        elif index not in site.failures:
-            _load_one(context, site, index)
 
 
 def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
@@ -252,22 +224,15 @@ def _note_resources(function: Site, candidates: Sequence[int], kernel: Site) -> 
 
 
 def tell_of_work(context: TuningContext) -> None:
-    """Two lines on the compilations since the last call of this; none if nothing was compiled."""
-    work = context.compiler.take_work()
-    if work is None:
+    """A line on the compilations since the last call of this; none if nothing was compiled."""
+    work, wall_s = context.compiler.take_work()
+    fates = {name: work.pop(name, 0) for name in ("compiled", "equal", "on_disk", "failed")}
+    if not any(fates.values()):
         return
-    context.expenses.seconds.compile_cpu += sum(work.stage_s.values())
-    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.stage_s.items())
-    at_work = work.busy_s / max(work.wall_s, 1e-3)
-    context.log.info(
-        f"closure={context.name} kernels: compiled={work.n_compiled} equal={work.n_equal} on_disk={work.n_found} failed={work.n_failed} "
-        f"cpu_seconds: {stages} threads_at_work={at_work:.1f} of {context.compiler.n_threads} in {work.wall_s:.3f} s"
+    at_work_s = work.pop("at_work")
+    context.expenses.seconds.compile_cpu += sum(work.values())
+    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.items())
+    context.story.info(
+        f"closure={context.name} kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages} "
+        f"threads_at_work={at_work_s / max(wall_s, 1e-3):.1f} of {context.compiler.n_threads} in {wall_s:.3f} s"
     )
-    place = context.compiler.place(work.slowest) if work.slowest is not None else None
-    if place is not None and work.n_compiled + work.n_failed:
-        label, candidate = place
-        site = context.sites.met.get(label.partition(" > ")[0])  # of a kernel inside a function, the function
-        config = f' config="{site.texts[candidate]}"' if site is not None else ""
-        context.log.info(
-            f"closure={context.name} slowest compilation: seconds={work.slowest_s:.3f} site={label} candidate={candidate}{config}"
-        )

@@ -180,15 +180,11 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
     """This rank's manifest, with the candidates of the sites in ``spelled`` in full, and the codes of kernels in ``unread``."""
     met, lookup = context.sites.met, context.lookup
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
-    compiled = [site for site in sites.values() if site.is_new and site.is_compiled and site.record is None]
-    keys = {site.label: context.compiler.keys(site.label) for site in compiled}
     is_first, variants = context.ranks.is_first, context.replays.trials.variants
     return RankManifest(
-        context.placement,
         sites={label: digest(site.texts) for label, site in sites.items()},
         lists={label: site.texts for label, site in sites.items() if label in spelled},
-        n_threads=context.compiler.n_threads,
-        keys=keys,
+        n_threads=context.compiler.n_threads * context.compiler.n_ranks,
         hits=dict(context.sites.hits),
         kinds=context.sites.labels.kinds(
             {label: site.source for label, site in met.items() if site.source}, unread, is_alone=context.ranks.is_alone

@@ -33,7 +33,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         for label in labels:
             entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
             entry.writers.update(manifest.writers[label])
-            entry.compile_keys.extend(manifest.compile_keys.get(label, []))
             if label in sites.met:
                 sites.met[label].untried = entry.untried
         sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
@@ -41,7 +40,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
         context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
         tell_of_sites(context, labels)
-        loaded = compile_new(context, manifest.compile_keys)
+        loaded = compile_new(context, is_any_compiled=any(label not in manifest.warm_ups for label in labels))
         several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
         for label in labels:
             failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})

@@ -1,6 +1,6 @@
 """Variants of sites that replays have met, compiled on all ranks before replays go on. Collective throughout.
 
-Each rank has its own variants; those with equal arguments have equal labels, and are compiled once per host.
+Each rank has its own variants; those with equal arguments have equal labels.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
     race, variants = context.race, context.replays.trials.variants
     mine = {label: each for label, each in variants.labels().items() if each[0].label in race}
     in_full = [label for label, (_, each) in mine.items() if is_last or each.is_full or variants.is_frequent(each)]
-    keys = {label: context.compiler.keys(label) for label in mine}
-    part = RankManifest(context.placement, keys=keys, in_full=in_full, variants=variants.n_by_site(), endless=variants.endless)
+    part = RankManifest(in_full=in_full, variants=variants.n_by_site(), endless=variants.endless)
     manifest = context.reduce("variants", part, MANIFESTS)
     note_variants(context, manifest)
     new, wanted = [], dict[str, set[int]]()
@@ -54,7 +53,7 @@ def compile_variants(context: TuningContext, *, is_last: bool = False) -> None:
         variant.is_full = label in manifest.in_full or len(alive) <= _FEW
         wanted[label] = set(alive if variant.is_full else _stand_in(site, alive))
         new.append(Site(label, site.kernel, site.key, site.configs, site.texts))
-    failed = load_all(context, new, manifest.compile_keys, wanted).failures  # those that are equal in another variant do not race
+    failed = load_all(context, new, wanted).failures  # those that are equal in another variant do not race
     for label, (_, variant) in mine.items():
         variant.loaded |= wanted[label] - failed.get(label, {}).keys()
     for label, failures in failed.items():
