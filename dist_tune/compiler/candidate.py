@@ -18,7 +18,6 @@ from typing import IO, Any, NoReturn, Protocol
 
 import triton
 from triton.runtime import _async_compile
-from triton.runtime.errors import PTXASError
 
 from dist_tune.compiler.output import quiet_terminal
 from dist_tune.compiler.processes import Worker
@@ -102,8 +101,11 @@ class Compilation:
         """Not started and not done."""
         return self.started_at is None and not self.done.is_set()
 
-    def run(self, shared_limit_bytes: int | None) -> bool:
-        """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread."""
+    def run(self, shared_limit_bytes: int | None, note: Callable[[Any], None] = lambda result: None) -> bool:
+        """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread.
+
+        ``note`` is called with the result before others see it.
+        """
         with claim(self.key) as claimed:
             with self._lock:
                 if claimed is None or self._compile is None:
@@ -116,6 +118,7 @@ class Compilation:
             try:
                 result = _attempt(lambda: self._compiled(compile_, claimed, shared_limit_bytes))
             finally:
+                note(result)
                 self._finish(result)
         return True
 
@@ -187,18 +190,16 @@ class Candidate:
 
         ``is_early``: others are still compiled. A load that the machine fails then is put off to the next call; None.
         """
-        if self._loaded is None:
-            compiled = self.compilation.result
-            # None under the interpreter, and with a hook of the user's that keeps Triton from compiling.
-            if compiled is None or isinstance(compiled, Failure):
-                self._loaded = compiled
-            else:
-                for _ in range(1 if is_early else 2):  # once more, if it was the machine that failed
-                    loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
-                    is_machine_s = isinstance(loaded, Failure) and loaded.kind is FailureKind.MACHINE
-                    self._loaded = None if is_early and is_machine_s else loaded
-                    if not is_machine_s:
-                        break
+        compiled = self.compilation.result
+        if compiled is None or isinstance(compiled, Failure):  # None under the interpreter, and with a hook of the user's
+            self._loaded = compiled
+        for is_last in (False, True):  # once more, if it was the machine that failed
+            if self._loaded is None and compiled is not None:
+                loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+                if is_last or not isinstance(loaded, Failure) or loaded.kind is not FailureKind.MACHINE:
+                    self._loaded = loaded
+                elif is_early:
+                    break
         return self._loaded
 
     def kernel(self) -> str:
@@ -242,16 +243,17 @@ class Candidate:
 
 def _attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, shared_bytes: int | None = None) -> Any:
     """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's output."""
-    with quiet_terminal.capture() as capture:
-        try:
-            return step()
-        except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
-            # Raised further, it would end a compiling thread, and the ranks would wait for the result.
-            if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
-                shared_bytes = error.required
-            # Raised by Python without output on descriptor 2; the user's lines may be there.
-            is_python_s = isinstance(error, triton.OutOfResources | PTXASError)
-            return Failure(reason_of(error), capture.take(with_descriptor=not is_python_s), shared_bytes, kind_of(error, kind))
+    start = quiet_terminal.n_bytes()
+    try:
+        return step()
+    except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
+        # Raised further, it would end a compiling thread, and the ranks would wait for the result.
+        text = ""
+        if not isinstance(error, triton.OutOfResources):  # of which the compiler writes nothing: what is there is another's
+            text = quiet_terminal.take(start)
+        elif error.name == "shared memory":
+            shared_bytes = error.required
+        return Failure(reason_of(error), text, shared_bytes, kind_of(error, kind))
 
 
 def _int(holder: Any, name: str) -> int:

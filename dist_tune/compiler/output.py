@@ -1,8 +1,8 @@
 """What compilers write while a tuning compiles: off the user's terminal, and in one temporary folder that others sweep.
 
 A config that fails to compile can dump hundreds of lines: MLIR from C++ to file descriptor 2, PTX by ``print``. Descriptor 2 leads to a
-file meanwhile, past which Python's own stderr is written to the terminal, and Triton's backends print by ``heard``. If a compiler aborts
-the process, its last words stay in the file.
+file meanwhile, past which Python's own stderr is written to the terminal, and Triton's backends print there by ``heard``. If a compiler
+aborts the process, its last words stay in the file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _ALIVE, _LAST_WORDS = "alive", "stderr"
 _DAY_S = 86_400.0
 _made: list[str] = []
 """The folder, while there is one."""
-_thread = threading.local()
-"""``capture`` of a thread within one."""
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -105,12 +103,11 @@ class _TemporaryFiles:
 
 
 def heard(*values: object, sep: str = " ", end: str = "\n") -> None:
-    """``print``, within a capture of this thread kept in it."""
-    capture: Capture | None = getattr(_thread, "capture", None)
-    if capture is None:
-        print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
+    """``print``, while the terminal is kept quiet to descriptor 2."""
+    if quiet_terminal.kept_at:
+        _to(2)((sep.join(map(str, values)) + end).encode())
     else:
-        capture.printed.append(sep.join(map(str, values)) + end)
+        print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
 
 
 def shortened(text: str) -> str:
@@ -121,52 +118,32 @@ def shortened(text: str) -> str:
     return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
 
 
-class Capture:
-    """The text that backends print on one thread, and the part of the file that was written through descriptor 2 meanwhile."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._start = os.fstat(file.fileno()).st_size if file is not None else 0
-        self.printed: list[str] = []
-        """Printed at the end of the capture unless taken."""
-
-    def take(self, *, with_descriptor: bool) -> str:
-        """Text that was captured and, ``with_descriptor``, what was written through descriptor 2 since and not taken before.
-
-        Writers to descriptor 2 cannot be told apart: of several compilations at work, the first to fail takes it all.
-        """
-        text = "".join(self.printed)
-        self.printed.clear()
-        if with_descriptor and self._file is not None:
-            with suppress(ValueError):  # closed meanwhile
-                text += _taken(self._file, self._start).decode(errors="replace")
-        return shortened(text)
-
-
 class QuietTerminal:
-    """The redirection of one process, shared by all tunings that compile, and the captures of their threads."""
+    """The redirection of one process, shared by all tunings that compile."""
 
     def __init__(self) -> None:
         self.redirected = SharedContext(self._redirected)
         """Entered by each tuning; the last one to leave gives the terminal back, with all text that no failed compilation took."""
         self._file: Any = None
+        self._lock = threading.Lock()
 
     @property
     def kept_at(self) -> str:
         """Path of the file that descriptor 2 leads to; an aborted process leaves it behind. Empty if not redirected."""
         return str(getattr(self._file, "name", ""))
 
-    @contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Keep what backends print on this thread. Text that is not taken is printed at the end, as a dump that the user has asked for."""
-        capture = _thread.capture = Capture(self._file)
-        try:
-            yield capture
-        finally:
-            _thread.capture = None
-            if capture.printed:
-                with suppress(OSError, ValueError):  # closed meanwhile
-                    heard("".join(capture.printed), end="")
+    def n_bytes(self) -> int:
+        """Written so far."""
+        with self._lock:
+            return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
+
+    def take(self, start: int) -> str:
+        """Text that was written since there were ``start`` bytes, and not taken before.
+
+        Writers cannot be told apart: of several compilations at work, the first to fail takes it all.
+        """
+        with self._lock:
+            return shortened(_taken(self._file, start).decode(errors="replace")) if self._file is not None else ""
 
     @contextmanager
     def _redirected(self) -> Iterator[None]:
@@ -196,9 +173,10 @@ class QuietTerminal:
         with suppress(OSError):  # descriptor 2 closed by the user
             if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
                 os.dup2(terminal, 2)
-        file, self._file = self._file, None
+        with self._lock:
+            rest, self._file = _taken(self._file, 0), None  # not before: other threads may write meanwhile
         with suppress(OSError):  # the terminal is gone
-            _to(terminal)(_taken(file, 0))  # not before: other threads may write meanwhile
+            _to(terminal)(rest)
 
 
 def _taken(file: Any, start: int) -> bytes:

@@ -154,7 +154,6 @@ class Job:
 
 _built: set[tuple[str, ...]] = set()
 """Signatures of this process."""
-_built_lock = threading.Lock()
 
 
 def build_ahead(source: Any) -> None:
@@ -168,10 +167,9 @@ def build_ahead(source: Any) -> None:
     except ImportError:  # a Triton that needs none
         return
     signature = tuple(map(str, source.signature.values()))
-    with _built_lock:
-        if signature in _built or any(each.startswith("tensordesc") for each in signature):
-            return
-        _built.add(signature)
+    if signature in _built or any(each.startswith("tensordesc") for each in signature):
+        return
+    _built.add(signature)
 
     def build() -> None:
         constants = {(source.fn.arg_names.index(at),) if isinstance(at, str) else at: value for at, value in source.constants.items()}

@@ -314,24 +314,23 @@ class Compiler:
         def compile_stages(*kernel: Any) -> Made:
             return self._compile_stages(compilation, processes, (*kernel, self._shared_limit_bytes, temporary_folder()))
 
+        def note(result: Any) -> None:
+            seconds, cost = time.monotonic() - began, compilation.turn[1]
+            is_equal = "ttgir" in job.seconds and "llir" not in job.seconds
+            fate = "equal" if is_equal else "compiled" if job.seconds else "on_disk"
+            with self._lock:
+                self._work.update({"at_work": seconds, **job.seconds, "failed" if isinstance(result, Failure) else fate: 1})
+                if cost and fate == "compiled":
+                    self._pace_s[compilation.label] = seconds / sqrt(-cost)
+            facts = {"seconds": seconds, "worker": self._numbers[thread], "is_cached": fate == "on_disk"}
+            self.ended.append((compilation.label, {"candidate": compilation.candidate, "at": time.time(), **facts}))
+
         job = Job(self._front_end, prepare, compile_stages, is_urgent=is_urgent)
         with job.under_way():
-            has_run = compilation.run(self._shared_limit_bytes)
+            has_run = compilation.run(self._shared_limit_bytes, note)
         for each in processes:
             self._processes.give(each)
-        if not has_run:
-            return False
-        seconds, cost = time.monotonic() - began, compilation.turn[1]
-        has_failed, is_found = isinstance(compilation.result, Failure), not job.seconds
-        is_equal = "ttgir" in job.seconds and "llir" not in job.seconds
-        fate = "failed" if has_failed else "on_disk" if is_found else "equal" if is_equal else "compiled"
-        with self._lock:
-            self._work.update({"at_work": seconds, **job.seconds, fate: 1})
-            if cost and fate == "compiled":
-                self._pace_s[compilation.label] = seconds / sqrt(-cost)
-        facts = {"seconds": seconds, "worker": self._numbers[thread], "is_cached": fate == "on_disk"}
-        self.ended.append((compilation.label, {"candidate": compilation.candidate, "at": time.time(), **facts}))
-        return True
+        return has_run
 
     def _compile_stages(self, compilation: Compilation, processes: list[Worker], request: tuple[Any, ...]) -> Made:
         """Run the stages of a kernel in a process, or in this one. A crash that does not come again costs nothing."""

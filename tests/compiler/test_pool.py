@@ -300,13 +300,13 @@ def _loads_before_the_meeting(rank: int) -> Any:
     loads, met, begun = list[str](), list[int](), list[int]()
     load, compile_one = fake_gpu._Utils.load_binary, Compilation.run
 
-    def compiling(self: Compilation, limit_bytes: int | None) -> bool:
+    def compiling(self: Compilation, *args: Any) -> bool:
         begun.append(1)
         until = time.monotonic() + 20.0
         while len(begun) == 6 and len(loads) < 4 and time.monotonic() < until:  # the last one takes as long as that
             time.sleep(0.01)
         met.append(len(loads))
-        return compile_one(self, limit_bytes)
+        return compile_one(self, *args)
 
     def loading(self: Any, name: str, *rest: Any) -> Any:
         loads.append(name)
