@@ -8,12 +8,14 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import nullcontext
+from collections import Counter
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dist_tune.measure import WallSpan
 from dist_tune.offline import Outcome, Problem, tune_and_save_configs, tune_kernel, tune_problems
@@ -120,6 +122,29 @@ def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
     assert [n_made(), n_made()] == [6, 1]
     args.size = 4
     assert n_made() == 6
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_before: int):
+    """Two sizes by one factory, which differ in tensors alone: the first is not the second, which was cut off; that goes on."""
+
+    def tune(n_runs: int) -> None:
+        left = torch.tensor(n_runs)  # no plain value, as its inputs are none
+
+        def run() -> None:
+            left.sub_(1)
+            if left == 0:
+                raise KeyboardInterrupt
+
+        with suppress(KeyboardInterrupt):
+            tune_kernel(SPACE, lambda config: (run, None), num_iters=3, name="k")
+
+    monkeypatch.setattr("dist_tune.offline.api._n_tuned", Counter(k=1))
+    tune(40)
+    monkeypatch.setattr("dist_tune.offline.api._n_tuned", Counter(k=n_before))  # as in a process that begins
+    tune(-1)
+    goes_on = "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
+    assert goes_on == (n_before == 1)
 
 
 def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(monkeypatch: pytest.MonkeyPatch):
