@@ -158,8 +158,8 @@ class Compilation:
 class Asked(BaseException):
     """Triton's answer: the key, a function that compiles, and one that puts the result into the kernel's in-memory cache.
 
-    Raised in place of a stand-in, which would stay in that cache until it is a kernel, and for good if it fails: Triton 3.6 never
-    removes it, and 3.9 launches through it. Not an ``Exception``, because it must pass the user's own wrappers.
+    Raised in place of a stand-in, which would stay in that cache for good if it fails. Not an ``Exception``, because it must pass the
+    user's own wrappers.
     """
 
 

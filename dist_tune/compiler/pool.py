@@ -105,11 +105,19 @@ class Compiler:
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
         self._open()
-        site_turns = turns(configs, self._position, self.n_ranks)
-        early = {} if awaited is None else {awaited: self._candidate(launch, configs[awaited], label, awaited, site_turns)}
-        for candidate in early.values():
-            self._start_now(candidate.compilation)
-        self._sites[label] = [early.get(i) or self._candidate(launch, each, label, i, site_turns) for i, each in enumerate(configs)]
+        found, order = dict[int, Candidate](), turns(configs, self._position, self.n_ranks)
+        for i in sorted(range(len(configs)), key=lambda i: i != awaited):
+            found[i] = Candidate(launch, configs[i])
+            compilation = found[i].compilation
+            if compilation.key and not compilation.done.is_set():
+                compilation.label, compilation.candidate, compilation.turn = label, i, order[i]
+                found[i].compilation = self._by_key.setdefault(compilation.key, compilation)
+                if self._shared_limit_bytes is None:
+                    with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
+                        self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
+            if i == awaited:
+                self._start_now(found[i].compilation)
+        self._sites[label] = [found[i] for i in range(len(configs))]
         self.queue(label, first)
 
     def rename(self, labels: Mapping[str, str]) -> None:
@@ -225,17 +233,6 @@ class Compiler:
             self._patches.enter_context(patched())
             self._patches.enter_context(quiet_terminal.redirected())
         self._is_open = True
-
-    def _candidate(self, launch: Compilable, config: triton.Config, label: str, index: int, site_turns: Sequence[Any]) -> Candidate:
-        candidate = Candidate(launch, config)
-        compilation = candidate.compilation
-        if compilation.key and not compilation.done.is_set():
-            compilation.label, compilation.candidate, compilation.turn = label, index, site_turns[index]
-            candidate.compilation = self._by_key.setdefault(compilation.key, compilation)
-            if self._shared_limit_bytes is None:
-                with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
-                    self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
-        return candidate
 
     def _wait(self, compilations: list[Compilation], stuck_after_s: float) -> Iterator[int]:
         while pending := [each for each in compilations if not each.done.is_set()]:

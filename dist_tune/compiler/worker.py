@@ -154,7 +154,6 @@ def main(descriptor: int, paths: list[str]) -> None:
 
     connection = Connection(descriptor)
     connection.send(triton.__file__)
-    _prepare()
     while connection.poll(IDLE_S):
         try:
             request = connection.recv()
@@ -168,15 +167,6 @@ def main(descriptor: int, paths: list[str]) -> None:
             connection.send(reply)
         except (pickle.PicklingError, TypeError, AttributeError):  # an error that holds what cannot travel
             connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
-
-
-def _prepare() -> None:
-    """Do what the first kernel would wait for: imports, and asking ptxas for its version, which Triton does once a process."""
-    from triton import knobs
-    from triton.backends.nvidia import compiler  # noqa: F401  # for the first kernel
-
-    with suppress(RuntimeError, OSError):  # no ptxas: the first kernel says so
-        knobs.nvidia.ptxas.version  # noqa: B018  # asks for it
 
 
 def _end_with(parent: int) -> None:

@@ -100,36 +100,23 @@ def test_a_failing_compiler_is_not_heard_and_the_user_is(flags: tuple[str, ...])
     assert stderr.splitlines() == ["stderr", "logging", "user's C before", "user's C after", "C later", "stderr later"]
 
 
-PROGRAMS = {
-    # Of a compilation that does not fail: what it prints at its end, what it writes to descriptor 2 when all have left.
-    "what nobody takes comes out": (
-        """
+PROGRAMS = r"""
+# what nobody takes comes out: 'next\nas ever\n', 'dump of NVPTX\nremark\n'
 enter()
 heard("dump of NVPTX")
-os.write(2, b"remark\\n")
+os.write(2, b"remark\n")
 print("next")
 leave()
 heard("as ever")
-""",
-        "next\nas ever\n",
-        "dump of NVPTX\nremark\n",
-    ),
-    # Two tunings in two threads.
-    "the last to leave gives the terminal back": (
-        """
+# the last to leave gives the terminal back: '', 'kept\n'
 before = state()
 enter(), enter()
 leave()
-os.write(2, b"kept\\n")
+os.write(2, b"kept\n")
 leave()
 assert state() == before
 assert quiet_terminal.take(0) == ""
-""",
-        "",
-        "kept\n",
-    ),
-    "a stream that the user puts in place meanwhile stays": (
-        """
+# a stream that the user puts in place meanwhile stays: '', ''
 original, before = sys.stderr, state()
 enter()
 sys.stderr = sys.stdout
@@ -137,89 +124,51 @@ leave()
 assert sys.stderr is sys.stdout
 sys.stderr = original
 assert state() == before
-""",
-        "",
-        "",
-    ),
-    "a descriptor that the user redirects meanwhile stays": (
-        """
+# a descriptor that the user redirects meanwhile stays: '', ''
 enter()
 file = tempfile.TemporaryFile()
 os.dup2(file.fileno(), 2)
 leave()
 print("to the file", file=sys.stderr)
-assert os.pread(file.fileno(), 100, 0) == b"to the file\\n"
-""",
-        "",
-        "",
-    ),
-    "a file that somebody deletes meanwhile": (
-        """
-before = state()
-enter()
-os.unlink(quiet_terminal.kept_at)
-os.write(2, b"C\\n")
-leave()
-assert state() == before
-""",
-        "",
-        "C\n",
-    ),
-    # Then compilers are heard on descriptor 2, and nothing is left open.
-    "no room for a file": (
-        """
+assert os.pread(file.fileno(), 100, 0) == b"to the file\n"
+# no room for a file: '', 'MLIR\nstderr\n'
 def full(**options):
     raise OSError(28, "No space left on device")
 tempfile.mkdtemp = full
 before = state()
 enter()
-os.write(2, b"MLIR\\n")
+os.write(2, b"MLIR\n")
 print("stderr", file=sys.stderr)
 leave()
 assert state() == before
-""",
-        "",
-        "MLIR\nstderr\n",
-    ),
-    # Beginning and end are kept; a large rest that is somebody else's goes through a pipe in whole.
-    "megabytes are shortened": (
-        """
+# megabytes are shortened: '', 'y' * 3_000_000
 enter()
 heard("begin" + "x" * 5_000_000 + "end")
 text = quiet_terminal.take(0)
-assert text.startswith("begin") and text.endswith("end\\n") and len(text) < terminal.MAX_CHARS + 100
+assert text.startswith("begin") and text.endswith("end\n") and len(text) < terminal.MAX_CHARS + 100
 assert "[4800009 characters left out]" in text
 os.write(2, b"y" * 3_000_000)
 leave()
-""",
-        "",
-        "y" * 3_000_000,
-    ),
-    # Bytes, and a method that was looked up before, reach the terminal; wrappers stay.
-    "writes below and above ours": (
-        """
+# writes below and above ours: '', 'bytes\nearly\nTEXT\nC\nLATER\n'
 early = sys.stderr.write  # tqdm looks it up once
 enter()
-os.write(2, b"C\\n")
-sys.stderr.buffer.write(memoryview(b"bytes\\n"))
-early("early\\n")
+os.write(2, b"C\n")
+sys.stderr.buffer.write(memoryview(b"bytes\n"))
+early("early\n")
 ours = sys.stderr.write
 sys.stderr.write = lambda text: ours(text.upper())
 print("text", file=sys.stderr)
 leave()
 print("later", file=sys.stderr)
-""",
-        "",
-        "bytes\nearly\nTEXT\nC\nLATER\n",
-    ),
-}
+"""
+"""Each after a line with its name, and what comes to stdout and stderr."""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_terminal(name: str):
-    """Each case by its name: what comes to the two streams of the program."""
-    program, *streams = PROGRAMS[name]
-    assert [*run(program)] == streams
+@pytest.mark.parametrize("case", PROGRAMS.split("\n# ")[1:], ids=lambda each: each.partition(":")[0])
+def test_terminal(case: str):
+    """Each case by its name."""
+    head, _, program = case.partition("\n")
+    assert run(program) == eval(head.partition(": ")[2])
 
 
 @pytest.mark.parametrize("shell", ["2>&-", ">&-", ">&- 2>&-"])

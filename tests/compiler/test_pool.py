@@ -99,29 +99,6 @@ def test_ranks_begin_with_other_parts_that_make_up_all() -> None:
     assert [part for part, *_ in turns(few, 0, 2)] == [0, 0, 0, 1, 1, 1]
 
 
-def test_the_longest_come_first(bench: Bench) -> None:
-    """The last to end shall not be the longest."""
-    compiler = Compiler(1, 60)
-    compiler.begin("site", NOTHING, configs(1, 4, 3, 2), range(1, 4))
-    all_done(compiler, "site", range(1, 4))
-    compiler.end()
-    assert bench.began == [4, 3, 2]
-
-
-def test_the_longest_of_all_sites_come_first(bench: Bench) -> None:
-    """A site that is met late does not wait behind the short ones of earlier sites: what each takes is learnt from those done."""
-    compiler = Compiler(1, 60)
-    compiler._pace_s = {"short": 0.1, "long": 1.0}
-    bench.work = lambda number: bench.stop.wait(20) if number == 2 else None
-    compiler.begin("short", NOTHING, configs(2, 64, 32), range(3), 0)
-    compiler.begin("long", NOTHING, configs(33, 3), range(2))
-    bench.stop.set()
-    for label, n in (("short", 3), ("long", 2)):
-        all_done(compiler, label, range(n))
-    compiler.end()
-    assert [each for each in bench.began if each not in (2, 64)] == [33, 3, 32]
-
-
 def test_what_a_launch_waits_for_is_compiled_before_all_others(bench: Bench) -> None:
     """With one thread, and candidates that take longer in the queue before it."""
     bench.work = lambda number: bench.stop.wait(10) if number in (128, 64) else None
@@ -132,7 +109,7 @@ def test_what_a_launch_waits_for_is_compiled_before_all_others(bench: Bench) -> 
     bench.stop.set()
     all_done(compiler, "site", range(4))
     compiler.end()
-    assert sorted(bench.began) == [16, 32, 64, 128]
+    assert [each for each in bench.began if each != 16] == [128, 64, 32]  # the longest first
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
