@@ -26,8 +26,8 @@ from typing import IO, Any
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
 IDLE_S = 20.0
 """A process without work ends after this time."""
-NICENESS = 10
-"""The rank's own thread, which makes launches, goes first."""
+NICENESS = 3
+"""The rank's own threads, front end and launches, go first."""
 Made = tuple[dict[str, str | bytes], dict[str, Any], dict[str, float]]
 """Text of each stage, the metadata that they have written, and the seconds of those that were run."""
 
