@@ -63,12 +63,14 @@ def _evaluates(rank: int) -> Any:
     dist.barrier()
     began = time.monotonic()
     if rank == 0:
-        for n in (96, 128):  # an evaluation on one rank
+        for n in (96, *[128] * 40):  # an evaluation on one rank
             step(torch.zeros(n))
     dist.barrier()
     return time.monotonic() - began
 
 
 def test_a_rank_that_waits_in_a_collective_has_passed_the_call():
-    """Rank 0 evaluates new shapes alone while rank 1 waits in a barrier: it goes on alone, and reaches the barrier."""
-    assert all(seconds < 5 for seconds in values(on_ranks(2, _evaluates, env={"DIST_TUNE_DEADLINE_S": "10"})))
+    """Rank 0 evaluates new shapes alone while rank 1 waits in a barrier: it goes on, asks for a meeting now and then, and reaches it."""
+    outcomes = on_ranks(2, _evaluates, env={"DIST_TUNE_DEADLINE_S": "10"})
+    assert all(seconds < 5 for seconds in values(outcomes))
+    assert outcomes[0].log.count("goes on with the configs it has") == 2 + 8 + 2  # new shapes; calls 1 to 8, 16 and 32 with a known one
