@@ -81,7 +81,7 @@ def autotune(
             or ``matches(reference, rtol=..., atol=...)``. A config from the cache is checked once, and tuned anew if it answers wrongly on
             any rank, and a winner is checked once more. Out is also a config that changes an argument which others leave as it is.
         reset: called before each replay but the first. Without it, tensors among the arguments are copied (also those of a module, up to
-            a quarter of the GPU's free memory, 1 GiB on a CPU) and put back before each run, so that the call changes them once.
+            a quarter of the GPU's free memory, 2 GiB on a CPU) and put back before each run, so that the call changes them once.
         release: what frees a config that never returns, which is dropped then: flags (tensors, filled with ones) and functions.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.

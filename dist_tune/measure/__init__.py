@@ -5,7 +5,7 @@ Knows devices and tensors; nothing of candidates, ranks or search.
 """
 
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
-from dist_tune.measure.checks import Checker
+from dist_tune.measure.checks import Checker, Matches, matches
 from dist_tune.measure.clocks import (
     MAX_LEAD_MS,
     Clock,
@@ -16,15 +16,16 @@ from dist_tune.measure.clocks import (
     is_capturing,
     is_interpreted,
     is_traced,
+    median,
     no_full_collections,
+    spread,
     wait_for_device,
+    without_outliers,
 )
-from dist_tune.measure.compare import difference, parts_of
-from dist_tune.measure.inputs import Inputs
-from dist_tune.measure.memory import Region, overwrite, plain_tensors, tensors_in
-from dist_tune.measure.reference import Matches, matches
-from dist_tune.measure.state import RngState, StepState, peak_bytes, sums_of
-from dist_tune.measure.statistics import median, spread, without_outliers
+from dist_tune.measure.compare import difference
+from dist_tune.measure.inputs import Inputs, RngState
+from dist_tune.measure.memory import Region, overwrite, parts_of, plain_tensors, tensors_in
+from dist_tune.measure.state import StepState, peak_bytes, sums_of
 
 __all__ = [
     "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState", "WallSpan",

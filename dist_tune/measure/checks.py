@@ -1,27 +1,68 @@
 """The check of what a tuned function or a script's run returns: by a check of the user's, or a comparison with a reference.
 
-Knows tensors and the memory they lie in, and nothing of candidates, ranks or times. A fast candidate that writes nothing must not win
+Knows how to call checks and references, and nothing of candidates, ranks or times. A fast candidate that writes nothing must not win
 because its memory still holds the last right answer, so that memory is poisoned.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from dist_tune.measure.compare import tensors_of
-from dist_tune.measure.inputs import name_of
+from dist_tune.measure.compare import difference
+from dist_tune.measure.inputs import RngState, ask, generators_in, name_of
 from dist_tune.measure.memory import Path, leaves_of, shares_memory, tensors_in, version_of
-from dist_tune.measure.poison import ResultMemory
-from dist_tune.measure.reference import Matches, answer_of, as_reference, ask
-from dist_tune.measure.state import RngState, generators_in
+from dist_tune.measure.poison import ResultMemory, held_by
+from dist_tune.validation import check_function
 
 _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
 """Arguments that are equal by value; of others, objects that are one are the same."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """A check: the result must be what ``reference`` returns for the same arguments. Made by ``matches``."""
+
+    reference: Callable[..., Any]
+    rtol: float | None = None
+    atol: float | None = None
+
+    def __call__(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        """Raise ``AssertionError``, saying where and by how much ``result`` is wrong."""
+        with torch.no_grad():
+            if wrong := self.difference(result, self.reference(*args, **kwargs)):
+                raise AssertionError(wrong)
+
+    def difference(self, result: Any, expected: Any) -> str:
+        """Why ``result`` is wrong; empty if it is right."""
+        return difference(result, expected, self.rtol, self.atol)
+
+
+def matches(reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> Matches:
+    """A check: the result must be what ``reference(*args, **kwargs)`` returns.
+
+    Equal are nested tuples, lists and dicts of tensors with the same shapes and dtypes, where every element differs by at most
+    ``atol + rtol * |expected|``. ``atol`` is ``rtol`` times the root mean square of what is expected, if it is not given; ``rtol`` is 4
+    units in the last place for 16-bit floats, 1 for fp8, 1e-5 for float32 and 1e-12 for float64. Matrix products of float32 are
+    TF32 in Triton, unless it is told otherwise, and need ``rtol=1e-3``. Integers and bools must be equal.
+
+    Raises:
+        TypeError: ``reference`` is no function.
+        ValueError: a tolerance is negative, infinite or NaN.
+    """
+    check_function("reference", reference, "reference(*args, **kwargs)", is_needed=True)
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}, need a number from 0")
+    return Matches(reference, rtol, atol)
 
 
 class Checker:
@@ -33,7 +74,7 @@ class Checker:
     A builtin, as ``torch.matmul``, is a reference.
 
     The first run of a candidate is judged as it is. Before its second one, memory of earlier results is poisoned also where it is held: in
-    arguments that a reference does not read, and in others until a run was right without poison and wrong with it. That run is not judged.
+    arguments and captured tensors, until a run was right without poison and wrong with it, or a reference reads it. That run is not judged.
 
     A function that ``is_repeatable`` at will is repeated by ``judge`` instead, and all that it returned is poisoned before, flags and what
     objects hold, too. An element that it leaves as it was is wrong; memory that it reads is put back.
@@ -72,10 +113,11 @@ class Checker:
         with self._judging(args, kwargs) as self._before:
             self.restore()
             if self._call is None:
-                self._reference = as_reference(self._check, self._function, args, kwargs)
+                self._reference = _as_reference(self._check, self._function, args, kwargs)
             call = _Call.of(args, kwargs)
             if self._call is None or not call.repeats(self._call):
-                self._memory.forget(is_similar=self._call is not None and call.form == self._call.form)
+                if self._call is None or call.form != self._call.form:
+                    self._memory.forget()
                 self._expected.clear()
             if self._reference is not None and (self._memory.outputs or not self._expected):
                 self._expected = [ask(self._reference.reference, args, kwargs, self._written_by_reference)]
@@ -84,8 +126,8 @@ class Checker:
                 self._has_asked_twice = True
                 self._find_read(self._reference, args, kwargs)
             if is_repeated:
-                self._memory.poison_held(tensors_in((args, kwargs)), (args, kwargs, self._function))
-            self._memory.poison_free(list(tensors_of(self._expected).values()))
+                self._memory.poison_held(held_by(self._function, args, kwargs))
+            self._memory.poison_free(_tensors_of(self._expected))
         if self._reference is not None:
             self._random.restore()
 
@@ -97,19 +139,16 @@ class Checker:
             Exception: errors of the check other than AssertionError, and of a repeated run.
         """
         with self._judging(args, kwargs):
-            results = list(tensors_of(result).values())
-            wrong = self._wrong(result, args, kwargs)
-            wrong = self._memory.resolve(results, wrong, is_independent=self._reference is not None)
-            self._memory.remember(results, tensors_in((args, kwargs)))
+            wrong = self._memory.resolve(self._wrong(result, args, kwargs), is_independent=self._reference is not None)
+            self._memory.remember(_tensors_of(result), held_by(self._function, args, kwargs))
             if self._is_repeatable and not wrong:
-                del results
                 wrong = self._repeat(result, args, kwargs)
         return " ".join(wrong.split())
 
     @property
     def outputs(self) -> set[Path]:
         """Positions of arguments that the function may write: results are part of them, or the reference writes them, too."""
-        return self._memory.outputs.keys() | self._written_by_reference
+        return self._memory.outputs | self._written_by_reference
 
     def restore(self) -> None:
         """Put back what was poisoned for a run that ended without being judged. Called by the next ``begin``, too."""
@@ -117,9 +156,9 @@ class Checker:
 
     def _wrong(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._reference is None:
-            return answer_of(self._check, result, args, kwargs)
-        expected = list(tensors_of(self._expected).values())
-        if any(shares_memory(tensor, expected) for tensor in tensors_of(result).values()):
+            return _answer_of(self._check, result, args, kwargs)
+        expected = _tensors_of(self._expected)
+        if any(shares_memory(tensor, expected) for tensor in _tensors_of(result)):
             names = f"{name_of(self._function)} and its reference {name_of(self._reference.reference)}"
             raise TypeError(f"{names} return the same memory, so nothing would ever be wrong: copy one of them")
         return self._reference.difference(result, self._expected[0])
@@ -142,20 +181,19 @@ class Checker:
         return left or (wrong and f"when repeated: {wrong}")
 
     def _find_read(self, matches: Matches, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Learn from the reference which outputs it reads, and so the function: what it expects changes with what lies there.
+        """Learn from the reference whether it reads outputs, and so the function: what it expects changes with what lies there.
 
-        A reference may be collective, and must run equally often on all ranks: once for each position, also where nothing lies.
+        A reference may be collective, and must run equally often on all ranks: also where nothing lies.
         """
-        for path in self._memory.outputs:
-            self._memory.poison_held(tensors_in((args, kwargs)), (), only=path)
-            self._random.restore()
-            try:
-                is_read = bool(matches.difference(ask(matches.reference, args, kwargs), self._expected[0]))
-            except Exception:  # noqa: BLE001 - it has run before with the same arguments, so it is what it read that it does not take
-                is_read = True
-            self.restore()
-            if is_read:
-                self._memory.leave(path)
+        self._memory.poison_held(tensors_in((args, kwargs)))
+        self._random.restore()
+        try:
+            is_read = bool(matches.difference(ask(matches.reference, args, kwargs), self._expected[0]))
+        except Exception:  # noqa: BLE001 - it has run before with the same arguments, so it is what it read that it does not take
+            is_read = True
+        self.restore()
+        if is_read:
+            self._memory.leave()
 
     @contextmanager
     def _judging(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[RngState, bool]]:
@@ -171,6 +209,10 @@ class Checker:
             raise
         finally:
             random.restore()
+
+
+def _tensors_of(result: Any) -> list[torch.Tensor]:
+    return list(tensors_in(result, has_fields=True).values())
 
 
 class _Call(NamedTuple):
@@ -194,3 +236,56 @@ class _Call(NamedTuple):
         """True if both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
         is_same = all(mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False))
         return is_same and self.form == other.form and self.versions == other.versions
+
+
+def _as_reference(check: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Matches | None:
+    """A check as a reference, if it is one."""
+    if isinstance(check, Matches):
+        return check
+    parameters = _signature(check.forward if isinstance(check, torch.nn.Module) else check)
+    if parameters is None:  # an operator of torch: what looks at results is written in Python
+        return Matches(check)
+    is_check, is_reference = _fits(parameters, (None, *args), kwargs), _fits(parameters, args, kwargs)
+    if not is_check and not is_reference:
+        raise TypeError(
+            f"{name_of(check)}{parameters} can be called neither as a check, with the result and then {len(args)} positional "
+            f"arguments and {sorted(kwargs)}, nor as a reference, without the result"
+        )
+    if is_check and is_reference:
+        own = _signature(function)
+        is_reference = own is not None and next(iter(own.parameters), None) == next(iter(parameters.parameters), "")
+    return Matches(check) if is_reference else None
+
+
+def _answer_of(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Reason of a user's check why the result is wrong; empty if it is right."""
+    try:
+        answer = check(result, *args, **kwargs)
+    except AssertionError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [f"{frame.line} (line {frame.lineno})"]
+        return "; ".join(lines[:3])[:400]
+    if answer is None:
+        return ""
+    is_one = getattr(answer, "dtype", None) is not None and math.prod(answer.shape) == 1 and "bool" in str(answer.dtype)
+    if not is_one and not isinstance(answer, bool):
+        raise TypeError(
+            f"the check {name_of(check)} returned {type(answer).__name__}, need None or a bool, or an AssertionError. If it returns what "
+            f"the result should be, say so: matches({name_of(check)})"
+        )
+    return "" if bool(answer) else f"{name_of(check)} returned False"
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):
+        return None
+
+
+def _fits(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from dist_tune.measure.memory import Path
+from dist_tune.measure.memory import parts_of
 
 _Index = tuple[int, ...]
 _PIECE = 1 << 22
@@ -78,51 +77,56 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
         return ""
     rtol = tolerance(got.dtype) if rtol is None else rtol
     n_dims = got.dim()
-    got, expected = _plain(got), _plain(expected)
+    got, expected = _plain(got.detach()), _plain(expected.detach())
+    is_float = got.is_floating_point()
     pieces = list(_pieces((0,) * got.dim(), got, expected))
-    rms = torch.zeros((), dtype=torch.float64, device=got.device)
-    if atol is None and rtol and got.is_floating_point():
-        for _, _, piece in pieces:
-            rms += piece.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum()
-        rms = (rms / expected.numel()).sqrt().nan_to_num_(0.0, 0.0, 0.0)  # too large to square: each element counts for itself
-    bound = rtol * rms if atol is None else rms + atol
-    found = torch.stack([_errors(mine, theirs, rtol, bound) for _, mine, theirs in pieces]).tolist()
-    n_wrong, n_nan = (int(sum(counts)) for counts in list(zip(*found, strict=True))[:2])
+    rms = 0.0
+    if atol is None and rtol and is_float:
+        squares = [theirs.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum() for _, _, theirs in pieces]
+        rms = math.sqrt(float(torch.stack(squares).sum()) / expected.numel())
+    # Where the squares are too large to add, each element counts for itself.
+    bound = (rtol * rms if math.isfinite(rms) else 0.0) if atol is None else atol
+    tolerances = (rtol, bound) if is_float else (0.0, 0.0)
+    n_wrongs = torch.stack([_is_wrong(*_computable(mine, theirs), *tolerances).sum() for _, mine, theirs in pieces]).tolist()
+    n_wrong = sum(n_wrongs)
     if not n_wrong:
         return ""
-    (origin, piece, _), (*_, flat) = max(zip(pieces, found, strict=True), key=lambda each: each[1][2])
-    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(int(flat), piece.shape), strict=True))
+    found = [(origin, mine, *_worst(mine, theirs, *tolerances)) for (origin, mine, theirs), n in zip(pieces, n_wrongs, strict=True) if n]
+    n_nan = sum(n for _, _, n, _, _ in found)
+    origin, piece, _, _, flat = max(found, key=lambda each: each[3])
+    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(flat, piece.shape), strict=True))
     count = f"{got.numel()} elements{_at(where)}"
     place = list(index[:n_dims])
     if n_nan:
         return f"{n_nan} of {count} are NaN, the first at {place}: not written?"
     mine, theirs = got[index].item(), expected[index].item()
     error = math.inf if math.isnan(abs(mine - theirs)) else abs(mine - theirs)
-    limit = f"beyond {rtol:.2g} * (|expected| + {rms.item():.2g})" if atol is None else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
-    which = limit if got.is_floating_point() else "differ"
-    return f"wrong by {error:.2g} at {place} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {which})"
+    limit = f"beyond {rtol:.2g} * (|expected| + {rms:.2g})" if atol is None else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
+    return (
+        f"wrong by {error:.2g} at {place} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {limit if is_float else 'differ'})"
+    )
 
 
-def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, bound: torch.Tensor) -> torch.Tensor:
-    """Numbers of wrong elements and of NaN that should be none; size and place of the worst error, on the device, as four doubles."""
-    expected = expected.to(got.device)
-    if got.is_floating_point():
-        dtype = torch.float64 if got.dtype == torch.float64 else torch.float32
-        got, expected = got.to(dtype), expected.to(dtype)
-        error = (got - expected).abs_()
-        # Where nothing finite is expected, nothing but the same will do.
-        allowed = expected.abs().nan_to_num_(0.0, 0.0, 0.0).mul_(rtol).add_(bound.to(dtype))
-        is_right = (error <= allowed).logical_or_(got == expected)
-        is_nan = got.isnan().logical_and_(expected.isnan().logical_not_())
-        is_right.logical_or_(got.isnan().logical_and_(is_nan.logical_not()))
-    else:
-        error, is_right = (got.double() - expected.double()).abs_(), got == expected
-        is_nan = torch.zeros_like(is_right)
+def _is_wrong(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
+    return torch.isclose(got, expected, rtol, atol, equal_nan=True).logical_not_()
+
+
+def _worst(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> tuple[int, float, int]:
+    """Number of NaN that should be none; size and place of the worst error: the first NaN, then infinite errors, then the largest one."""
+    got, expected = _computable(got, expected)
+    is_wrong = _is_wrong(got, expected, rtol, atol)
+    is_nan = is_wrong & got.isnan()
+    error = (got.double() - expected.double()).abs_()
     largest = torch.finfo(error.dtype).max
-    # The first NaN counts as the worst, then infinite errors, then the largest one.
-    error = error.nan_to_num_(largest, largest).masked_fill_(is_right, -1.0).masked_fill_(is_nan, math.inf).flatten()
-    worst = error.argmax()
-    return torch.stack([is_right.logical_not_().sum().double(), is_nan.sum().double(), error[worst].double(), worst.double()])
+    error = error.nan_to_num_(largest, largest).masked_fill_(~is_wrong, -1.0).masked_fill_(is_nan, math.inf).flatten()
+    worst = int(error.argmax())
+    return int(is_nan.sum()), float(error[worst]), worst
+
+
+def _computable(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the device of the first, floats of fewer than 32 bits as wider ones."""
+    dtype = torch.float32 if got.is_floating_point() and got.dtype != torch.float64 else got.dtype
+    return got.to(dtype), expected.to(got.device, dtype)
 
 
 def _pieces(origin: _Index, got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[_Index, torch.Tensor, torch.Tensor]]:
@@ -144,32 +148,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.view(_PACKED[tensor.dtype]) if tensor.dtype in _PACKED else tensor
-
-
-def parts_of(value: Any) -> dict[Any, Any] | None:
-    """The items of a container, by name or index; None for anything else."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
-    return None
-
-
-def tensors_of(result: Any) -> dict[Path, torch.Tensor]:
-    """The tensors in all parts of a result, in fields of dataclasses, too. A container is searched once: it may hold itself."""
-    found: dict[Path, torch.Tensor] = {}
-    seen: dict[int, Any] = {}  # by identity, and kept alive, because an identity that is free may be given to another
-    waiting: list[tuple[Path, Any]] = [((), result)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            found[path] = value
-        elif id(value) not in seen and (parts := parts_of(value)):
-            seen[id(value)] = value
-            waiting += [((*path, key), each) for key, each in reversed(parts.items())]
-    return found
 
 
 def _is_number(value: object) -> bool:

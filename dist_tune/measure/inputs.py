@@ -1,4 +1,4 @@
-"""The arguments of a checked function as the caller gave them: copied before the first run, compared after others, put back.
+"""What a call is given, as the caller gave it: its arguments and the random generators, kept before a run and put back after it.
 
 Knows tensors and where they lie; nothing of candidates, ranks or checks. Triton's kernels write without raising torch's version
 counters, so values are compared. Symmetric memory is left alone: peers may write to it at any time.
@@ -7,30 +7,51 @@ counters, so values are compared. Symmetric memory is left alone: peers may writ
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import DistTuneError
 from dist_tune.measure.compare import difference
-from dist_tune.measure.memory import Path, has_same_bits, leaves_of, memory_of, plain_tensors, room_bytes, version_of
-from dist_tune.measure.state import generators_in
-
-_MAX_HOST_BYTES = 1 << 30
-"""Of all copies in the host's memory together."""
+from dist_tune.measure.memory import Path, Snapshot, leaves_of, n_bytes_of, parts_of, plain_tensors, shares_memory, tensors_in, version_of
 
 
-class _Kept(NamedTuple):
-    tensor: torch.Tensor
-    memory: torch.Tensor
-    """As real numbers, without autograd, so that version counters do not see what is put back."""
-    copy: torch.Tensor
-    grad: torch.Tensor | None
-    node: Any
-    """The tensor's place in the graph of autograd."""
+def _cuda_state() -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """The generators in nested tuples, lists and dicts, with their states."""
+    return [(leaf, leaf.get_state()) for _, leaf in leaves_of(value) if isinstance(leaf, torch.Generator)]
+
+
+@dataclass(frozen=True)
+class RngState:
+    """State of this process's random generators when this object was made: Python's, numpy's, torch's on the CPU and the current GPU."""
+
+    others: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
+    """Generators that a function is given, with their states."""
+
+    python: Any = field(default_factory=random.getstate)
+    numpy: Any = field(default_factory=np.random.get_state)
+    torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
+    torch_cuda: torch.Tensor | None = field(default_factory=_cuda_state)
+
+    def restore(self) -> None:
+        """Go back to that state."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda is not None:
+            torch.cuda.set_rng_state(self.torch_cuda)
+        for generator, state in self.others:
+            generator.set_state(state)
 
 
 class Inputs:
@@ -38,7 +59,9 @@ class Inputs:
 
     def __init__(self) -> None:
         self._function: Callable[..., Any] = print
-        self._kept: dict[Path, _Kept] = {}
+        self._values = Snapshot()
+        self._graphs: dict[Path, tuple[torch.Tensor, torch.Tensor | None, Any]] = {}
+        """Tensors that there is a copy of, with their gradients and their places in the graph of autograd."""
         self._watched: dict[Path, tuple[torch.Tensor, int]] = {}
         """Tensors that there is no copy of, and their versions."""
         self._known: set[Path] = set()
@@ -51,40 +74,32 @@ class Inputs:
         self.forget()
         self._function = function
         self._generators = generators_in((args, kwargs))
-        found = [(path, each) for path, each in _tensors_of((args, kwargs)) if not is_symmetric(each)]
-        budgets: dict[torch.device, float] = {}
-        for path, tensor in sorted(found, key=lambda each: each[1].numel() * each[1].element_size()):
-            memory, version = _memory_of(tensor), version_of(tensor)
-            if memory is not None:
-                left = budgets.setdefault(memory.device, room_bytes(memory.device, _MAX_HOST_BYTES))
-                budgets[memory.device] = left - memory.numel() * memory.element_size()
-                if budgets[memory.device] >= 0:
-                    with suppress(torch.OutOfMemoryError):
-                        self._kept[path] = _Kept(tensor, memory, memory.clone(), tensor.grad if tensor.is_leaf else None, tensor.grad_fn)
-                        continue
-            if version is not None:
+        for path, tensor in sorted(_tensors_of((args, kwargs)), key=lambda each: n_bytes_of(each[1])):
+            if is_symmetric(tensor):
+                continue
+            if self._values.keep(path, tensor):
+                self._graphs[path] = tensor, tensor.grad if tensor.is_leaf else None, tensor.grad_fn
+            elif (version := version_of(tensor)) is not None:
                 self._watched[path] = tensor, version
 
     def changed(self) -> set[Path]:
         """Positions of the copied tensors whose values are others now. Waits for the device."""
-        changed = {path for path, each in self._kept.items() if not has_same_bits(each.memory, each.copy.to(each.memory.device))}
+        changed = self._values.changed()
         self._known |= changed
         return changed
 
     def harmed(self, paths: set[Path]) -> set[str]:
         """Names of those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
-        kept = {path: self._kept[path] for path in paths}
-        return {_name(path, self._function) for path, each in kept.items() if difference(each.memory, each.copy.to(each.memory.device))}
+        return {_name(path, self._function) for path in paths if any(difference(*each) for each in self._values.copies([path]))}
 
     def put_back(self, paths: set[Path] | None = None) -> None:
         """Put back all values, or those at some positions, gradients and generators. Does not wait for the device."""
         for generator, state in self._generators:
             generator.set_state(state)
-        for memory, copy in self.copies(paths):
-            memory.copy_(copy)
-        for each in self._kept.values():
-            if each.tensor.is_leaf and each.tensor.grad is not each.grad:
-                each.tensor.grad = each.grad
+        self._values.put_back(paths)
+        for tensor, grad, _ in self._graphs.values():
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = grad
 
     def restart(self, *, compares: bool) -> None:
         """Put back what any run is known to change, before the next one. ``compares``: with what the last one changed, which waits.
@@ -93,7 +108,7 @@ class Inputs:
             DistTuneError: a run has changed an argument that there is no copy of, or its place in the graph of autograd.
         """
         lost = [path for path, (tensor, version) in self._watched.items() if version_of(tensor) != version]
-        lost += [path for path, each in self._kept.items() if each.tensor.grad_fn is not each.node]
+        lost += [path for path, (tensor, _, node) in self._graphs.items() if tensor.grad_fn is not node]
         if lost:
             raise DistTuneError(
                 f"{name_of(self._function)} changes its argument {_name(lost[0], self._function)} in place, and a check calls it many "
@@ -106,12 +121,41 @@ class Inputs:
 
     def copies(self, paths: set[Path] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Memory and copy of all, or at some positions."""
-        return [(each.memory, each.copy) for path, each in self._kept.items() if paths is None or path in paths]
+        return self._values.copies(paths)
 
     def forget(self) -> None:
         """Free all copies: what runs change from here on stands."""
-        for kept in (self._kept, self._watched, self._known, self._generators):
+        for kept in (self._graphs, self._watched, self._known, self._generators):
             kept.clear()
+        self._values.forget()
+
+
+def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], written: set[Path] | None = None) -> Any:
+    """The result of a reference, in memory that no argument shares; what torch has written to arguments meanwhile is undone.
+
+    With ``out=`` it writes the right answer there, where a candidate that then writes nothing would find it. Needs memory for a copy of the
+    arguments while it runs; those that do not fit are left as the reference leaves them. ``written`` gets the positions of what it wrote.
+    """
+    arguments, values = tensors_in((args, kwargs)), Snapshot()
+    versions = {path: version_of(each) for path, each in arguments.items() if values.keep(path, each)}
+    try:
+        return _own(reference(*args, **kwargs), list(arguments.values()))
+    finally:
+        # Peers may write to symmetric memory meanwhile: that stays.
+        changed = [path for path, version in versions.items() if version is None or version_of(arguments[path]) != version]
+        values.put_back(changed)
+        if written is not None:
+            written.update(path for path in changed if versions[path] is not None)
+
+
+def _own(value: Any, others: list[torch.Tensor]) -> Any:
+    """The value, with copies of tensors that share memory with others."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if shares_memory(value, others) else value
+    if isinstance(value, list | tuple):
+        return [_own(each, others) for each in value]
+    parts = parts_of(value)
+    return value if parts is None else {key: _own(each, others) for key, each in parts.items()}
 
 
 def name_of(function: Any) -> str:
@@ -139,10 +183,3 @@ def _tensors_of(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
                     yield (place if plain is tensor else (*place, k)), plain
                     if plain.is_leaf and plain.grad is not None:
                         yield (*place, "grad"), plain.grad
-
-
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    if not tensor.is_nested or tensor.layout is not torch.strided:
-        return memory_of(tensor)
-    # Nested, without strides of its own.
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

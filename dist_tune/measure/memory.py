@@ -1,14 +1,15 @@
-"""Memory that tensors lie in: tensors in containers and objects, memory that two of them share, regions that keep none of them alive.
+"""Memory that tensors lie in: tensors in containers, memory that two of them share, regions and copies that keep none of them alive.
 
-Knows tensors by their storage and not by their purpose. Looks at the user's objects without running their code.
+Knows tensors by their storage and not by their purpose.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType, TracebackType
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,16 +21,10 @@ Path = tuple[Any, ...]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIES_SHARE = 0.25
-"""Of a GPU's free memory that copies of tensors may take."""
-_MAX_OBJECTS = 10_000
-"""Objects searched for tensors; of more, the tensors that they hold are not known."""
-_HOLDS_NOTHING = (
-    type(None), bool, int, float, complex, str, bytes, type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device,
-    type(lru_cache(id)), CodeType, FrameType, GeneratorType, TracebackType,
-)  # fmt: skip
+"""Of a GPU's free memory that the copies of one snapshot may take."""
+_MAX_HOST_BYTES = 2 << 30
+"""Of the host's memory."""
 _NO_MAPPINGS = (torch.Tensor, int, float, str, bytes, type(None), FunctionType, MethodType, partial, torch.dtype)
-_PLAIN = (Mapping, list, tuple, set, partial, MethodType, FunctionType, CellType)
-"""Containers of arguments and captures; all others are objects, as a context with symmetric memory is."""
 
 
 class Region(NamedTuple):
@@ -47,10 +42,12 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Region | None:
-        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of others; or if it is nested."""
+        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of others."""
         storage = _storage(tensor)
-        if storage is None or storage.nbytes() == 0 or tensor.is_nested or tensor.numel() == 0:
+        if storage is None or storage.nbytes() == 0 or tensor.numel() == 0:
             return None
+        if tensor.is_nested:  # without strides of its own
+            return cls(StorageWeakRef(storage), storage.nbytes(), tensor.device, torch.uint8, 0, (storage.nbytes(),), (1,))
         shape = tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))  # once, if expanded
         offset = int(tensor.storage_offset())
         return cls(StorageWeakRef(storage), storage.nbytes(), tensor.device, tensor.dtype, offset, shape, tensor.stride())
@@ -86,15 +83,63 @@ def has_same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(bits_of(tensor), bits_of(other))
 
 
+def n_bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of its elements."""
+    return tensor.numel() * tensor.element_size()
+
+
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of real numbers as integers, in the same memory: of the same size, so that strides do not matter."""
     return tensor.view(_INTEGERS.get(tensor.dtype.itemsize, tensor.dtype))
 
 
-def room_bytes(device: torch.device, on_host: float) -> float:
-    """Memory that copies may take: a share of what is free on a GPU, with what torch's allocator holds without using it, or ``on_host``."""
+class Snapshot:
+    """Values of tensors, to compare with and to put back. Keeps no tensor alive, and forgets those that have been freed."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Region, torch.Tensor]] = {}
+        """Where a tensor lies, and a copy of its values as real numbers."""
+        self._room_bytes: dict[torch.device, float] = {}
+
+    def keep(self, key: Hashable, tensor: torch.Tensor) -> bool:
+        """Copy a tensor; False if it owns no memory, or there is no room for a copy."""
+        region = Region.of(tensor)
+        memory = None if region is None else region.tensor()
+        if region is None or memory is None:
+            return False
+        room_bytes = self._room_bytes.setdefault(memory.device, _room_bytes(memory.device)) - n_bytes_of(memory)
+        if room_bytes < 0:
+            return False
+        with suppress(torch.OutOfMemoryError):
+            self._kept[key] = region, memory.clone()
+            self._room_bytes[memory.device] = room_bytes
+            return True
+        return False
+
+    def copies(self, keys: Iterable[Hashable] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Memory and copy of all tensors that are alive, or of some."""
+        kept = self._kept.values() if keys is None else [self._kept[key] for key in keys if key in self._kept]
+        return [(memory, copy) for region, copy in kept if (memory := region.tensor()) is not None]
+
+    def changed(self) -> set[Any]:
+        """Keys of tensors whose bits are others now. Waits for the device."""
+        return {key for key in self._kept if not all(has_same_bits(*each) for each in self.copies([key]))}
+
+    def put_back(self, keys: Iterable[Hashable] | None = None) -> None:
+        """Put back all values, or some, those copied last first; autograd and version counters do not see it. Does not wait."""
+        for memory, copy in reversed(self.copies(keys)):
+            memory.copy_(copy)
+
+    def forget(self) -> None:
+        """Free all copies: what is written from here on stands."""
+        self._kept.clear()
+        self._room_bytes.clear()
+
+
+def _room_bytes(device: torch.device) -> float:
+    """Memory that copies may take: of a GPU's free memory, with what torch's allocator holds without using it, or of the host's."""
     if device.type != "cuda":
-        return on_host
+        return _MAX_HOST_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return _COPIES_SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
@@ -121,19 +166,36 @@ def is_mapping(value: Any) -> bool:
     return isinstance(value, dict) or (not is_none and isinstance(value, Mapping))
 
 
-def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Leaves of nested tuples, lists and dicts, with their positions."""
-    is_row = isinstance(value, list | tuple)
-    if is_row or is_mapping(value):
-        for key, each in enumerate(value) if is_row else value.items():
-            yield from leaves_of(each, (*path, key))
-    else:
-        yield path, value
+def parts_of(value: Any, *, has_fields: bool = True) -> dict[Any, Any] | None:
+    """The items of a container by name or index, with ``has_fields`` also the fields of a dataclass; None for anything else."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if is_mapping(value):
+        return dict(value)
+    if has_fields and is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+    return None
 
 
-def tensors_in(value: Any) -> dict[Path, torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    return {path: leaf for path, leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)}
+def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, Any]]:
+    """What containers hold that is none, by position. A container is searched once: it may hold itself."""
+    seen: dict[int, Any] = {}  # by identity, and kept alive, because an identity that is free may be given to another
+    waiting: list[tuple[Path, Any]] = [((), value)]
+    while waiting:
+        path, each = waiting.pop()
+        if id(each) in seen:
+            continue
+        parts = parts_of(each, has_fields=has_fields)
+        if parts is None:
+            yield path, each
+        else:
+            seen[id(each)] = each
+            waiting += [((*path, key), part) for key, part in reversed(parts.items())]
+
+
+def tensors_in(value: Any, *, has_fields: bool = False) -> dict[Path, torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts; with ``has_fields`` also in dataclasses, as in results."""
+    return {path: leaf for path, leaf in leaves_of(value, has_fields=has_fields) if isinstance(leaf, torch.Tensor)}
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -147,40 +209,6 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from plain_tensors(inner)
     else:
         yield value
-
-
-def held_by_objects(roots: tuple[Any, ...]) -> list[torch.Tensor] | None:
-    """Tensors in attributes of objects, at any depth; None if there are too many objects to search.
-
-    From a function the search goes on to the values that it captures: its cells, and globals that it names, other than functions.
-    """
-    found: list[torch.Tensor] = []
-    seen: set[tuple[int, bool]] = set()
-    waiting: list[tuple[Any, bool]] = [(roots, False)]
-    while waiting:
-        value, is_inside = waiting.pop()
-        if isinstance(value, _HOLDS_NOTHING) or (id(value), is_inside) in seen:
-            continue
-        seen.add((id(value), is_inside))
-        if len(seen) > _MAX_OBJECTS:
-            return None
-        if isinstance(value, torch.Tensor):
-            found += [value] if is_inside else []
-        elif isinstance(value, FunctionType):
-            waiting += [] if is_inside else [(each, False) for each in _captured(value)]
-        elif not is_inside or not isinstance(value, MethodType | partial):
-            # gc's references, since getattr() may run code of the object.
-            waiting += [(each, is_inside or not isinstance(value, _PLAIN)) for each in gc.get_referents(value)]
-    return found
-
-
-def _captured(function: FunctionType) -> list[Any]:
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return [
-        *(function.__closure__ or ()),
-        function.__dict__.get("__wrapped__"),
-        *(each for each in named if not isinstance(each, FunctionType)),
-    ]
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import IOBase
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -66,7 +66,9 @@ class Holder(NamedTuple):
         """A shallow copy of the contents."""
         value = self.value
         kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
-        return _attributes(value) if kind is None else kind(value)  # not value.copy(): a subclass has its own
+        if kind is None:
+            return _attributes(value)
+        return list(value) if kind is deque else kind(value)  # not value.copy(): a subclass has its own
 
     def part(self, key: Any) -> str:
         """Name of an item or attribute."""
@@ -88,15 +90,12 @@ class Holder(NamedTuple):
             value.cell_contents = contents[""]
         elif isinstance(value, _Globals):
             value.namespace.update(contents)
-        else:
-            for name in now.keys() | contents.keys():
-                slot = inspect.getattr_static(type(value), name, None)
-                if hasattr(slot, "__set__"):
-                    slot.__set__(value, contents[name]) if name in contents else slot.__delete__(value)
-                elif name in contents:
-                    vars(value)[name] = contents[name]
-                else:
-                    del vars(value)[name]
+        else:  # past the object's own __setattr__
+            for name, each in contents.items():
+                if now.get(name, _ABSENT) is not each:
+                    object.__setattr__(value, name, each)
+            for name in now.keys() - contents.keys():
+                object.__delattr__(value, name)
 
 
 @dataclass
@@ -196,28 +195,23 @@ def _enter(found: Reachable, key: object, leaf: Leaf) -> None:
 
 def _roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[_Found], Any]:
     """What a call is given and what its function captures; the function's globals."""
-    arguments: dict[str, Any] = {}
-    captured: list[tuple[str, Any]] = []
-    while isinstance(function, partial):
-        arguments |= {f"argument {i}": value for i, value in enumerate(function.args)} | dict(function.keywords)
-        function = function.func
+    inner = function
+    while isinstance(inner, partial | MethodType):
+        inner = inner.func if isinstance(inner, partial) else inner.__func__
+    namespace = getattr(inspect.unwrap(inner), "__globals__", None)
     try:
         bound = inspect.signature(function).bind_partial(*args, **kwargs)
-        arguments |= bound.arguments
+        arguments = dict(bound.arguments)
         bound.apply_defaults()
-        captured += [(name, value) for name, value in bound.arguments.items() if name not in arguments]
+        captured = [(name, value) for name, value in bound.arguments.items() if name not in arguments]
     except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
-        arguments |= {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
-    if isinstance(function, MethodType):
-        captured.append(("self", function.__self__))
-        function = function.__func__
-    elif not isinstance(function, FunctionType):
-        captured.append(("self", function))
-    function = inspect.unwrap(function)
-    namespace = getattr(function, "__globals__", None)
-    captured += _captured(function, namespace)
+        arguments, captured = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs), []
     roots = [_Found(name, value, "argument", 0, ()) for name, value in arguments.items()]
-    return roots + [_Found(name, value, "captured", 0, ()) for name, value in captured], namespace
+    roots += [_Found(name, value, "captured", 0, ()) for name, value in captured]
+    if isinstance(function, FunctionType | MethodType | partial):
+        parts = _parts(function, "captured", namespace)
+        return roots + [_Found(name.lstrip("."), value, kind, 0, ()) for name, value, kind in parts], namespace
+    return [*roots, _Found("self", function, "captured", 0, ())], namespace
 
 
 def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, Kind]]:
@@ -276,11 +270,9 @@ def _attributes(value: Any) -> dict[str, Any]:
         return {name: each for name in sorted(value.names) if _may_count(each := value.namespace.get(name), value.namespace)}
     own = vars_of(value)
     found = {name: each for name, each in own.items() if name not in _OF_MODULES} if isinstance(value, torch.nn.Module) else dict(own)
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(slot := vars(cls).get(name), "__get__") and (each := _slot(slot, value)) is not _ABSENT:
-                found[name] = each
+    for slot in (each for cls in type(value).__mro__ for each in vars(cls).values() if isinstance(each, MemberDescriptorType)):
+        with suppress(AttributeError):  # not filled
+            found[slot.__name__] = slot.__get__(value)
     return found
 
 
@@ -290,13 +282,6 @@ def vars_of(value: Any) -> dict[str, Any]:
         return dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         return {}
-
-
-def _slot(slot: Any, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:  # not filled
-        return _ABSENT
 
 
 def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:

@@ -7,66 +7,31 @@ Knows tensors and who holds them; nothing of candidates or ranks.
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from dist_tune.measure.compare import difference, tensors_of
+from dist_tune.measure.compare import difference
 from dist_tune.measure.memory import (
+    Region,
+    Snapshot,
     bits_of,
     has_same_bits,
-    leaves_of,
+    is_mapping,
     memory_of,
-    overwrite,
+    n_bytes_of,
     plain_tensors,
-    room_bytes,
+    tensors_in,
     version_of,
 )
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
-_HOST_LIMIT_BYTES = 2 << 30
 _MAX_NAMED = 5
 _PIECE = 1 << 21
 """Elements that are summed at once."""
-
-
-def _cuda_state() -> torch.Tensor | None:
-    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-
-def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
-    """The generators in nested tuples, lists and dicts, with their states."""
-    return [(leaf, leaf.get_state()) for _, leaf in leaves_of(value) if isinstance(leaf, torch.Generator)]
-
-
-@dataclass(frozen=True)
-class RngState:
-    """State of this process's random generators when this object was made: Python's, numpy's, torch's on the CPU and the current GPU."""
-
-    others: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
-    """Generators that a function is given, with their states."""
-
-    python: Any = field(default_factory=random.getstate)
-    numpy: Any = field(default_factory=np.random.get_state)
-    torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
-    torch_cuda: torch.Tensor | None = field(default_factory=_cuda_state)
-
-    def restore(self) -> None:
-        """Go back to that state."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch_cpu)
-        if self.torch_cuda is not None:
-            torch.cuda.set_rng_state(self.torch_cuda)
-        for generator, state in self.others:
-            generator.set_state(state)
 
 
 class _Look(NamedTuple):
@@ -75,7 +40,8 @@ class _Look(NamedTuple):
     version: int | None
     form: tuple[Any, ...]
     """Shape and strides."""
-    address: int
+    place: tuple[Any, ...]
+    """And the address."""
     bits: torch.Tensor | None
     """Their sum, weighed by place, on the device."""
     node: Any
@@ -85,14 +51,13 @@ class _Look(NamedTuple):
     def at(cls, tensor: torch.Tensor) -> _Look:
         memory = memory_of(tensor)
         if memory is None:
-            return cls(version_of(tensor), (), 0, None, tensor.grad_fn)
-        return cls(version_of(tensor), (tensor.shape, tensor.stride()), memory.data_ptr(), _sum_of_bits(memory), tensor.grad_fn)
+            return cls(version_of(tensor), (), (), None, tensor.grad_fn)
+        form = memory.shape, memory.stride()
+        return cls(version_of(tensor), form, (*form, memory.data_ptr()), _sum_of_bits(memory), tensor.grad_fn)
 
 
-class _Copy(NamedTuple):
+class _Copied(NamedTuple):
     name: str
-    memory: torch.Tensor
-    values: torch.Tensor
     is_state: bool
     is_put_back: bool
 
@@ -117,13 +82,12 @@ class StepState:
         """Tensors that the first run has left as they were."""
         self._aside: dict[int, _Aside] = {}
         """Gradients that the first run has made, by identity: each run makes its own."""
-        self._copies: list[_Copy] = []
+        self._values = Snapshot()
+        self._copied: dict[Region, _Copied] = {}
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         """Parameters with the gradients that the first run has left."""
-        self._aliases: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Tensors, and others in their memory, by which ``resize_`` and ``.data =`` are put back."""
         self.repeated: list[str] = []
         """Names of what plain objects hold and the probe has changed: each replay does so again."""
 
@@ -149,9 +113,13 @@ class StepState:
         self._tensors = _with_gradients(self._reached)
         self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
         same = before.keys() & self._looks.keys() - _differing(before, self._looks, counts_writes=True)
+        other = _differing(before, self._looks, counts_writes=False)
+        moved = [self._tensors[key] for key in other if before[key].place != self._looks[key].place]
         del known  # until here no identity is given away again
         if why := self._cannot():
             return why
+        if moved := [each for each in moved if each.is_state]:  # by resize_ or .data =, which a probe would do again
+            return f"gives other memory to {_listed(each.name for each in moved)}"
         made = set[int]()
         for name, tensor in self._reached.parameters:
             self._gradients.append((tensor, tensor.grad))
@@ -168,7 +136,6 @@ class StepState:
             each.tensor.untyped_storage()._cdata: each for key, each in self._tensors.items() if self._looks[key].bits is not None
         }
         self._holders = [(each, each.read()) for each in self._reached.holders]
-        self._aliases = [(each.tensor, each.tensor.detach()) for key, each in self._tensors.items() if self._looks[key].bits is not None]
         return ""
 
     def changed(self) -> str:
@@ -186,7 +153,8 @@ class StepState:
         now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
         other = _differing(self._looks, now, counts_writes=False)
         found = [(self._tensors[key].name, self._tensors[key].is_state) for key in other]
-        found += [(each.name, each.is_state) for each in self._copies if not has_same_bits(each.memory, each.values)]
+        written = self._values.changed()
+        found += [(self._copied[key].name, self._copied[key].is_state) for key in self._copied if key in written]
         found += [(name, each.is_state) for each, contents in self._holders for name in _changes(each, contents)]
         for aside in self._aside.values():
             grad = aside.parameter.grad
@@ -200,12 +168,7 @@ class StepState:
 
     def put_back(self) -> None:
         """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
-        for tensor, alias in self._aliases:
-            if _place(tensor) != _place(alias):
-                tensor.data = alias
-        for each in reversed(self._copies):
-            if each.is_put_back:
-                overwrite(each.memory, each.values)
+        self._values.put_back([key for key, each in self._copied.items() if each.is_put_back])
         for holder, contents in self._holders:
             if id(holder.value) not in self._reached.shared:
                 holder.write(contents)
@@ -218,8 +181,9 @@ class StepState:
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._copies, self._holders, self._aliases, self._by_storage, self._gradients):
+        for kept in (self._copied, self._holders, self._by_storage, self._gradients):
             kept.clear()
+        self._values.forget()
         self._reached, self._call = Reachable(), (None, (), {})
 
     def accept(self) -> None:
@@ -236,26 +200,15 @@ class StepState:
 
     def _copy(self, name: str, tensor: torch.Tensor, leaf: Leaf | None) -> bool:
         """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: the holder knows it by this."""
-        memory = memory_of(tensor)
-        if memory is None:
-            return tensor.numel() == 0
-        if any(_covers(each.memory, memory) for each in self._copies):
-            return True
-        if _n_bytes(memory) > room_bytes(memory.device, _HOST_LIMIT_BYTES - sum(_n_bytes(each.values) for each in self._copies)):
-            return False
-        try:
-            values = memory.clone()
-        except torch.OutOfMemoryError:
+        region = Region.of(tensor)
+        if region is None or region in self._copied:
+            return region is not None or tensor.numel() == 0
+        if not self._values.keep(region, tensor):
             return False
         is_state = leaf is None or leaf.is_state
         is_shared = leaf is not None and not self._reached.shared.isdisjoint(leaf.owners)
-        self._copies.append(_Copy(name, memory, values, is_state, is_put_back=is_state or not is_shared))
+        self._copied[region] = _Copied(name, is_state, is_put_back=is_state or not is_shared)
         return True
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where its elements lie."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _with_gradients(reached: Reachable) -> dict[int, Leaf]:
@@ -267,7 +220,7 @@ def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, count
     """Keys of both whose tensors were changed in between; ``counts_writes``: or written to. Waits for the device."""
     pairs = {key: (before[key], look) for key, look in after.items() if key in before}
     differing = {key for key, (mine, theirs) in pairs.items() if mine.form != theirs.form or (mine.bits is None) != (theirs.bits is None)}
-    counted = {key for key, (mine, theirs) in pairs.items() if (mine.version, mine.address) != (theirs.version, theirs.address)}
+    counted = {key for key, (mine, theirs) in pairs.items() if (mine.version, mine.place) != (theirs.version, theirs.place)}
     sums = [(key, mine.bits, theirs.bits) for key, (mine, theirs) in pairs.items() if mine.bits is not None and theirs.bits is not None]
     differing |= counted if counts_writes else counted - {key for key, _, _ in sums}
     for _, of_device in groupby(sorted(sums, key=lambda each: str(each[1].device)), key=lambda each: each[1].device):
@@ -279,14 +232,14 @@ def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, count
 
 def sums_of(value: Any) -> list[int]:
     """The sums of the bits of a value's tensors, which tell whether they are written to. Waits for the device."""
-    memories = [memory_of(each) for tensor in tensors_of(value).values() for each in plain_tensors(tensor)]
+    memories = [memory_of(each) for tensor in tensors_in(value, has_fields=True).values() for each in plain_tensors(tensor)]
     return [int(_sum_of_bits(each)) for each in memories if each is not None]
 
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
     """The sum of the elements as integers, each times a random number by its place, on their device; by pieces, because it widens them."""
     words = bits_of(memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))).reshape(-1)
-    if _n_bytes(words) % 8 == 0 and words.data_ptr() % 8 == 0:
+    if n_bytes_of(words) % 8 == 0 and words.data_ptr() % 8 == 0:
         words = words.view(torch.int64)
     pieces = words.split(_PIECE)
     weights = _weights(memory.device, 1 << (max(pieces[0].numel(), len(pieces)) - 1).bit_length())
@@ -298,9 +251,9 @@ def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _weights(device: torch.device, n: int) -> torch.Tensor:
-    mixed = torch.arange(1, n + 1, device=device) * -7046029254386353131
-    mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
-    return (mixed ^ (mixed >> 32)) | 1
+    """Random odd numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (n,), generator=generator, device=device) | 1
 
 
 def _changes(holder: Holder, before: Any) -> Iterator[str]:
@@ -322,30 +275,18 @@ def _is_same(mine: Any, other: Any) -> bool:
         return False
     if isinstance(mine, torch.Tensor):
         pairs = list(zip(plain_tensors(mine), plain_tensors(other), strict=True))
-        return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)) for a, b in pairs)
+        return all(a.shape == b.shape and a.dtype == b.dtype and has_same_bits(*_memories(a, b)) for a, b in pairs)
     if isinstance(mine, int | float | complex | str | bytes):
         return bool(mine == other or (mine != mine and other != other))
-    if isinstance(mine, list | tuple | deque):
+    if isinstance(mine, list | tuple):
         return len(mine) == len(other) and all(map(_is_same, mine, other))
-    if isinstance(mine, dict):
+    if is_mapping(mine):
         return mine.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in mine.items())
     return len(mine) == len(other) if isinstance(mine, set) else True
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    memory = memory_of(tensor)
-    return tensor.detach() if memory is None else bits_of(memory)
-
-
-def _covers(memory: torch.Tensor, other: torch.Tensor) -> bool:
-    mine, theirs = memory.untyped_storage(), other.untyped_storage()
-    return mine._cdata == theirs._cdata and (memory.storage_offset(), memory.shape, memory.stride(), memory.dtype) == (
-        other.storage_offset(), other.shape, other.stride(), other.dtype
-    )  # fmt: skip
-
-
-def _n_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _memories(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [each.detach() if (memory := memory_of(each)) is None else memory for each in tensors]
 
 
 def _listed(names: Iterable[str]) -> str:

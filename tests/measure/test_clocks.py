@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.measure.clocks import Span, WallClock, device_clock, is_capturing
-from dist_tune.measure.statistics import median, spread, without_outliers
+from dist_tune.measure.clocks import Span, WallClock, device_clock, is_capturing, median, spread, without_outliers
 
 pytestmark = pytest.mark.once
 

@@ -1,104 +1,25 @@
-"""Which memory tensors lie in, and who holds it."""
+"""Which memory tensors lie in."""
 
 from __future__ import annotations
 
-import functools
 from collections import namedtuple
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure import memory
-from dist_tune.measure.memory import Region, has_same_bits, held_by_objects, leaves_of, shares_memory, tensors_in
+from dist_tune.measure.memory import Region, has_same_bits, leaves_of, shares_memory, tensors_in
 
 pytestmark = pytest.mark.once
 
 Pair = namedtuple("Pair", ["left", "right"])
 T = torch.zeros(3)
-GLOBAL = SimpleNamespace(tensor=T)
-
-
-class Hostile:
-    """Whose attributes must not be asked for."""
-
-    __slots__ = ("__private", "empty")
-
-    def __init__(self) -> None:
-        self.__private = [T]
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"asked for {name}")
-
-    @property
-    def tempting(self) -> torch.Tensor:
-        raise AssertionError("asked")
-
-
-class Cyclic(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2))
-        self.others = {"self": [self]}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight
-
-
-def held(*roots: Any) -> list[torch.Tensor]:
-    found = held_by_objects(roots)
-    assert found is not None
-    return found
 
 
 def test_leaves_have_their_position():
     value = ((T, {"b": [1, T]}), Pair(2, None))
     assert dict(leaves_of(value)).keys() == {(0, 0), (0, 1, "b", 0), (0, 1, "b", 1), (1, 0), (1, 1)}
     assert tensors_in(value) == {(0, 0): T, (0, 1, "b", 1): T}
-
-
-def test_objects_hold_what_is_in_their_attributes():
-    """In dicts and slots, at any depth, in circles; what is in plain containers is no object's."""
-    assert held([T], {"a": (T,)}) == []
-    assert held(SimpleNamespace(a=SimpleNamespace(b=[{"c": T}]))) == [T]
-    assert held([Hostile()]) == [T]
-    module = Cyclic()
-    assert held(module) == [module.weight]
-
-
-def test_functions_bring_along_what_they_are_made_around():
-    """The object of a method, arguments of a partial, closures, wrapped functions and globals: objects there are contexts."""
-    context = SimpleNamespace(tensor=T)
-    module = Cyclic()
-
-    def closed() -> Any:
-        return context
-
-    def named() -> Any:
-        return GLOBAL
-
-    def given(context: Any) -> None: ...
-
-    @functools.wraps(closed)
-    def wrapper() -> None: ...
-
-    def empty_cell() -> Any:
-        return later  # type: ignore[name-defined]  # noqa: F821
-
-    for function in (closed, named, functools.partial(given, context), functools.partial(given, context=context), wrapper):
-        assert held(function) == [T], function
-    assert held(module.forward) == [module.weight]
-    assert held(given, empty_cell, torch.matmul, len, np.add) == []
-
-
-def test_too_many_objects_are_not_looked_at():
-    """Then nothing is known, and that is said."""
-    with mock.patch.object(memory, "_MAX_OBJECTS", 50):
-        assert held_by_objects(([SimpleNamespace(k=k) for k in range(100)],)) is None
-        assert held_by_objects(([SimpleNamespace(k=k) for k in range(10)],)) == []
 
 
 def test_memory_is_shared_by_address():

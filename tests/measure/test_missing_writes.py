@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,24 +20,19 @@ DTYPES = list(NANS)
 
 
 class Pool:
-    """An allocator that gives the same memory again, as CUDA's does."""
+    """Buffers that a function has captured and gives in turn, as an allocator does."""
 
-    def __init__(self, n_buffers: int, dtype: torch.dtype = torch.float32) -> None:
-        self.buffers = [torch.zeros(64).to(dtype) for _ in range(n_buffers)]
-        self.n_given = 0
+    def __init__(self, n_buffers: int) -> None:
+        self.buffers = [torch.zeros(8, 4) for _ in range(n_buffers)]
+        self.turns = count()
 
     def function(self, write: Callable[[torch.Tensor, Any], object]) -> Function:
         """A function whose result lies in the pool, written by ``write``."""
+        buffers, turns = self.buffers, self.turns
 
-        def give(shape: torch.Size) -> torch.Tensor:
-            self.n_given += 1
-            return self.buffers[self.n_given % len(self.buffers)][: shape.numel()].view(shape)
-
-        allocate = [give]
-
-        def function(*args: Any) -> torch.Tensor:
-            out = allocate[0](torch.Size([8, 4]))
-            write(out, args)
+        def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            out = buffers[next(turns) % len(buffers)]
+            write(out, (a, b))
             return out
 
         return function
@@ -59,8 +55,8 @@ def half_of_it(out: torch.Tensor, args: Any) -> None:
 def test_a_missing_write_to_memory_that_is_given_again_is_found(n_buffers: int, check: Function):
     """Whether one buffer is given each time, or a few in turn."""
     pool = Pool(n_buffers)
-    checker = Checker(check, multiply)
     right, missing = pool.function(all_of_it), pool.function(nothing)
+    checker = Checker(check, right)
     for _ in range(2 * n_buffers):
         assert judge(checker, right, A, B) == ""
     for _ in range(2 * n_buffers):
@@ -73,7 +69,7 @@ def test_a_missing_write_to_memory_that_is_given_again_is_found(n_buffers: int, 
 def test_the_second_candidate_is_not_saved_by_the_first(check: Function):
     """Nothing is known of the memory yet, and it holds the right answer."""
     pool = Pool(1)
-    checker = Checker(check, multiply)
+    checker = Checker(check, pool.function(all_of_it))
     assert judge(checker, pool.function(all_of_it), A, B) == ""
     assert judge(checker, pool.function(nothing), A, B) != ""
     assert judge(checker, pool.function(nothing), A, B) != ""
@@ -161,8 +157,8 @@ def test_a_first_candidate_that_finds_the_right_answer_there_is_found(wrong: Fun
 def test_a_first_candidate_that_leaves_memory_of_its_own_is_found():
     """All of it: what is kept there from run to run is a part."""
     pool = Pool(1)
-    pool.buffers[0][:32] = (A @ B).view(-1)
-    assert judge(Checker(is_right, multiply), pool.function(nothing), A, B) != ""
+    pool.buffers[0].copy_(A @ B)
+    assert judge(Checker(is_right, pool.function(nothing)), pool.function(nothing), A, B) != ""
 
 
 def test_a_run_that_is_wrong_without_nan_is_wrong_by_itself():
@@ -210,28 +206,8 @@ def both(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tenso
     return torch.mm(a, b, out=out), total.add_(1)
 
 
-def both_reference(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return a @ b, total + 1
-
-
 def out_function_alone(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.mm(a, b, out=out), torch.zeros(3)
-
-
-@pytest.mark.parametrize("check", [both_reference, is_right])
-def test_an_output_beside_one_that_is_read_is_poisoned(check: Function):
-    """Which is which is found out, and the one that is read counts on."""
-    out, total = torch.zeros(8, 4), torch.zeros(3)
-    checker = Checker(
-        check if check is both_reference else lambda result, *args: is_right(result, *args) and not result[1].isnan().any(), both
-    )
-    for _ in range(3):
-        assert judge(checker, both, A, B, out, total) == ""
-    before = total.clone()
-    for k in range(1, 3):
-        assert judge(checker, lambda a, b, out, total: (out, total.add_(1)), A, B, out, total) != ""
-        assert torch.equal(total, before + 2 * k)
-    assert judge(checker, both, A, B, out, total) == ""
 
 
 def test_a_wrong_candidate_is_not_excused_by_what_it_did_not_read():

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from dist_tune.measure.reference import ask
+from dist_tune.measure.inputs import ask
 
 pytestmark = pytest.mark.once
 

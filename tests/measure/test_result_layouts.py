@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dist_tune.measure.checks import Checker
-from dist_tune.measure.compare import tensors_of
+from dist_tune.measure.memory import tensors_in
 from tests.checked_runs import A, B, Function, judge, multiply
 
 pytestmark = pytest.mark.once
@@ -85,11 +85,11 @@ def test_a_container_is_searched_once():
     pair: Any = value
     for _ in range(20):
         pair = (pair, pair)
-    assert list(tensors_of(itself)) == [(0,)]
-    assert len(tensors_of(root)) == 41
-    assert list(tensors_of((pair, value)))[-1] == (1,)
-    assert len(tensors_of(pair)) == 2
-    assert list(tensors_of([[value], {"a": value}])) == [(0, 0), (1, "a")]
+    assert list(tensors_in(itself, has_fields=True)) == [(0,)]
+    assert len(tensors_in(root, has_fields=True)) == 41
+    assert list(tensors_in((pair, value), has_fields=True))[-1] == (1,)
+    assert len(tensors_in(pair, has_fields=True)) == 2
+    assert list(tensors_in([[value], {"a": value}], has_fields=True)) == [(0, 0), (1, "a")]
 
 
 def test_inference_tensors_and_leaves_can_be_outputs():

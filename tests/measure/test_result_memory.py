@@ -40,22 +40,6 @@ def test_an_argument_that_a_check_lets_be_read_is_put_back():
     assert judge(checker, lambda x: x.mul_(0), x) != ""
 
 
-@pytest.mark.parametrize("check", [lambda a, b, out: (a @ b, a), is_right])
-def test_an_output_beside_an_input_that_is_handed_through_must_be_written(check: Function):
-    """Poison in the input would explain everything in the output, so the input is left alone, once that is seen."""
-    a, out = A.clone(), torch.zeros(8, 4)
-
-    def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.mm(a, b, out=out), a
-
-    checker = Checker(check, function)
-    for _ in range(3):
-        assert judge(checker, function, a, B, out) == ""
-        assert torch.equal(a, A)
-    assert judge(checker, lambda a, b, out: (out, a), a, B, out) != ""
-    assert judge(checker, function, a, B, out) == ""
-
-
 @pytest.mark.parametrize("shape", [(4, 4), (8, 3), (2, 4, 4), (16, 4)])
 def test_a_smaller_output_has_room_for_itself_only(shape: tuple[int, ...]):
     """Whatever is known of the last one: nothing is poisoned beyond its end, nor is it made larger."""
@@ -77,22 +61,6 @@ def test_a_smaller_output_has_room_for_itself_only(shape: tuple[int, ...]):
         assert separate.untyped_storage().nbytes() == separate.numel() * 4
 
 
-def test_a_result_around_an_argument_needs_room_around_the_next():
-    """The function returns the buffer that its argument is part of."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        x += 1
-        return x.as_strided((8,), (1,), 0) if x.untyped_storage().nbytes() == 32 else x
-
-    checker = Checker(lambda result, x: not result.isnan().any(), function)
-    for begin in (2, 0, 2, 0):
-        assert judge(checker, function, torch.zeros(8)[begin : begin + 4]) == ""
-    small = torch.zeros(4)
-    assert judge(checker, function, small) == ""
-    assert small.eq(2).all()
-    assert small.untyped_storage().nbytes() == 16
-
-
 def test_an_output_that_is_zeroed_before_each_run_is_put_back():
     """Split products add up into zeros that ``reset`` has put there; the reference does not read them."""
     out = torch.zeros(8, 4)
@@ -104,21 +72,6 @@ def test_an_output_that_is_zeroed_before_each_run_is_put_back():
             assert torch.allclose(out, A @ B, atol=1e-4) or (is_repeated and not out.any())
     out.zero_()
     assert judge(checker, out_nothing, A, B, out) != ""
-
-
-@pytest.mark.parametrize("check", [multiply, is_right])
-def test_a_part_of_an_argument_is_all_that_is_poisoned(check: Function):
-    """The rest of a larger buffer is somebody's."""
-    buffer = torch.ones(16, 4)
-
-    def function(a: torch.Tensor, b: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        return torch.mm(a, b, out=buffer[:8])
-
-    checker = Checker(check, function)
-    for _ in range(3):
-        assert judge(checker, function, A, B, buffer) == ""
-        assert buffer[8:].eq(1).all()
-    assert judge(checker, lambda a, b, buffer: buffer[:8], A, B, buffer) != ""
 
 
 def test_an_argument_that_is_handed_through_keeps_its_value():
@@ -188,12 +141,12 @@ class Slotted:
 def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
     """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
     memory = torch.zeros(8, 4)
-    context = wrap(memory)
+    context, hidden = wrap(memory), Context([memory])
     seen: list[torch.Tensor] = []
 
     def function(a: torch.Tensor, b: torch.Tensor, context: Any = None) -> torch.Tensor:
-        seen.append(memory.clone())
-        return torch.mm(a, b, out=memory)
+        seen.append(hidden.buffers[0].clone())
+        return torch.mm(a, b, out=hidden.buffers[0])
 
     def closed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert context is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure.state import RngState
+from dist_tune.measure.inputs import RngState
 
 pytestmark = pytest.mark.once
 
