@@ -1,15 +1,17 @@
-"""A reference leaves no traces in the arguments."""
+"""What a call is given is as it was: a reference leaves no traces in arguments, and generators draw again what they drew."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure.inputs import ask
+from dist_tune.measure.inputs import RngState, ask
 
 pytestmark = pytest.mark.once
 
@@ -89,3 +91,27 @@ def test_a_copy_that_does_not_fit_is_not_made():
     with mock.patch.object(torch.Tensor, "clone", side_effect=torch.OutOfMemoryError):
         assert ask(lambda a: float(a.mul_(3).sum()), (a,), {}) == 12.0
     assert a.eq(3).all()
+
+
+def draw() -> tuple[float, ...]:
+    return random.random(), random.gauss(0.0, 1.0), float(np.random.rand()), float(np.random.normal()), torch.rand(()).item()
+
+
+def test_generators_draw_again_what_they_drew():
+    """Python's, numpy's and torch's, as often as asked; of a pair of Gaussian numbers the one in waiting, too."""
+    draw()
+    early = RngState()
+    first = draw()
+    late = RngState()
+    second = draw()
+    for state, expected in ((early, first), (late, second), (early, first)):
+        state.restore()
+        assert draw() == expected
+    assert len({*first, *second}) == 10
+
+
+def test_no_gpu_is_touched_for_its_generator():
+    """Without an initialised CUDA there is no state of one, and taking it initialises nothing."""
+    if not torch.cuda.is_initialized():
+        assert RngState().torch_cuda is None
+        assert not torch.cuda.is_initialized()
