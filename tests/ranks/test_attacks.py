@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 
-from dist_tune import CaptureError, NestedTuningError, NoValidConfigError, contextual_autotune
+from dist_tune import CaptureError, NoValidConfigError, contextual_autotune
 from dist_tune.testing import values
 from tests.programs import run_python
 from tests.ranks.kernels import autotuned, best, launch
-from tests.ranks.world import DEADLINE_S, ROOT
+from tests.ranks.world import ROOT
 from tests.ranks.worlds import on_ranks
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
@@ -69,36 +67,6 @@ def test_a_site_first_met_in_the_final_run_gets_the_winner_of_the_others():
     got = values(on_ranks(2, _first_met_in_the_final_run))
     assert got[0] == got[1]
     assert len(got[0][1]) == 1
-
-
-def _made_in_a_factory(slow: int) -> Any:
-    slow = tl.constexpr(slow)
-
-    @triton.jit
-    def kernel(x_ptr, n, BLOCK: tl.constexpr):
-        tl.static_assert(slow != BLOCK)
-        tl.store(x_ptr, 1.0)
-
-    return autotuned(kernel, blocks=(16, 32, 64))
-
-
-def _factory(rank: int) -> Any:
-    kernels = [_made_in_a_factory(16), _made_in_a_factory(32)]
-    x = torch.zeros(64)
-
-    def closure() -> None:
-        for kernel in kernels:
-            kernel[(1,)](x, 64)
-
-    step = contextual_autotune(is_dist=True, **QUICK)(closure)
-    step()
-    return [[c.failure is None for c in record.candidates] for record in step.records]
-
-
-@pytest.mark.once
-def test_kernels_of_one_factory_are_sites_of_their_own():
-    """What a kernel has captured is part of what it is."""
-    assert values(on_ranks(2, _factory, mode="fake")) == [[[False, True, True], [True, False, True]]] * 2
 
 
 def _lets_go(rank: int) -> Any:
@@ -232,21 +200,6 @@ def _captures_inside(rank: int) -> Any:
 def test_a_closure_that_captures_by_itself_is_not_tuned_in_there():
     """Also in its first call."""
     assert values(on_ranks(2, _captures_inside)) == [0, 0]
-
-
-def _tunes_in_reset(rank: int) -> Any:
-    kernels = [autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32))]
-    inner = contextual_autotune(**QUICK)(lambda: launch(kernels[0], torch.zeros(64)))
-    outer = contextual_autotune(**QUICK, reset=inner)(lambda: launch(kernels[1], torch.zeros(64)))
-    with pytest.raises(NestedTuningError, match="reset="):
-        outer()
-
-
-def test_a_tuned_closure_as_reset_is_refused_at_once():
-    """It does not wait for itself."""
-    (outcome,) = on_ranks(1, _tunes_in_reset, is_dist=False)
-    assert not outcome.error, outcome.notes
-    assert outcome.seconds < DEADLINE_S
 
 
 class _Shaped:

@@ -12,7 +12,7 @@ import triton
 
 from dist_tune import NestedTuningError, contextual_autotune
 from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch
+from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -47,40 +47,6 @@ def test_a_new_key_in_a_later_call_is_tuned():
     assert got[0][2] == 2.0
 
 
-def _random(rank: int, is_tuned: bool) -> Any:
-    import random
-
-    import numpy as np
-
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    kernel = autotuned(blocks=(16, 32, 64))
-    if not is_tuned:
-        kernel.cache[(64, "torch.float32", "torch.float32")] = kernel.configs[0]
-
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), random.random(), float(np.random.rand())
-
-    def closure(x: torch.Tensor) -> Any:
-        launch(kernel, x)
-        return draw()
-
-    step = contextual_autotune(is_dist=True, **QUICK)(closure) if is_tuned else closure
-    first = step(torch.zeros(64))
-    after = draw()
-    kernel.cache.clear()
-    if not is_tuned:
-        kernel.cache[(64, "torch.float32", "torch.float32")] = kernel.configs[0]
-    return first, after, step(torch.zeros(64)), draw()
-
-
-def test_random_state_is_as_if_no_tuning_had_happened():
-    """The value returned and all numbers drawn later are those of a run without tuning, also for a miss in a later call."""
-    tuned, plain = values(on_ranks(1, _random, True)), values(on_ranks(1, _random, False))
-    assert tuned == plain
-
-
 def _subgroup(rank: int) -> Any:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     kernel = autotuned(blocks=(16, 32))
@@ -108,18 +74,6 @@ def test_a_subgroup_of_the_world_tunes_without_the_others():
     got = values(on_ranks(4, _subgroup))
     assert got[0] == got[1]
     assert got[2] == got[3]
-
-
-def _alone(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    step = contextual_autotune(n_repeat=1)(lambda x: launch(kernel, x))
-    y = step(torch.zeros(64))
-    return not dist.is_initialized(), len(best(kernel)), y[0].item()
-
-
-def test_without_a_process_group():
-    """is_dist=False tunes one process that never initialised torch.distributed."""
-    assert values(on_ranks(1, _alone, is_dist=False)) == [(True, 1, 1.0)]
 
 
 def _nested(rank: int) -> Any:
@@ -167,29 +121,6 @@ def _threads(rank: int) -> Any:
 def test_other_threads_are_left_to_triton():
     """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
     assert values(on_ranks(1, _threads, is_dist=False)) == [(1, 1, 2, 1)]
-
-
-def _two_threads(rank: int) -> Any:
-    kernels = [autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64))]
-    steps = [contextual_autotune(**QUICK)(lambda x, kernel=kernel: launch(kernel, x)) for kernel in kernels]
-    got: list[Any] = [None, None]
-
-    def work(i: int) -> None:
-        got[i] = steps[i](torch.zeros(64))[0].item()
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return got, [len(best(kernel)) for kernel in kernels], is_unpatched()
-
-
-def test_closures_in_two_threads_tune_one_after_the_other():
-    """Both get their winners, and Triton is left as it was."""
-    outcomes = on_ranks(1, _two_threads, mode="fake", is_dist=False)
-    (got,) = values(outcomes)
-    assert got[1:] == ([1, 1], True)
 
 
 class _Layer:

@@ -118,27 +118,6 @@ def test_a_rank_that_comes_too_late_gets_the_verdict_too():
     same_error(outcomes, "AbsentRanksError", "ranks [2] did not come", within_s=4 * DEADLINE_S)
 
 
-def _skips_a_collective(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step(x: torch.Tensor) -> None:
-        runs.append(1)
-        launch(kernel, x)
-        if not (rank == 1 and len(runs) == 3):
-            dist.all_reduce(x)
-
-    step(torch.zeros(64))
-
-
-def test_a_collective_that_one_rank_skips_ends_within_the_deadline():
-    """The timeout of process groups is lowered to the deadline while ranks tune, so the rank that waits in the collective comes back."""
-    outcomes = on_ranks(2, _skips_a_collective)
-    assert all(o.error for o in outcomes)
-    assert all(o.seconds < 5 * DEADLINE_S for o in outcomes)
-
-
 def _different_closures(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32))
 
@@ -156,33 +135,6 @@ def test_ranks_in_different_closures_go_on_untuned():
     for outcome in on_ranks(2, _different_closures):
         assert not outcome.error, outcome.message
         assert re.search(r"rank \d waits in \S*(one|other), call 1 and rank \d in \S*(one|other), call 1", outcome.log)
-
-
-def _works_after_an_error(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step(x: torch.Tensor) -> float:
-        runs.append(1)
-        y = launch(kernel, x)
-        if rank == 0 and len(runs) == 3:
-            raise ValueError("once")
-        return y[0].item()
-
-    try:
-        step(torch.zeros(64))
-    except Exception as error:  # noqa: BLE001  # the test looks at it
-        first = type(error).__name__
-    return first, step(torch.zeros(64)), best(kernel)
-
-
-def test_the_next_call_after_an_error_tunes():
-    """An error leaves nothing behind: the same closure, called again on all ranks, is tuned."""
-    got = values(on_ranks(2, _works_after_an_error))
-    assert [g[0] for g in got] == ["ValueError", "PeerFailedError"]
-    assert got[0][1:] == got[1][1:]
-    assert got[0][1] == 1.0
 
 
 def _captured(rank: int, monkeypatched: bool) -> Any:

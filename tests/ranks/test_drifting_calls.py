@@ -54,23 +54,3 @@ def test_counts_that_differ_strand_no_rank(news: Any, n_known: int):
         assert got == both
         assert n >= n_known
         assert seconds < 8
-
-
-def _evaluates(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda x: float(launch(kernel, x)[0]))
-    step(torch.zeros(64))
-    dist.barrier()
-    began = time.monotonic()
-    if rank == 0:
-        for n in (96, *[128] * 40):  # an evaluation on one rank
-            step(torch.zeros(n))
-    dist.barrier()
-    return time.monotonic() - began
-
-
-def test_a_rank_that_waits_in_a_collective_has_passed_the_call():
-    """Rank 0 evaluates new shapes alone while rank 1 waits in a barrier: it goes on, asks for a meeting now and then, and reaches it."""
-    outcomes = on_ranks(2, _evaluates, env={"DIST_TUNE_DEADLINE_S": "10"})
-    assert all(seconds < 5 for seconds in values(outcomes))
-    assert outcomes[0].log.count("goes on with the configs it has") == 2 + 8 + 2  # new shapes; calls 1 to 8, 16 and 32 with a known one

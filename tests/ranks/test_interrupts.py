@@ -10,9 +10,7 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.distributed.meetings import Meetings
-from dist_tune.runtime import interception, own_runs
-from tests.ranks.kernels import autotuned, is_unpatched, launch
-from tests.ranks.test_library_wrappers import filed
+from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -40,43 +38,6 @@ def test_an_interrupt_between_a_verdict_and_its_reading_is_told_to_peers(n_verdi
     assert peer.error == "PeerFailedError", f"{peer.error}: {peer.message}"
     assert "rank 1 raised KeyboardInterrupt" in peer.message
     assert peer.seconds < 3
-
-
-class _Interrupting(dict[int, Any]):
-    def pop(self, *args: Any) -> Any:
-        super().pop(*args)
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_while_a_listener_is_taken_away_leaves_triton_as_it_was(monkeypatch: pytest.MonkeyPatch):
-    """The listener is gone, and so is the patch."""
-    monkeypatch.setattr(interception, "listeners", _Interrupting())
-    listener: Any = type("Listener", (), {"is_watching": True, "is_keeping": True})()
-    interception.push(listener)
-    assert not is_unpatched()
-    with pytest.raises(KeyboardInterrupt):
-        interception.pop()
-    assert is_unpatched()
-    assert not interception.triton_patch().is_watched
-
-
-def _interrupt(*args: Any) -> Any:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("function", ["enter_own_runs", "find_own_runs"])
-def test_an_interrupt_while_a_librarys_tuners_are_patched_leaves_no_listener(monkeypatch: pytest.MonkeyPatch, function: str):
-    """A listener that stayed would take each later call for one inside another, and nothing would be tuned."""
-    filed(16, 32)
-    step = contextual_autotune(cache=False)(lambda x: x)
-    step(1)
-    assert own_runs, "the library of this test was not found"
-    with monkeypatch.context() as patch:
-        patch.setattr(interception, function, _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            step(1 if function == "enter_own_runs" else 2.0)  # a steady call, or a first one
-    assert not interception.listeners
-    assert is_unpatched()
 
 
 def _interrupted_after_a_failure(rank: int) -> Any:

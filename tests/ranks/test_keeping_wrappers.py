@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -68,41 +67,6 @@ def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(kind: str):
     for each in outcomes:
         assert "accumulate_kernel" in each.log
         assert ("not tuned" in each.log) != is_tuned
-
-
-class _Interrupted(_Keeps):
-    """Another thread's call ends while the first launch is under way."""
-
-    n_runs = 0
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        result, self.n_runs = super().run(*args, **kwargs), self.n_runs + 1
-        if self.n_runs == 1:
-            kept = self.kept[0].pop(args[2])
-            thread = threading.Thread(target=_raising)
-            thread.start()
-            thread.join()
-            self.kept[0][args[2]] = kept
-        return result
-
-
-def _raising() -> None:
-    with pytest.raises(ZeroDivisionError):
-        contextual_autotune()(lambda: 1 / 0)()
-
-
-def _beside_threads(rank: int) -> Any:
-    kernel = _Interrupted(autotuned(accumulate_kernel, blocks=(16, 32, 64)))
-    step = contextual_autotune(**QUICK)(lambda x: launch(kernel, x, torch.zeros(N))[0].item())
-    return step(torch.ones(N)), kernel.fn.cache[N, "torch.float32", "torch.float32"] is kernel.kept[0].get(N)
-
-
-def test_what_a_wrapper_keeps_is_taken_from_it_though_another_threads_call_ends_meanwhile():
-    """Each thread takes away what its own launches have left."""
-    outcomes = on_ranks(2, _beside_threads)
-    assert [called for called, _ in values(outcomes)] == [1.0] * 2
-    for each in outcomes:
-        assert "is not tuned" not in each.log
 
 
 class _Engine:

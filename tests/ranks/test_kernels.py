@@ -75,23 +75,6 @@ def test_reset_to_zero_zeroes_once_before_the_run_that_counts():
     assert values(on_ranks(2, _restored, "reset_to_zero")) == [(1.0, 4.0, {2.0}, 2.0)] * 2
 
 
-def _restored_twice(rank: int) -> Any:
-    kernel = autotuned(accumulate_kernel, blocks=(16, 32), restore_value=["y_ptr"])
-    total = torch.zeros(64)
-
-    def closure(x: torch.Tensor) -> float:
-        launch(kernel, x, total)
-        launch(kernel, x, total)
-        return total[0].item()
-
-    return tuned(kernel, closure)(torch.ones(64)), total[0].item()
-
-
-def test_restore_value_of_a_kernel_launched_twice():
-    """The second launch of a replay builds on the first, and the replay is undone as a whole."""
-    assert values(on_ranks(2, _restored_twice)) == [(2.0, 2.0)] * 2
-
-
 @triton.jit
 def _maybe_kernel(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -12,7 +12,6 @@ import torch
 
 from dist_tune import AbsentRanksError, PeerFailedError, contextual_autotune
 from dist_tune.testing import Outcome, values
-from dist_tune.watch import Watchdog
 from tests.ranks.kernels import autotuned, best, launch
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
 from tests.ranks.worlds import on_ranks
@@ -127,54 +126,3 @@ def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
     assert n_records == 1
     assert "rank 1" in told
     assert "ValueError: once" in told
-
-
-def _stuck(rank: int) -> Any:
-    Watchdog.mind = Watchdog._arm = lambda self: None  # type: ignore[method-assign]  # as where its thread does not get to run
-    kernel = autotuned()
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, search="exhaustive")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        if rank == 1 and len(runs) == 3:
-            time.sleep(11.0)
-        return launch(kernel, x)
-
-    step(torch.ones(64))
-
-
-def test_a_timeout_tells_of_each_rank_where_it_is_and_since_when():
-    """Also of the rank that waits: replay, candidate and config, call and seconds."""
-    waiting, stuck = on_ranks(2, _stuck)
-    assert (waiting.error, stuck.error) == ("AbsentRanksError",) * 2
-    call = re.escape("tests.ranks.test_late_ranks._stuck.<locals>.step, call 1")
-    where = r'rank 1 last seen at: replay 3, \S*add_kernel\[64\S* candidate \d "BLOCK=\d+[^"]*" of ' + call + r" for [56789]\.\d s"
-    assert re.search(where, waiting.message), waiting.message
-    assert re.search(r"rank 0 at: the meeting for 'report' of " + call + r" for [56789]\.\d s", waiting.message), waiting.message
-
-
-def _dies(rank: int) -> Any:
-    import os
-
-    kernel = autotuned()
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, search="exhaustive")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        if rank == 1 and len(runs) == 3:
-            time.sleep(1.0)
-            os.kill(os.getpid(), 9)
-        return launch(kernel, x)
-
-    step(torch.ones(64))
-
-
-def test_a_dead_process_of_this_host_is_known_before_the_deadline():
-    """The message says that it has ended, and where it was."""
-    waiting, _ = on_ranks(2, _dies, env={"DIST_TUNE_DEADLINE_S": "30"})
-    assert waiting.error == "AbsentRanksError"
-    assert "its process has ended" in waiting.message
-    assert "replay 3" in waiting.message
-    assert waiting.seconds < 15

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import PeerFailedError, autotune, contextual
+from dist_tune import PeerFailedError, autotune
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.worlds import on_ranks
@@ -122,38 +122,3 @@ def test_a_rank_that_is_slow_after_a_collective_of_a_recalled_function_is_waited
     assert first == second
     assert first[0] == [False, True]
     assert len(first[1]) == 1
-
-
-def _without_room(rank: int, is_first: bool) -> Any:
-    kernel, later = autotuned(), autotuned(blocks=(16, 32))
-    is_later = [True] if is_first else []
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        return launch(later, y) if is_later else y
-
-    call = tuned(kernel, step)
-    if not is_first:
-        call(torch.ones(64))
-    is_later.append(True)
-    own = vars(contextual)["StepState"]
-
-    def full(*args: Any, **options: Any) -> Any:
-        vars(contextual)["StepState"] = own
-        raise MemoryError("no room for copies")
-
-    if rank == 1:
-        vars(contextual)["StepState"] = full
-    began = time.monotonic()
-    told = _until_it_works(lambda: call(torch.ones(64)))
-    return told, len(call.records), time.monotonic() - began < 10.0
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_an_error_between_the_runs_of_a_call_and_its_meeting_is_told(is_first: bool):
-    """No room for a copy of the arguments on one rank: the others hear of it, and do not wait for as long as that rank lives."""
-    first, second = values(on_ranks(2, _without_room, is_first))
-    assert second == (["no room for copies"], 2, True)
-    assert len(first[0]) == 1
-    assert "rank 1 raised MemoryError: no room for copies" in first[0][0]
-    assert first[1:] == (2, True)

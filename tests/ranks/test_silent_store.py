@@ -82,11 +82,3 @@ def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
     assert "ranks [1]" in message
     assert "1800 s" not in message
     assert seconds < 3 * DEADLINE_S + 2  # with the replays before
-
-
-@pytest.mark.slow  # tests/watch has the reason in milliseconds
-def test_a_rank_that_is_cut_off_in_the_midst_of_a_long_first_run_leaves():
-    """With nothing to tune, and the beating thread in a call of the silent store before this rank comes to the meeting."""
-    _, second = on_ranks(2, cut_off, 1, 1.5, timeout_s=30)
-    left_with(second, 86)
-    assert "the c10d store has not answered for" in second.log

@@ -105,20 +105,3 @@ def _waited_for(rank: int) -> Any:
 def test_a_thread_that_the_first_run_waits_for_goes_on():
     """After the deadline without progress it takes no turn."""
     assert values(on_ranks(1, _waited_for, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "0.5"})) == [(1.0, [1.0], "0.5")]
-
-
-def _six_functions(rank: int) -> Any:
-    ran: list[int] = []
-
-    @autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)
-    def f(x: int, block: int = 0) -> int:
-        ran.append(threading.get_ident())
-        time.sleep(0.25)
-        return x
-
-    got = _in_threads(6, f)
-    return got, len(f.records), sum(ran.count(each) > 1 for each in set(ran))
-
-
-def test_six_threads_tune_a_new_function_once():
-    assert values(on_ranks(1, _six_functions, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "1"})) == [([*range(6)], 1, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
 from typing import Any
@@ -12,31 +11,10 @@ import torch
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import values
-from dist_tune.tuning import Tuning
 from tests.ranks.kernels import autotuned, launch
-from tests.ranks.stuck import threads_left
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
-
-
-def test_a_tuning_that_is_given_up_unmade_is_watched_no_more():
-    """An error between the first run and the first meeting leaves neither thread nor timer."""
-    assert values(on_ranks(1, given_up, is_dist=False)) == [[]]
-
-
-def given_up(rank: int) -> Any:
-    kernel = autotuned()
-
-    class Unmade(Tuning):
-        def tune_after(self, *args: Any, **options: Any) -> Any:
-            raise ValueError("not made")
-
-    pytest.MonkeyPatch().setattr("dist_tune.contextual.Tuning", Unmade)
-    with pytest.raises(ValueError, match="not made"):
-        contextual_autotune()(lambda: launch(kernel, torch.zeros(64)))()
-    gc.collect()
-    return threads_left()
 
 
 def test_without_threads_a_tuning_goes_on_unwatched():

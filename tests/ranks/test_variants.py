@@ -118,19 +118,6 @@ def test_a_large_space_is_compiled_for_the_class_that_comes_and_for_others_once_
     assert n_compiled["1"] <= 12  # what the threads had begun
 
 
-def _large_strides(rank: int) -> Any:
-    return _strides(rank, False, (1, 2, 4, 8, 16))
-
-
-@pytest.mark.once
-def test_a_large_space_with_two_frequent_variants_is_compiled_for_both() -> None:
-    """20 candidates, strides of 64 and 100 in turn."""
-    outcomes = on_fake(2, _large_strides)
-    for in_timed, winners, n_variants, unmeasured in values(outcomes):
-        assert (in_timed, winners, n_variants, unmeasured) == ([], [32], [3], [])
-    assert all(" thrown_away=0 " in each.log for each in outcomes)
-
-
 def _options(rank: int, options: dict[str, Any]) -> Any:
     return _strides(rank, False, **options)
 

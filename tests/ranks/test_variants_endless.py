@@ -58,24 +58,6 @@ def test_constants_that_come_again_are_variants_as_any() -> None:
         assert (in_timed, winners, n_variants, unmeasured) == ([], [32], [5], [])
 
 
-def _anew(rank: int) -> Any:
-    seen, x, y = watch(), torch.zeros(64), torch.zeros(64)
-
-    def step() -> None:
-        kernel = autotuned(triton.jit(epoch_kernel.fn))
-        kernel[(1,)](x, y, 64, 1)
-
-    run = tuned(step, seen)
-    run()
-    return result(run, seen)
-
-
-@pytest.mark.parametrize("n", [further(1), 2])
-def test_a_kernel_made_anew_in_each_call_gets_what_was_loaded_for_the_one_before(n: int) -> None:
-    """Its own memory is empty; it is the same kernel for the compiler."""
-    assert values(on_fake(n, _anew)) == [([], [32], [1], [])] * n
-
-
 @triton.jit
 def plain_kernel(x_ptr, step: tl.constexpr):
     tl.store(x_ptr, step)
@@ -112,27 +94,6 @@ def test_replays_count_in_spite_of_a_kernel_that_each_of_them_compiles() -> None
     for _, winners, _, unmeasured in values(outcomes):
         assert (winners, unmeasured) == ([32], [])
     assert all(each.log.count("replays that compile it count from now on") == 1 for each in outcomes)
-
-
-def _function(rank: int) -> Any:
-    seen, epoch = watch(), 0
-    x, y = torch.zeros(64), torch.zeros(64)
-
-    @autotune([{"block": block} for block in (16, 32, 64)], lambda n: n, n_warmup=1, n_repeat=2, cache=False)
-    def step(n: int, block: int) -> None:
-        nonlocal epoch
-        epoch += 1
-        seen.run()
-        epoch_kernel[(1,)](x, y, n, epoch, BLOCK=block)
-
-    step(64)
-    record = step.records[0]
-    return [each.fields["block"] for each in record.candidates if each.latency_ms is None], record.best.fields["block"]
-
-
-def test_configs_of_a_function_are_timed_without_the_compilations_inside_it() -> None:
-    """An epoch counter among the arguments of a kernel inside: a run that compiles is run again."""
-    assert values(on_fake(2, _function)) == [([], 32)] * 2
 
 
 def _large_function(rank: int) -> Any:

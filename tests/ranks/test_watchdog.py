@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, values
-from dist_tune.watch import Watchdog
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
-from tests.ranks.world import DEADLINE_S, ROOT
+from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -32,46 +29,11 @@ def left_with(outcome: Outcome, code: int) -> None:
     assert f"exit code {code}" in outcome.message, outcome.message
 
 
-@pytest.mark.slow  # tests/faults plays it in the race
-@pytest.mark.parametrize("talks", [False, True])
-@pytest.mark.parametrize("how", ["loop", "sleep"])
-def test_a_config_that_never_returns_on_one_rank_is_named_on_the_others(how: str, talks: bool):
-    """Rank 1 leaves with exit code 86 within twice the deadline; rank 0 raises an error that names rank, candidate and phase."""
-    first, second = on_ranks(2, stuck_step, how, [1], 1, talks, {}, timeout_s=25)
-    left_with(second, 86)
-    assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
-    assert first.seconds < 2 * DEADLINE_S + 3  # on a busy machine
-    for word in ("rank 1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
-        assert word in first.message, first.message
-
-
-@pytest.mark.slow  # tests/faults plays it in the race
-@pytest.mark.parametrize("how", ["loop", "sleep"])
-def test_a_config_that_never_returns_on_all_ranks_ends_all_of_them(how: str):
-    """Nothing waits for ever: each rank leaves with exit code 86, and its log has candidate, phase and stacks."""
-    for outcome in on_ranks(2, stuck_step, how, [0, 1], 1, False, {}, timeout_s=25):
-        left_with(outcome, 86)
-        for word in ("candidate 2", "BLOCK=64", "race", "in hang", "exit code 86"):
-            assert word in outcome.log, outcome.log
-
-
 def test_a_lone_process_leaves_a_config_that_never_returns():
     """Without peers the same."""
     (outcome,) = on_ranks(1, stuck_step, "sleep", [0], 1, False, {}, timeout_s=25, is_dist=False)
     left_with(outcome, 86)
     assert "candidate 2" in outcome.log
-
-
-@pytest.mark.slow  # tests/faults plays it in the race
-def test_a_config_that_holds_the_interpreter_lock_is_left():
-    """No thread of Python runs then: a timer of faulthandler ends the process, and peers name the last config that it began."""
-    first, second = on_ranks(2, stuck_step, "locked", [1], 1, False, {}, timeout_s=25)
-    left_with(second, 1)
-    assert "in hang" in second.log
-    assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
-    assert first.seconds < 2.5 * DEADLINE_S + 3
-    for word in ("1", "add_kernel[64", "candidate 2", "BLOCK=64", "race"):
-        assert word in first.message, first.message
 
 
 def test_a_config_that_hangs_in_the_first_run_is_named():
@@ -150,29 +112,6 @@ def steady(rank: int) -> Any:
     return seen, after | during, time.monotonic() > end - 1.0
 
 
-@pytest.mark.parametrize("phase", [pytest.param("finals", marks=pytest.mark.slow), "last run"])
-def test_the_phase_of_a_late_hang_is_named(phase: str):
-    """A step that hangs in the finals, or in the last run."""
-    first, second = on_ranks(2, hangs_late, phase, timeout_s=25)
-    left_with(second, 86)
-    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
-    for word in ("rank 1", f"({phase})", "candidate", "add_kernel[64"):
-        assert word in first.message, first.message
-
-
-def hangs_late(rank: int, phase: str) -> Any:
-    kernel, begin = autotuned(), Watchdog.note
-    if rank == 1:  # the phase as the tuning sees it
-
-        def note(watchdog: Watchdog, doing: str, *args: Any) -> None:
-            begin(watchdog, doing, *args)
-            if watchdog.phase == phase and doing.startswith("replay "):
-                time.sleep(1000)
-
-        Watchdog.note = note  # type: ignore[assignment, method-assign]  # in this process alone
-    return tuned(kernel, lambda x: launch(kernel, x), n_repeat=3)(torch.zeros(64)).sum().item()
-
-
 def test_a_function_that_never_returns_with_a_config_is_named():
     """``autotune``: in its untimed run."""
     first, second = on_ranks(2, function_hangs, timeout_s=25)
@@ -210,36 +149,6 @@ def is_stopped(rank: int) -> Any:
         return launch(kernel, x) + 1
 
     return step(torch.zeros(64))[0].item()
-
-
-@pytest.mark.slow  # test_supervised.py restarts a job that was killed
-def test_torchrun_ends_or_restarts_the_job(tmp_path: Path):
-    """The first attempt ends by exit code 86, the second one tunes; nothing of the first is left."""
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TRITON_INTERPRET": "1", "DIST_TUNE_DEADLINE_S": "3", "OMP_NUM_THREADS": "1"}
-    folders = {"DIST_TUNE_LOG_DIR": f"{tmp_path}/logs", "DIST_TUNE_CACHE_DIR": f"{tmp_path}/cache", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=os.environ | env | folders, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert "exitcode: 86" in done.stderr or "exitcode  : 86" in done.stderr or "(exitcode: 86)" in done.stderr, done.stderr
-    assert done.stdout.count("tuned") == 2
-    pids = re.findall(r"pid (\d+)", done.stdout)
-    assert len(pids) == 4
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-JOB = """
-import os
-import torch, torch.distributed as dist
-from tests.ranks.stuck import stuck_step
-
-print(f"pid {os.getpid()}\\n", end="", flush=True)  # in one piece, beside the other rank's
-dist.init_process_group("gloo")
-is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-stuck_step(dist.get_rank(), "sleep", [1] if is_first else [], 1, True, {})
-print("tuned\\n", end="", flush=True)
-"""
 
 
 def test_a_rank_that_waits_for_one_that_hangs_names_it():

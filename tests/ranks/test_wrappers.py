@@ -100,51 +100,6 @@ def test_kernels_and_arguments_by_keyword():
     assert got[0][2] == 1
 
 
-class _Function(torch.autograd.Function):
-    kernel: Any = None
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return launch(_Function.kernel, x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return launch(_Function.kernel, grads[0].contiguous()[:32].clone()).repeat(2)
-
-
-def _backward(rank: int) -> Any:
-    _Function.kernel = autotuned(blocks=(16, 32))
-    x = torch.zeros(64, requires_grad=True)
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step() -> float:
-        (gradient,) = torch.autograd.grad(_Function.apply(x).sum(), x)
-        return float(gradient[0])
-
-    return step(), len(_Function.kernel.cache), len(step.records)
-
-
-def test_kernels_of_a_backward_pass():
-    """Forward and backward are two keys of one kernel, tuned in the same replays."""
-    assert values(on_ranks(2, _backward)) == [(2.0, 2, 2)] * 2
-
-
-def _made_anew(rank: int) -> Any:
-    kernels = []
-
-    def closure(x: torch.Tensor) -> float:
-        kernels.append(autotuned(blocks=(16, 32)))
-        return launch(kernels[-1], x)[0].item()
-
-    step = tuned(None, closure)
-    return step(torch.zeros(64)), len(kernels), len(step.records), len(kernels[-1].cache)
-
-
-def test_a_kernel_decorated_anew_in_every_replay():
-    """Code and configs make the site, not the object."""
-    assert values(on_ranks(2, _made_anew)) == [(1.0, 2 + 2 + 1, 1, 1)] * 2
-
-
 def _descriptor_hook(full: dict[str, Any]) -> None:
     for name in ("x_desc", "y_desc"):
         full[name].block_shape = [full["BLOCK"], full["BLOCK"]]

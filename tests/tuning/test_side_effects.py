@@ -11,7 +11,6 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import on_ranks, values
-from tests.cases import further
 from tests.ranks.kernels import accumulate_kernel, autotuned, launch
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -122,56 +121,6 @@ def test_an_in_place_step_acts_once(kind: str):
     assert only(_in_place, kind) == ((2.0, 2.0, True, 1), 4.0, 1)
 
 
-class _Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(64))
-        self.register_buffer("count", torch.zeros(()))
-        self.kernel = autotuned(blocks=(16, 32))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count.add_(1)  # type: ignore[operator]
-        return (self.weight * launch(self.kernel, x)).sum()
-
-
-def _trained(rank: int, is_tuned: bool, name: str) -> Any:
-    torch.manual_seed(0)
-    model: Any = _Model()
-    make: Any = {"adam": torch.optim.Adam, "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)}[name]
-    optimizer = make(model.parameters(), lr=0.1)
-
-    def run(x: torch.Tensor, model: Any = model) -> Any:
-        loss = model(x)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    step = contextual_autotune(**QUICK)(run) if is_tuned else run
-    if not is_tuned:
-        model.kernel.cache[(64, "torch.float32", "torch.float32")] = model.kernel.configs[0]
-    losses = [step(torch.ones(64)) for _ in range(3)]
-    state = [float(v) for each in optimizer.state.values() for v in each.values() if isinstance(v, torch.Tensor) and v.numel() == 1]
-    return losses, model.weight[0].item(), model.count.item(), model.weight.grad[0].item(), state
-
-
-@pytest.mark.parametrize("name", ["adam", further("sgd")])
-def test_an_optimizer_step_is_made_once(name: str):
-    """Parameters, buffers, gradients and the optimizer's state after three calls are those of a run without tuning."""
-    assert only(_trained, True, name) == only(_trained, False, name)
-
-
-def _bound(rank: int) -> Any:
-    model: Any = _Model()
-    step = contextual_autotune(**QUICK)(model.forward)
-    step(torch.ones(64))
-    return model.count.item()
-
-
-def test_buffers_of_a_bound_method_count_once():
-    """A batch counter in the module of a decorated bound method counts one."""
-    assert only(_bound) == 1.0
-
-
 class _Normed(torch.nn.Module):
     def __init__(self, tracks: bool) -> None:
         super().__init__()
@@ -252,22 +201,3 @@ def _backward(rank: int, kind: str) -> Any:
 def test_a_value_of_a_first_run_that_counts_can_be_differentiated(kind: str):
     """What its graph has saved was changed by the probe and put back: autograd sees the state that it has saved."""
     assert only(_backward, kind) == (True, 0.0 if kind == "norm" else 2.0)
-
-
-def _inference(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32, 64))
-    with torch.inference_mode():
-        total, x = torch.zeros(64), torch.ones(64)
-
-    @contextual_autotune(**QUICK)
-    def step(total: torch.Tensor, x: torch.Tensor) -> None:
-        with torch.inference_mode():
-            total.add_(launch(kernel, x))
-
-    step(total, x)
-    return total[0].item()
-
-
-def test_inference_tensors_are_put_back_outside_of_inference_mode():
-    """After the probe; they cannot be written to there by torch's operators."""
-    assert only(_inference) == 2.0

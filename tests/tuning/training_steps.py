@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,10 +59,6 @@ def fused_adamw(kernel: Any) -> Case:
     return _trained(kernel, lambda each: torch.optim.AdamW(each, lr=0.01, fused=True))
 
 
-def fused_sgd(kernel: Any) -> Case:
-    return _trained(kernel, lambda each: torch.optim.SGD(each, lr=0.01, momentum=0.9, fused=True))
-
-
 def small_steps(kernel: Any) -> Case:
     """Parameters that move by less than comparisons with a tolerance see, by an optimizer that torch knows nothing of."""
     model = Layer(kernel)
@@ -73,34 +68,6 @@ def small_steps(kernel: Any) -> Case:
         model.weight.data.sub_(model.weight.grad, alpha=1e-6)
 
     return _step_of(model, update), [(torch.ones(64),)] * 3, lambda: model.weight
-
-
-class Wrapper:
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def step(self) -> None:
-        self.inner.step()
-
-
-def wrapped_twice(kernel: Any) -> Case:
-    return _trained(kernel, lambda each: torch.optim.SGD(each, lr=0.1), lambda each: Wrapper(Wrapper(each)))
-
-
-class CountingOptimizer(torch.optim.Optimizer):
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {})
-        self.n_steps = 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.n_steps += 1
-        for group in self.param_groups:
-            for each in group["params"]:
-                each.data.sub_(each.grad, alpha=1.0 / self.n_steps)
-
-
-def own_counter(kernel: Any) -> Case:
-    return _trained(kernel, CountingOptimizer)
 
 
 class DuckOptimizer:
@@ -119,24 +86,6 @@ def no_optimizer_of_torch(kernel: Any) -> Case:
     model = Layer(kernel)
     optimizer = DuckOptimizer(model.parameters())
     return _step_of(model, optimizer.step), [(torch.ones(64),)] * 3, lambda: (model.weight, optimizer.moments, optimizer.n_steps)
-
-
-def in_a_trainer(kernel: Any) -> Case:
-    model = Layer(kernel)
-    trainer = SimpleNamespace(loop=SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
-
-    class Module:
-        def __init__(self) -> None:
-            self.trainer = trainer
-
-        def step(self, x: torch.Tensor) -> float:
-            self.trainer.loop.optimizer.zero_grad()
-            loss = model(x)
-            loss.backward()
-            self.trainer.loop.optimizer.step()
-            return float(loss.item())
-
-    return Module().step, [(torch.ones(64),)] * 3, lambda: model.weight
 
 
 def scaler(kernel: Any) -> Case:
@@ -184,24 +133,8 @@ def _rated(kernel: Any, change: Callable[[torch.optim.Optimizer, Any], None], ma
     return step, [(torch.ones(64),)] * 3, lambda: (state_of(optimizer)[1], scheduler and scheduler.state_dict()["last_epoch"])
 
 
-def rate_halved(kernel: Any) -> Case:
-    def change(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.5
-
-    return _rated(kernel, change)
-
-
 def scheduler_alone(kernel: Any) -> Case:
     return _rated(kernel, lambda _, each: each.step(), lambda each: torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5))
-
-
-def one_cycle(kernel: Any) -> Case:
-    return _rated(kernel, lambda _, each: each.step(), lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=1.0, total_steps=6))
-
-
-def on_plateau(kernel: Any) -> Case:
-    return _rated(kernel, lambda _, each: each.step(1.0), lambda each: torch.optim.lr_scheduler.ReduceLROnPlateau(each, patience=0))
 
 
 def kernel_into_gradient(kernel: Any) -> Case:
@@ -216,22 +149,7 @@ def kernel_into_gradient(kernel: Any) -> Case:
     return step, [(weight, torch.ones(64))] * 3, lambda: weight.grad
 
 
-def kernel_into_parameter(kernel: Any) -> Case:
-    model = Layer(kernel)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        plain_accumulate[(4,)](y, model.weight, 64, BLOCK=16)
-        return y
-
-    return step, [(torch.ones(64),)] * 3, lambda: model.weight
-
-
 _hidden = [torch.zeros(64)]
-
-
-def _into_hidden(y: torch.Tensor) -> None:
-    plain_accumulate[(4,)](y, _hidden[0], 64, BLOCK=16)
 
 
 def kernel_into_hidden_memory(kernel: Any) -> Case:
@@ -244,20 +162,6 @@ def kernel_into_hidden_memory(kernel: Any) -> Case:
         return y
 
     return step, [(torch.ones(64),)] * 3, lambda: _hidden[0]
-
-
-def counter_in_objects(kernel: Any) -> Case:
-    model = Layer(kernel)
-    a = SimpleNamespace(b=SimpleNamespace(y=torch.zeros(1), n=0))
-
-    def step(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        a.b.y += 1
-        a.b.n += 1
-        c += model(x).detach()
-        return c
-
-    c = torch.zeros(1)
-    return step, [(torch.ones(64), c)] * 3, lambda: (a.b.y, a.b.n, c)
 
 
 @dataclass(slots=True)
@@ -278,19 +182,6 @@ def slots(kernel: Any) -> Case:
     return step, [(state, c, torch.ones(64))] * 3, lambda: (state.total, state.n, c)
 
 
-def lists_in_a_dict(kernel: Any) -> Case:
-    state: dict[str, Any] = {"moments": [torch.zeros(64), torch.zeros(64)], "n": 0}
-
-    def step(state: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        for each in state["moments"]:
-            each += y
-        state["n"] += 1
-        return y
-
-    return step, [(state, torch.ones(64))] * 3, lambda: state
-
-
 def numpy_array(kernel: Any) -> Case:
     total = np.zeros(64)
 
@@ -309,15 +200,6 @@ def next_batch(kernel: Any) -> Case:
         return launch(kernel, next(loader))
 
     return step, [()] * 3, lambda: [each[0].item() for each in loader]
-
-
-def generator_argument(kernel: Any) -> Case:
-    def batches() -> Iterator[torch.Tensor]:
-        for i in range(4):
-            yield torch.full((64,), float(i))
-
-    loader = batches()
-    return lambda each: launch(kernel, next(each)), [(loader,)] * 3, lambda: [each[0].item() for each in loader]
 
 
 def data_loader(kernel: Any) -> Case:
@@ -351,17 +233,6 @@ def resized(kernel: Any) -> Case:
     return step, [(t, torch.ones(64))] * 3, lambda: t
 
 
-def exchanged(kernel: Any) -> Case:
-    t = torch.ones(4)
-
-    def step(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        t.data = torch.cat([t, y[:1]])
-        return y
-
-    return step, [(t, torch.ones(64))] * 3, lambda: t
-
-
 class Cache:
     def __init__(self) -> None:
         self.keys, self.position = torch.zeros(4, 64), 0
@@ -376,30 +247,6 @@ def key_value_cache(kernel: Any) -> Case:
         return cache.keys[: cache.position].sum(0)
 
     return step, [(torch.full((64,), float(i)),) for i in range(3)], lambda: (cache.keys, cache.position)
-
-
-def full_cache(kernel: Any) -> Case:
-    """The second run would be one past the end."""
-    cache = Cache()
-    cache.position = 3
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        cache.keys[cache.position].copy_(launch(kernel, x))
-        cache.position += 1
-        return x + 1
-
-    return step, [(torch.ones(64),)], lambda: (cache.keys, cache.position)
-
-
-def grown_cache(kernel: Any) -> Case:
-    cache = SimpleNamespace(keys=[torch.zeros(0, 64)])
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        cache.keys[0] = torch.cat([cache.keys[0], launch(kernel, x)[None]])
-        total: torch.Tensor = cache.keys[0].sum(0)
-        return total
-
-    return step, [(torch.full((64,), float(i)),) for i in range(3)], lambda: cache.keys
 
 
 def accumulated(kernel: Any) -> Case:
@@ -479,53 +326,6 @@ def reassigned_buffer(kernel: Any) -> Case:
     return step, [(torch.ones(64),)] * 3, lambda: model.average
 
 
-def main_gradient(kernel: Any) -> Case:
-    """Gradients in an attribute of the parameter, as Megatron keeps them."""
-    model: Any = Layer(kernel)
-    model.weight.main_grad = torch.zeros(64)
-
-    def step(x: torch.Tensor) -> float:
-        loss = model(x)
-        loss.backward()
-        model.weight.main_grad.add_(model.weight.grad)
-        model.weight.grad = None
-        return float(loss.item())
-
-    return step, [(torch.ones(64),)] * 3, lambda: model.weight.main_grad
-
-
-def counted_value(kernel: Any) -> Case:
-    state = SimpleNamespace(n=0)
-
-    def step(x: torch.Tensor) -> Any:
-        state.n += 1
-        return launch(kernel, x), state.n
-
-    return step, [(torch.ones(64),)] * 3, lambda: state.n
-
-
-def own_accumulator(kernel: Any) -> Case:
-    """The value is the tensor that each run adds to."""
-    state = SimpleNamespace(total=torch.zeros(64))
-
-    def step(x: torch.Tensor) -> Any:
-        state.total += launch(kernel, x)
-        return state.total
-
-    return step, [(torch.ones(64),)] * 3, lambda: state.total
-
-
-def rolled(kernel: Any) -> Case:
-    """The same elements in other places, and torch counts no write."""
-    array = np.arange(64.0)
-
-    def step(array: np.ndarray[Any, Any], x: torch.Tensor) -> torch.Tensor:
-        array[:] = np.roll(array, 1)
-        return launch(kernel, x)
-
-    return step, [(array, torch.ones(64))] * 3, lambda: torch.from_numpy(array)
-
-
 def queued(kernel: Any) -> Case:
     batches: queue.Queue[torch.Tensor] = queue.Queue()
     for i in range(4):
@@ -534,9 +334,7 @@ def queued(kernel: Any) -> Case:
 
 
 CASES = [
-    fused_adamw, fused_sgd, small_steps, wrapped_twice, own_counter, no_optimizer_of_torch, in_a_trainer, scaler, lbfgs, rate_halved,
-    scheduler_alone, one_cycle, on_plateau, kernel_into_gradient, kernel_into_parameter, kernel_into_hidden_memory, counter_in_objects,
-    slots, lists_in_a_dict, numpy_array, next_batch, generator_argument, data_loader, private_random, resized, exchanged, key_value_cache,
-    full_cache, grown_cache, accumulated, nonlocal_counter, moving_average, in_place_in_the_graph,
-    every_fourth_call, reassigned_buffer, main_gradient, counted_value, own_accumulator, rolled, queued,
+    fused_adamw, small_steps, no_optimizer_of_torch, scaler, lbfgs, scheduler_alone, kernel_into_gradient, kernel_into_hidden_memory,
+    slots, numpy_array, next_batch, data_loader, private_random, resized, key_value_cache, accumulated, nonlocal_counter,
+    moving_average, in_place_in_the_graph, every_fourth_call, reassigned_buffer, queued,
 ]  # fmt: skip
