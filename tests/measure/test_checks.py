@@ -282,9 +282,3 @@ def test_a_tolerance_is_a_number_from_zero(tolerance: float):
         matches(torch.matmul, rtol=tolerance)
     with pytest.raises(ValueError, match="atol is"):
         matches(torch.matmul, atol=tolerance)
-
-
-def test_tolerances_are_used():
-    assert verdict(Checker(matches(torch.matmul, rtol=0.1), product), lambda a, b: 1.05 * (a @ b), A, B) == ""
-    assert verdict(Checker(matches(torch.matmul, atol=0.1), product), lambda a, b: (a @ b) + 0.09, A, B) == ""
-    assert verdict(Checker(matches(torch.matmul), product), lambda a, b: 1.05 * (a @ b), A, B) != ""

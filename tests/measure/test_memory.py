@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure.memory import Region, has_same_bits, leaves_of, shares_memory, tensors_in
+from dist_tune.measure.memory import Region, has_same_bits, shares_memory
 
 pytestmark = pytest.mark.once
 
 Pair = namedtuple("Pair", ["left", "right"])
 T = torch.zeros(3)
-
-
-def test_leaves_have_their_position():
-    value = ((T, {"b": [1, T]}), Pair(2, None))
-    assert dict(leaves_of(value)).keys() == {(0, 0), (0, 1, "b", 0), (0, 1, "b", 1), (1, 0), (1, 1)}
-    assert tensors_in(value) == {(0, 0): T, (0, 1, "b", 1): T}
 
 
 def test_memory_is_shared_by_address():
