@@ -12,7 +12,7 @@ import torch
 
 from dist_tune import AbsentRanksError, PeerFailedError, contextual_autotune
 from dist_tune.testing import Outcome, values
-from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
 from tests.ranks.worlds import on_ranks
 
@@ -126,3 +126,37 @@ def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
     assert n_records == 1
     assert "rank 1" in told
     assert "ValueError: once" in told
+
+
+def _slow(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(3.0 * rank)
+        return launch(kernel, x)
+
+    tuned(kernel, closure)(torch.zeros(64))
+    return best(kernel)
+
+
+def test_a_rank_with_slow_replays_is_waited_for():
+    """Its own watchdog allows what its first run took; its peers do, too."""
+    one, other = values(on_ranks(2, _slow, env={"DIST_TUNE_DEADLINE_S": "1"}))
+    assert one == other
+
+
+def _slow_reset(rank: int) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def reset() -> None:
+        time.sleep(3.0 * rank)
+
+    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=reset)(lambda x: launch(kernel, x))
+    step(torch.zeros(64))
+    return best(kernel)
+
+
+def test_a_rank_with_a_slow_reset_is_waited_for():
+    """The user's function has ten deadlines on its own rank, and its peers wait as long."""
+    one, other = values(on_ranks(2, _slow_reset, env={"DIST_TUNE_DEADLINE_S": "1"}))
+    assert one == other

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from dist_tune import DistTuneError, autotune
-from dist_tune.testing import values
+from dist_tune.testing import FakeH200, values
+from kernels import shard_gemm
 from tests.cases import further
 from tests.ranks.test_variants import result
 from tests.ranks.variants import autotuned, constant_kernel, counting, epoch_kernel, on_fake, tuned, watch
@@ -118,3 +119,35 @@ def test_configs_of_a_function_are_compiled_ahead_for_the_class_of_an_epoch_that
     for n_lazy, unmeasured, winner in values(on_fake(2, _large_function)):
         assert n_lazy <= 8
         assert (unmeasured, winner) == ([], 32)
+
+
+def _gemm(rank: int, n_ranks: int) -> Any:
+    seen, epoch = watch(), 0
+    FakeH200.launch_ms = lambda src, metadata: 6.0 - 4.0 * (metadata.num_warps == 8)
+    blocks = ((64, 64, 4), (128, 64, 4), (128, 64, 8))
+    configs = [shard_gemm.make_config(m, n, 64, warps=warps, stages=2) for m, n, warps in blocks]
+    kernel = shard_gemm.with_int_epoch()
+    shard_gemm.ag_gemm_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(kernel.fn)
+    a, b = torch.zeros(128, 128, dtype=torch.float16), torch.zeros(128, 128, dtype=torch.float16)
+    gathered, c = torch.zeros(128 * n_ranks, 128, dtype=torch.float16), torch.zeros(128 * n_ranks, 128, dtype=torch.float16)
+    flags = torch.zeros(n_ranks, dtype=torch.int32)
+
+    def step() -> None:
+        nonlocal epoch
+        epoch += 1
+        shard_gemm.multiply_shards(a, gathered, b, c, flags, epoch=epoch, rank=rank)
+
+    run = tuned(step, seen)
+    run()
+    n_lazy = len(seen.lazy)
+    for _ in range(32):
+        run()
+    (record,) = run.records
+    untimed = [(each.index, each.left, each.failure, each.equal_to) for each in record.candidates if each.n_replays == 0]
+    return result(run, seen)[0], record.best.fields["num_warps"], record.n_variants, untimed, len(seen.lazy) - n_lazy
+
+
+@pytest.mark.parametrize("n", [further(1), 2])
+def test_a_gemm_with_a_plain_epoch_is_tuned_without_a_compilation_in_timed_replays(n: int) -> None:
+    """Descriptors, whose blocks a hook sets, beside an epoch that counts up; a different int `rank` on each rank besides."""
+    assert values(on_fake(n, _gemm, n)) == [([], 8, 3, [], 0)] * n

@@ -10,7 +10,9 @@ import pytest
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
 from dist_tune.output.words import amount
-from dist_tune.tuning.results import MAX_BLOCKS, Settled, block, page, summary, table_rows
+from dist_tune.search import CandidateResult
+from dist_tune.search.plan import Times
+from dist_tune.tuning.results import MAX_BLOCKS, Settled, _candidate, block, headline, names_of, page, summary, table_rows
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -154,3 +156,94 @@ def test_the_step_before_and_after():
     assert step_times(sites) == pytest.approx((0.6 + 1.5 + 2.5, 0.6))
     untimed = ag_gemm(candidates=[row(0, None, failure=SMEM), row(1, 0.5)])
     assert step_times([*sites, untimed]) == pytest.approx((None, 0.6))
+
+
+LOG_SUMMARY_WORDS = Path("rank-0.log")
+DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
+
+
+def test_a_block_names_the_values_of_the_key_alone():
+    """The dtypes of all arguments are in the log."""
+    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG_SUMMARY_WORDS)
+    assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
+
+
+@pytest.mark.parametrize("n_sites", [2, 7])
+def test_sites_that_differ_in_dtypes_alone_show_them(n_sites: int):
+    """In blocks and in a table; two of one kernel and key are told apart by the number that the log gives them."""
+    keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", *["[8]"] * (n_sites - 2)]
+    text = shown([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)])
+    assert "ag_gemm [64, bf16, fp32]  " in text
+    assert "ag_gemm [64, bf16, bf16]  " in text
+    assert text.count("ag_gemm [8] (site ") == n_sites - 2
+
+
+def test_names_of_sites_differ():
+    names = names_of([Settled(1, ag_gemm(key="[1]")), Settled(2, ag_gemm(key="[1]"))])
+    assert names == ["ag_gemm [1] (site 1 of the log)", "ag_gemm [1] (site 2 of the log)"]
+
+
+def test_a_winner_that_is_slower_by_its_kernel_says_so_in_words():
+    """The step was faster with it: "0.95x the first config" would read like a gain."""
+    rows = [row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)]
+    told = headline(record(candidates=rows, winner=1, closure_weight=1.0, reason="fastest step"))
+    assert "6 % slower than the first config by its kernel (0.217 ms)" in told
+    assert told.endswith("chosen because the step is faster")
+    assert "0.95x" not in told
+
+
+def test_a_lead_of_more_than_the_time_itself_is_a_factor():
+    """A reader of "263.2 % ahead" has to compute."""
+    told = headline(ag_gemm(candidates=[row(0, 0.5), row(1, 0.1)]))
+    assert "5.0x the next" in told
+    assert "ahead" not in told
+
+
+def test_the_step_before_is_no_sum_of_what_other_sites_tried():
+    """In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms."""
+    rows = [row(0, 0.7, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
+    assert step_times([ag_gemm(candidates=rows)] * 2) == pytest.approx((1.4, 1.0))
+    finalist = [row(0, 0.7, closure_ms=1.1, left="left the finals after round 0"), rows[1]]
+    assert step_times([ag_gemm(candidates=finalist)]) == pytest.approx((1.1, 1.0))
+
+
+def test_nothing_is_told_of_the_step_before_where_only_a_race_timed_it():
+    """The winner's kernel is slower, and its step faster: by how much, the race does not tell."""
+    rows = [row(0, 0.4, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
+    assert step_times([ag_gemm(candidates=rows)]) == (None, 1.0)
+
+
+def test_the_first_config_loses_nothing_to_itself():
+    assert step_times([ag_gemm(winner=0, candidates=[row(0, 0.4), row(1, 0.5)])]) == pytest.approx((0.5, 0.5))
+
+
+def test_a_first_config_without_a_time_is_told_of():
+    """No gain stands there, and the reader would look for it."""
+    assert ", the first config was not timed, " in headline(ag_gemm(candidates=[row(0, None), row(1, 0.5), row(2, 0.6)]))
+
+
+@pytest.mark.parametrize(("closure_ms", "n_launches", "step_ms"), [(0.5, 1, 0.5), (0.1057, 1, 0.2), (0.3, 2, 0.4)])
+def test_no_step_is_shorter_than_its_launches(closure_ms: float, n_launches: int, step_ms: float):
+    """On two H200 a step of 0.106 ms was told of a kernel of 0.229 ms: what other sites added to it had been guessed too high."""
+    times = Times(0.2, closure_ms, n_launches=n_launches)
+    found = _candidate(0, "a", CandidateResult(times, None, None), None)
+    assert (found.latency_ms, found.closure_ms) == (0.2, step_ms)
+
+
+def test_a_wide_table_has_headings_in_two_rows_and_a_row_for_each_candidate():
+    """Six fields, two ranks and resources: on two H200 each candidate took two rows of the log, the second with its reason."""
+    names = ["BLOCK_M", "BLOCK_N", "FLATTEN", "SPLIT_STORE", "num_warps", "num_stages"]
+    figures = {"latency_ms": 0.2671, "closure_ms": 0.2634, "spread_ms": 0.001, "rank_latencies_ms": {0: 0.2617, 1: 0.2671}}
+    rows = [
+        candidate(
+            k, fields=dict.fromkeys(names, 128 + k), left="left the race after rung 0" if k else None, n_replays=15,
+            shared_bytes=196740, n_regs=174, n_spills=0, **figures,
+        )
+        for k in range(3)
+    ]  # fmt: skip
+    _, first, second, *others = table_rows(record(candidates=rows, winner=0), "k")
+    assert first.split() == ["BLOCK_", "BLOCK_", "SPLIT_", "num_", "num_"]
+    assert second.split()[-9:] == ["M", "N", "FLATTEN", "STORE", "warps", "stages", "shared", "regs", "spills"]
+    assert len(others) == 3
+    assert all(len(f"12:00:00.000 INFO    {line}") <= 160 for line in others[1:])
+    assert first.index("SPLIT_") + len("SPLIT_") == second.index("STORE") + len("STORE")
