@@ -152,9 +152,6 @@ def kernel_into_gradient(kernel: Any) -> Case:
 _hidden = [torch.zeros(64)]
 
 
-_hidden = [torch.zeros(64)]
-
-
 def _into_hidden(y: torch.Tensor) -> None:
     plain_accumulate[(4,)](y, _hidden[0], 64, BLOCK=16)
 
@@ -243,6 +240,18 @@ def resized(kernel: Any) -> Case:
 class Cache:
     def __init__(self) -> None:
         self.keys, self.position = torch.zeros(4, 64), 0
+
+
+def exchanged(kernel: Any) -> Case:
+    """The probe would double it again, in memory that nothing leads back to."""
+    t = torch.ones(64)
+
+    def step(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        t.data = t + y
+        return y
+
+    return step, [(t, torch.ones(64))] * 3, lambda: t
 
 
 def key_value_cache(kernel: Any) -> Case:
@@ -342,6 +351,6 @@ def queued(kernel: Any) -> Case:
 
 CASES = [
     fused_adamw, small_steps, no_optimizer_of_torch, scaler, lbfgs, scheduler_alone, kernel_into_gradient, kernel_into_hidden_memory,
-    slots, numpy_array, next_batch, data_loader, private_random, resized, key_value_cache, accumulated, nonlocal_counter,
+    slots, numpy_array, next_batch, data_loader, private_random, resized, exchanged, key_value_cache, accumulated, nonlocal_counter,
     moving_average, in_place_in_the_graph, every_fourth_call, reassigned_buffer, queued,
 ]  # fmt: skip
