@@ -54,24 +54,27 @@ def test_prune_rules_say_how_many_they_removed():
     assert values(on_ranks(2, _pruned, env=SHOWN)) == [[of_kernel, of_function], []]
 
 
-def _wrong_prune(rank: int, verdict: Any) -> Any:
-    function = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(lambda x, block=0: x)
-    try:
-        return function(3)
-    except TypeError as error:
-        return str(error)
+WRONG: dict[str, Any] = {"[]": [], "[{'block': 1}]": [{"block": 1}], "'yes'": "yes", "2": 2, "{}": {}}
+"""What stands in the error -> what a rule returned."""
 
 
-@pytest.mark.parametrize(("verdict", "text"), [([], "[]"), ([{"block": 1}], "[{'block': 1}]"), ("yes", "'yes'"), (2, "2"), ({}, "{}")])
-def test_prune_fn_must_return_a_bool(verdict: Any, text: str):
-    """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names it."""
-    for message in values(on_ranks(2, _wrong_prune, verdict)):
-        assert message.startswith(f"prune_fn of tests.ranks.test_notices.<lambda> returned {text}: it is asked of each config")
+def _verdicts(rank: int) -> Any:
+    def told(verdict: Any) -> Any:
+        function = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(lambda x, block=0: x)
+        try:
+            return function(3)
+        except TypeError as error:
+            return str(error)
+
+    return [told(each) for each in WRONG.values()], [told(each) for each in (True, np.bool_(True), 1, torch.tensor(True))]
 
 
-@pytest.mark.parametrize("verdict", [True, np.bool_(True), 1, torch.tensor(True)])
-def test_other_kinds_of_bool_are_bools(verdict: Any):
-    assert values(on_ranks(1, _wrong_prune, verdict)) == [3]
+def test_prune_fn_must_return_a_bool():
+    """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names it. Other kinds of bool are bools."""
+    for errors, right in values(on_ranks(2, _verdicts)):
+        for message, text in zip(errors, WRONG, strict=True):
+            assert message.startswith(f"prune_fn of tests.ranks.test_notices.<lambda> returned {text}: it is asked of each config")
+        assert right == [3] * 4
 
 
 def _nothing(rank: int) -> Any:
