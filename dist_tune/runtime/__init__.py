@@ -6,12 +6,19 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
-from dist_tune.runtime.kernel_launch import Launch, NoFitError, is_out_of_resources
-from dist_tune.runtime.libraries.kept_launches import keepers
-from dist_tune.runtime.libraries.own_runs import own_runs, unheard_tuners
-from dist_tune.runtime.precompile import Precompile, RecordedKernel, as_recorded, precompiles
-from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, RecordedLaunch, dry_run, refusing_talk
-from dist_tune.runtime.specialisation import Argument, foreseen, has_heuristics, specialisation
+from dist_tune.runtime.kernel import Argument, Launch, NoFitError, foreseen, has_heuristics, is_out_of_resources, specialisation
+from dist_tune.runtime.libraries import keepers, own_runs, unheard_tuners
+from dist_tune.runtime.recording import (
+    LaunchRecorder,
+    Precompile,
+    PredictedFailure,
+    RecordedKernel,
+    RecordedLaunch,
+    as_recorded,
+    dry_run,
+    precompiles,
+    refusing_talk,
+)
 from dist_tune.runtime.stores import StoreWatch, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
 from dist_tune.runtime.undo import Undo

@@ -27,9 +27,8 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime.kernel_launch import Launch, key_of
-from dist_tune.runtime.libraries.kept_launches import forget_kept, note_keepers
-from dist_tune.runtime.libraries.own_runs import OwnRun, find_own_runs, own_key, own_runs
+from dist_tune.runtime.kernel import Launch, key_of
+from dist_tune.runtime.libraries import OwnRun, find_own_runs, forget_kept, note_keepers, own_key, own_runs
 from dist_tune.runtime.tunable import Tunable
 
 

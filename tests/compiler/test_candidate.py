@@ -23,7 +23,7 @@ from triton.runtime import _async_compile
 from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
 from dist_tune.compiler.pool import Compiler
 from dist_tune.errors import FailureKind
-from dist_tune.runtime.kernel_launch import Launch
+from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned
 

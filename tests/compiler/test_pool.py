@@ -26,7 +26,7 @@ from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resour
 from dist_tune.compiler.pool import Compiler, n_compile_threads, quickest, turns
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.errors import FailureKind
-from dist_tune.runtime.kernel_launch import Launch
+from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
 from tests.ranks.kernels import autotuned, configs, launch, tuned
 

@@ -169,7 +169,7 @@ def test_reset_is_called_before_every_replay_but_the_first():
 
 def test_kernels_of_several_triton_versions_are_heard_the_same_way():
     """The copy of the tuning key agrees with the one Autotuner.run looks up."""
-    from dist_tune.runtime.kernel_launch import tuning_key
+    from dist_tune.runtime.kernel import tuning_key
 
     class Spy(dict[Any, Any]):
         def __contains__(self, key: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.runtime.libraries import kept_launches
+from dist_tune.runtime import libraries
 
 pytestmark = pytest.mark.once
 
@@ -30,8 +30,8 @@ def test_a_wrapper_may_keep_more_while_it_is_asked_what_it_has_kept(monkeypatch:
     thread.start()
     try:
         for _ in range(2000):
-            kept_launches.keepers[0] = {id(mapping): (mapping, known)}
-            kept_launches.forget_kept(0)
+            libraries.keepers[0] = {id(mapping): (mapping, known)}
+            libraries.forget_kept(0)
     finally:
         is_over.set()
         thread.join()

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from dist_tune import configs as dist_tune_configs
-from dist_tune.runtime import Launch, kernel_identity
+from dist_tune.runtime import Launch
+from dist_tune.runtime import kernel as kernel_module
 from tests.ranks.kernels import configs
 
 pytestmark = pytest.mark.once
@@ -175,13 +176,13 @@ def test_kernels_of_a_module_are_read_when_they_must_be_told_apart(monkeypatch: 
         read.append(parts)
         return {"code": "1"}
 
-    monkeypatch.setattr(kernel_identity, "anatomy", anatomy)
+    monkeypatch.setattr(kernel_module, "anatomy", anatomy)
     local = made()
-    assert dict(kernel_identity.identity_of(local)).keys() == {"code", "configs"}
+    assert dict(kernel_module.identity_of(local)).keys() == {"code", "configs"}
     assert len(read) == 1
     of_module = made()
     monkeypatch.setattr(of_module.base_fn, "__qualname__", "kernel")
-    later = kernel_identity.identity_of(of_module)
+    later = kernel_module.identity_of(of_module)
     assert len(read) == 1
-    assert [later["code"], kernel_identity.identity_of(of_module)["code"]] == ["1", "1"]
+    assert [later["code"], kernel_module.identity_of(of_module)["code"]] == ["1", "1"]
     assert len(read) == 2

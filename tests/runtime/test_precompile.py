@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune.compiler.candidate import Candidate
-from dist_tune.runtime.precompile import LaunchConfig, RecordedKernel, precompiles
+from dist_tune.runtime.recording import LaunchConfig, RecordedKernel, precompiles
 from dist_tune.testing import on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 

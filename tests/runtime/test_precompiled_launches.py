@@ -16,8 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune
 from dist_tune.compiler.patches import replaced
-from dist_tune.runtime.precompile import precompiles
-from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, PredictedFailureError, RecordedLaunch
+from dist_tune.runtime.recording import LaunchRecorder, PredictedFailure, PredictedFailureError, RecordedLaunch, precompiles
 from dist_tune.testing import FakeH200, on_ranks, values
 from tests.foresight_programs import act_kernel, copy_kernel, record, tiles, twice, x_and_y
 

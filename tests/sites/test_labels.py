@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.runtime.kernel_identity import Later
+from dist_tune.runtime.kernel import Later
 from dist_tune.sites.labels import SOURCE, Labels, differing, telling
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 

@@ -1,0 +1,514 @@
+"""A kernel of ``triton.autotune``: one launch of it, what it is told apart by, its place for a config, the classes of its arguments.
+
+Knows the attributes of Triton's ``Autotuner`` (configs, key, cache, hooks, tensors to zero and restore) and Triton's knobs. Knows nothing
+of ranks, times or search, and does not patch anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime import autotuner
+from triton.runtime.autotuner import Heuristics
+from triton.runtime.jit import JITFunction
+
+from dist_tune.cache import Code, anatomy, digest, nearest_key, read_code
+from dist_tune.compiler import NotLoaded
+from dist_tune.configs import describe_all, distinct, stable_repr
+from dist_tune.errors import NoValidConfigError
+from dist_tune.measure import Span
+from dist_tune.runtime.libraries import own_key, own_run_of
+from dist_tune.runtime.tunable import Slot, Timings, Tunable
+from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
+
+_PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
+_codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
+"""Kernel -> its configs by id, with their descriptions."""
+
+
+class Launch:
+    """One call of an autotuned kernel. A ``Tunable``."""
+
+    is_compiled = True
+    is_whole = False
+    is_recorded = False
+    prepare = dry_run = None
+
+    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.owner = self.kernel = kernel
+        self.key = tuning_key(kernel, args, kwargs)
+        self.arguments = args, kwargs
+        self.slot: Slot = KernelSlot(kernel, self.key)
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel function with its module, the same on all ranks."""
+        function = self.kernel.base_fn
+        return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew."""
+        return identity_of(self.kernel)
+
+    def source(self) -> str:
+        """Digest of the code, and of all it calls; made once for each kernel object."""
+        return self._code().digest
+
+    def not_followed(self) -> list[str]:
+        """Imports whose code is not in that digest."""
+        return self._code().not_followed
+
+    def _code(self) -> Code:
+        if self.kernel not in _codes:
+            _codes[self.kernel] = read_code(self.kernel)
+        return _codes[self.kernel]
+
+    def checker(self) -> None:
+        """None: the result of a kernel is unknown here."""
+
+    @property
+    def key_text(self) -> str:
+        """The tuning key, the same on all ranks for equal keys."""
+        return _text(self.key)
+
+    def nearest_config(self) -> triton.Config | None:
+        """The config in use for the nearest other key."""
+        cache = self.kernel.cache
+        known = {_text(key): cache[key] for key in cache if isinstance(key, tuple | str)} if isinstance(cache, Mapping) else {}
+        return known.get(nearest_key(self.key_text, list(known)))
+
+    @property
+    def n_configs(self) -> int:
+        """Configs before pruning, without repeats."""
+        return len({self.describe(config) for config in self.kernel.configs})
+
+    def known_config(self) -> triton.Config | None:
+        """The config that Triton would launch; None for a miss and for kernels with one config."""
+        return config_for(self.kernel, self.key) if len(self.kernel.configs) > 1 else None
+
+    def candidates(self) -> list[triton.Config]:
+        """The configs after the kernel's own pruning, without repeats."""
+        self.kernel.nargs = self._named()
+        try:
+            configs = self.kernel.prune_configs(self.arguments[1])
+        finally:
+            self.kernel.nargs = None
+        return distinct(configs, self._describe([*self.kernel.configs, *configs])[len(self.kernel.configs) :])[0]
+
+    def describe(self, config: triton.Config) -> str:
+        """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
+        known = _texts.get(self.kernel, {}).get(id(config))
+        if known is None or known[0]() is not config:
+            self._describe([*self.kernel.configs, config])
+        return _texts[self.kernel][id(config)][1]
+
+    def run(self, config: triton.Config, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+        """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
+
+        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
+        Hooks and the grid find ``best_config`` and ``nargs`` of this launch.
+
+        Raises:
+            Exception: from a hook or the launch.
+        """
+        kernel = self.kernel
+        kernel.nargs, kernel.best_config = self._named(), config
+        try:
+            return self._run(config, undo, span, is_trial)
+        finally:
+            kernel.nargs = None  # would keep the tensors alive
+
+    def _run(self, config: triton.Config, undo: Undo | None, span: Span | None, is_trial: bool) -> Any:
+        full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
+        pre_hook, post_hook = (own_hook(kernel, name) if is_trial else None for name in ("pre_hook", "post_hook"))
+        if config.pre_hook is not None:
+            config.pre_hook(full)
+        copies: Copies = []
+        if own_hook(kernel, "pre_hook") is None:
+            if undo is not None:
+                copies = copies_of([full[name] for name in kernel.restore_value if full[name] is not None])
+                undo.keep(copies)
+            if is_trial:
+                self._zero(full)
+        elif pre_hook is not None:
+            pre_hook(full)  # takes the place of zeroing and copying, as in vanilla Triton
+        try:
+            if span is not None:
+                span.begin()
+            result = kernel.fn.run(*args, **kwargs, **config.all_kwargs())
+            if span is not None:
+                span.end()
+        except (Exception, NotLoaded) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
+            put_back(copies)
+            if post_hook is not None:
+                post_hook(full, exception=error)
+            raise
+        if post_hook is not None:
+            post_hook(full, exception=None)
+        return result
+
+    def keep(self, undo: Undo) -> None:
+        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a known config does to them counts once."""
+        given = {**self._named(), **self.arguments[1]}
+        names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
+        undo.keep(copies_of([given[name] for name in names if isinstance(given.get(name), torch.Tensor)]))
+
+    def compile(self, config: triton.Config) -> Any:
+        """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
+        if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
+            # The hooks of tensor-descriptor kernels set the block shape, which is compiled in.
+            self.kernel.nargs = self._named()
+            try:
+                config.pre_hook(self._full(config))
+            finally:
+                self.kernel.nargs = None
+        args, kwargs = self.arguments
+        return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+
+    @property
+    def is_hit(self) -> bool:
+        """True if Triton launches it without a choice."""
+        return len(self.kernel.configs) < 2 or self.key in self.kernel.cache
+
+    def reset_only(self, config: triton.Config) -> None:
+        """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""
+        full, pre_hook = self._full(config), own_hook(self.kernel, "pre_hook")
+        if pre_hook is not None:
+            pre_hook(full, reset_only=True)
+        else:
+            self._zero(full)
+
+    def _describe(self, configs: Sequence[triton.Config]) -> list[str]:
+        texts = describe_all(configs)
+        _texts[self.kernel] = {id(config): (ref(config), text) for config, text in zip(configs, texts, strict=True)}
+        return texts
+
+    def _named(self) -> dict[str, Any]:
+        return dict(zip(self.kernel.arg_names, self.arguments[0], strict=False))
+
+    def _full(self, config: triton.Config) -> dict[str, Any]:
+        return {**self._named(), **self.arguments[1], **config.all_kwargs()}
+
+    def _zero(self, full: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name in self.kernel.reset_to_zero:
+                if full[name] is not None:
+                    full[name].zero_()
+
+
+def _text(key: Any) -> str:
+    values = key if isinstance(key, tuple) else (key,)  # a library's own is often a string
+    return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in values) + "]"
+
+
+class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
+    """Raised at a launch, also for a step that catches Triton's error to do without the kernel."""
+
+    __init__ = Exception.__init__
+    __str__ = Exception.__str__
+
+
+NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__  # as the other ranks raise it
+
+
+def is_out_of_resources(error: BaseException | None) -> bool:
+    """True for Triton's error of a launch that does not fit the device."""
+    return isinstance(error, triton.OutOfResources)
+
+
+def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
+
+    A tuple, or what a library's own ``run`` looks up.
+    """
+    if len(kernel.configs) < 2:
+        return ()
+    if (own := own_run_of(kernel)) is not None and (key := own_key(own, kernel, args, kwargs)):
+        return key[0]
+    return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs)
+
+
+def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The key of a kernel with several configs. ``nargs``: the positional arguments by name."""
+    names, named = kernel.arg_names, nargs
+    for name, value in kwargs.items():
+        if name in names:
+            named = {**named, name: value}
+    values = [named[name] for name in kernel.keys if name in named]
+    return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
+
+
+@lru_cache(maxsize=1024)
+def _word(text: str) -> str:
+    """A string in a key: a plain word as it is; in quotes what reads like another value, or like several."""
+    return text if _PLAIN_WORD.fullmatch(text) else ascii(text)
+
+
+class _DtypeTexts(dict[Any, str]):
+    """``str(dtype)``, each made once, because each launch needs it for each tensor."""
+
+    def __missing__(self, dtype: Any) -> str:
+        self[dtype] = text = str(dtype)
+        return text
+
+
+_dtype_texts = _DtypeTexts()
+
+
+class KernelSlot:
+    """Triton's config of a kernel for one key. A ``Slot``."""
+
+    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
+        self._kernel = kernel
+        self._key = key
+
+    def fill(self, config: triton.Config, timings: Timings) -> None:
+        """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
+        cache = self._kernel.cache
+        cache[self._key] = config
+        if type(cache) is _Hiding and not cache.hidden:
+            self._kernel.cache = cache.mapping
+        self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
+        self._kernel.bench_time = timings.seconds
+
+    def tell(self, *, is_hit: bool) -> None:
+        """Call Triton's listener, and print its line of ``TRITON_PRINT_AUTOTUNING``; of a hit as of one in Triton's cache on disk."""
+        kernel, timings_ms = self._kernel, self._kernel.configs_timings
+        has_listener = hasattr(knobs.autotuning, "listener")
+        if has_listener and len(timings_ms) < 2:
+            return  # The Tritons that have a listener do not tune where pruning leaves one config.
+        best = kernel.cache[self._key]
+        if has_listener and knobs.autotuning.listener is not None:
+            try:
+                knobs.autotuning.listener(
+                    fn=_innermost(kernel), key=self._key, best_config=best, configs_timings=timings_ms,
+                    duration=None if is_hit else kernel.bench_time, cache_hit=is_hit,
+                )  # fmt: skip
+            except Exception as error:
+                error.add_note(f"raised by knobs.autotuning.listener, told of {kernel.base_fn.__name__} with key {self._key}")
+                raise
+        if knobs.autotuning.print and not is_hit:
+            print(  # noqa: T201  # Triton's own line, for those who read it from there
+                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self._key},\n"
+                f"finished after {kernel.bench_time:.2f}s,\nbest config selected: {best};"
+            )
+
+    def clear(self) -> None:
+        """Make the next launch a miss."""
+        cache = self._kernel.cache
+        if self._key not in cache:
+            return
+        with suppress(TypeError, AttributeError, KeyError, NotImplementedError):  # it knows no deletion
+            del cache[self._key]
+        if self._key in cache:  # still, or it has the config from elsewhere
+            self._kernel.cache = _Hiding(cache, self._key)
+
+
+class _Hiding:
+    """Stands for a library's mapping that cannot forget, until it is filled again: hides keys."""
+
+    def __init__(self, mapping: Any, key: Any) -> None:
+        self.mapping, self.hidden = mapping, {key}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mapping, name)
+
+    def __contains__(self, key: Any) -> bool:
+        return key not in self.hidden and key in self.mapping
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in self.hidden:
+            raise KeyError(key)
+        return self.mapping[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of any mapping."""
+        return default if key in self.hidden else self.mapping.get(key, default)
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self.mapping[key] = config
+        self.hidden.discard(key)
+
+    def __delitem__(self, key: Any) -> None:
+        self.hidden.add(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key in self.mapping if key not in self.hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def config_for(kernel: Any, key: tuple[Any, ...]) -> triton.Config | None:
+    """The config in a kernel's cache, asked as Triton asks: a library may have put its own mapping there."""
+    cache = kernel.cache
+    config: triton.Config | None = cache[key] if key in cache else None  # noqa: SIM401  # it may have no get, or another one
+    return config
+
+
+def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:
+    """The ``pre_hook`` or ``post_hook`` that a kernel was given, or that was set on it later; None for Triton's own.
+
+    None also for hooks that a subclass puts in place of Triton's to copy and restore ``restore_value``: a tensor is restored at the end
+    of a replay, because later launches read it.
+    """
+    hook: Callable[..., Any] = getattr(kernel, name)
+    if getattr(kernel, f"user_defined_{name}"):
+        return hook
+    return None if kernel.restore_value or hook.__module__ == autotuner.__name__ else hook
+
+
+def _innermost(kernel: Any) -> Any:
+    """The function that ``triton.jit`` has made."""
+    layer = kernel.fn
+    while layer.fn is not kernel.base_fn:
+        layer = layer.fn
+    return layer
+
+
+_identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
+
+
+class Later(Mapping[str, str]):
+    """A mapping that is made when it is first read, which may never be: one kernel alone with its name and key needs no identity."""
+
+    def __init__(self, make: Callable[[], Mapping[str, str]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, str]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> str:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def identity_of(kernel: Any) -> Mapping[str, str]:
+    """All that decides code and candidates; equal for one kernel, even if the decorated object is made anew.
+
+    The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune, the names of the key and the configs
+    before pruning; and each value that any of these has captured. Made once for each kernel object: of a kernel of a module when it is
+    read, of one that a function makes at once, because what that captures may change.
+    """
+    if kernel not in _identities:
+        if "<locals>" not in kernel.base_fn.__qualname__:
+            return Later(lambda: _keep(kernel))
+        _keep(kernel)
+    return _identities[kernel]
+
+
+def _keep(kernel: Any) -> Mapping[str, str]:
+    if kernel not in _identities:
+        _identities[kernel] = {**anatomy(_parts_of(kernel)), "configs": digest(describe_all(kernel.configs))}
+    return _identities[kernel]
+
+
+def _parts_of(kernel: Any) -> dict[str, Any]:
+    """All that decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
+    layer, heuristics = kernel.fn, []
+    while layer.fn is not kernel.base_fn:
+        heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]
+        layer = layer.fn
+    hooks = [hook for name in ("pre_hook", "post_hook") if (hook := own_hook(kernel, name)) is not None]
+    config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
+    return {
+        "code": layer,
+        "heuristics": tuple(heuristics),
+        "hooks": (own_hook(kernel, "pre_hook") is not None, *hooks),
+        "config_hooks": tuple(config_hooks.values()),
+        **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
+        **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
+    }
+
+
+_INTS = (1, 16, 3)
+"""Ints of the classes that Triton knows."""
+_MAX_CHARS = 40
+
+Kind = Literal["int", "tensor", "constexpr", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a launch as the compiler sees it."""
+
+    kind: Kind
+    compiled: str
+    """Equal for arguments that share a kernel."""
+    text: str
+    """The value and its class, for people."""
+
+
+def specialisation(launch: Tunable) -> dict[str, Argument]:
+    """Name -> argument, without those of the config; empty where nothing is compiled, or the kernel is not Triton's own."""
+    if not isinstance(launch, Launch) or (kernel := _jit_function(launch.kernel)) is None:
+        return {}
+    named = {**dict(zip(launch.kernel.arg_names, launch.arguments[0], strict=False)), **launch.arguments[1]}
+    # Triton raises what it likes for arguments that it cannot take: the launch itself will say so.
+    with suppress(Exception):
+        device = triton.runtime.driver.active.get_current_device()
+        _, classes, _ = kernel.device_caches[device][-1](**{each.name: named.get(each.name) for each in kernel.params})
+        given = zip(kernel.params, classes, strict=True)
+        return {each.name: _argument(each, named[each.name], found) for each, found in given if each.name in named}
+    return {}
+
+
+def foreseen(launch: Tunable, names: list[str]) -> Iterator[Tunable]:
+    """The launch with other classes of these arguments, one argument at a time; only plain ints have foreseeable ones."""
+    assert isinstance(launch, Launch)
+    args, kwargs = launch.arguments
+    for name in names:
+        at = launch.kernel.arg_names.index(name)
+        for value in _INTS:
+            if at < len(args):
+                yield Launch(launch.kernel, (*args[:at], value, *args[at + 1 :]), kwargs)
+            else:
+                yield Launch(launch.kernel, args, {**kwargs, name: value})
+
+
+def has_heuristics(launch: Tunable) -> bool:
+    """True if constants of the kernel follow from arguments and config, so that launches of one specialisation may differ."""
+    return isinstance(launch, Launch) and isinstance(getattr(launch.kernel, "fn", None), Heuristics)
+
+
+def _jit_function(kernel: Any) -> JITFunction[Any] | None:
+    while kernel is not None and not isinstance(kernel, JITFunction):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
+
+
+def _argument(param: Any, value: Any, found: Any) -> Argument:
+    if hasattr(value, "block_shape"):  # the config's hook sets the blocks, later
+        return Argument("other", f"descriptor {getattr(value.base, 'dtype', '')}", "a descriptor")
+    compiled = str(found)
+    if param.is_constexpr:
+        return Argument("constexpr", compiled, _shown(value))
+    if hasattr(value, "data_ptr"):
+        is_aligned = value.data_ptr() % 16 == 0
+        return Argument("tensor", compiled, "aligned to 16 bytes" if is_aligned else f"at an address of {value.data_ptr() % 16} modulo 16")
+    if type(value) is int:
+        kind = "1, a constant" if value == 1 else "a multiple of 16" if value % 16 == 0 else "no multiple of 16"
+        return Argument("int", compiled, f"{value} ({kind})")
+    return Argument("other", compiled, _shown(value))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, bool | int | float | str | None) else getattr(value, "__name__", type(value).__name__)
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

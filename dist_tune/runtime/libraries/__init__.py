@@ -1,1 +1,0 @@
-"""Tuners with a run of a library's own, and wrappers that keep launches."""
