@@ -45,13 +45,9 @@ class Variants:
         self._sites = sites
         self._compiler = compiler
         self._log = log
-        self.n_probes = 0
-        """Runs beside the first before the sites that are new now are compiled."""
         self._lazy: Counter[tuple[str, ...]] = Counter()
         """Kernel, and functions under way with their candidates -> compilations within timed replays."""
         self._warned: set[str] = set()
-        self._has_news = False
-        """True if variants were entered since the latest meeting about them."""
         self._n_replays = 0
         """Replays since the latest meeting about variants."""
 
@@ -62,11 +58,6 @@ class Variants:
     def n_by_site(self) -> dict[str, int]:
         """Site -> its variants so far, where there are several."""
         return {site.label: len(site.variants) for site in self._sites.met.values() if len(site.variants) > 1}
-
-    @property
-    def wants_probe(self) -> bool:
-        """True if the latest run before compilation has met new variants: another one shows whether there are more."""
-        return 0 < self.n_probes <= MAX_VARIANTS and self._has_news
 
     def all(self) -> Iterator[tuple[Site, Variant]]:
         """Variants beside the first of each site that is tuned."""
@@ -115,10 +106,6 @@ class Variants:
     def is_frequent(self, variant: Variant) -> bool:
         """True if many of the latest replays met it; of one replay nothing follows."""
         return len(variant.replays) >= max(2.0, _FREQUENT * self._n_replays)
-
-    def end_probe(self) -> None:
-        """After the meeting that follows a run: further ones are needed if they meet further variants."""
-        self._has_news = False
 
     def begin_interval(self) -> None:
         """After a meeting about variants: count replays anew."""
@@ -178,7 +165,6 @@ class Variants:
         variant = self._add(site, launch, arguments)
         if len(site.variants) == 1:
             return variant
-        self._has_news = True
         before = site.variants[0].arguments
         changed = [name for name, each in arguments.items() if name not in before or before[name].compiled != each.compiled]
         told = [f"{name} was {before[name].text if name in before else 'another'}, is {arguments[name].text}" for name in changed]

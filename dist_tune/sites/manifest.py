@@ -50,8 +50,6 @@ class RankManifest:
     """Variants to compile for all candidates."""
     endless: str = ""
     """Reason why a site's variants have no end."""
-    wants_probe: bool = False
-    """True if this rank would see a replay before it compiles its new sites."""
     n_threads: int = 1
     """That compile on this rank's host."""
     why_not: str = ""
@@ -118,7 +116,6 @@ class SiteManifest:
     in_full: list[str] = field(default_factory=list)
     endless: str = ""
     """"rank r: reason" of the first such rank."""
-    wants_probe: bool = False
     n_threads: int = 1
     """That compile on the host with the most."""
     why_not: str = ""
@@ -195,7 +192,6 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         in_full=sorted({label for mine in everyone for label in mine.in_full}),
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
         why_not=next((why if len(manifests) == 1 else f"{why} on rank {rank}" for rank, why in against), ""),
-        wants_probe=any(mine.wants_probe for mine in everyone),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 

@@ -48,9 +48,8 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             return None
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
-        is_open = bool(manifest.to_tune) and (replays.is_undecided or manifest.wants_probe)
+        is_open = bool(manifest.to_tune) and replays.is_undecided
         if manifest.why_not or (is_settled and not is_open):
-            variants.n_probes = 0
             context.sites.settle(dict.fromkeys(manifest.sites, ()))
             return manifest
         if not is_settled:
@@ -60,7 +59,6 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             context.sites.evict(set(manifest.disputed))
             context.sites.distrust_records(set(manifest.refused))
             is_watched = True
-        variants.end_probe()
         number = replays.n_replays
         if number == 0:  # of a function: with the config that is known, or the nearest one
             for label in set(manifest.to_tune) & context.sites.met.keys():
@@ -68,9 +66,8 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
                 context.sites.met[label].stand_in = known.winner if known.winner is not None else known.near
         replays.again(closure)
         # What is compiled is what the latest run has met: an argument that counts shows in a second run, and not in the first.
-        if number > 0 and variants.n_probes == 0:
+        if number > 0:
             variants.rebase(number)
-        variants.n_probes += number > 0
     raise RankMismatchError(
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
         f"Does the closure change the cache of its kernels?"
@@ -208,7 +205,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         variants=variants.n_by_site(),
         endless=variants.endless,
         why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
-        wants_probe=variants.wants_probe,
         deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
         barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},
     )
