@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dist_tune.cache import LookupResult, digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
-from dist_tune.sites.labels import is_unread, telling
+from dist_tune.sites.labels import is_unread, matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RankManifest:
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
     kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Kernel and key -> the kernels that share them on this rank, each by its code and what they differ in, or one by its fingerprint."""
+    """Kernel and key -> the kernels that share them on this rank, each by its identity, or one by its fingerprint."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
@@ -101,10 +101,10 @@ class SiteManifest:
     """On some rank: all take part in the compilation."""
     run_s: float = 0.0
     """Of the slowest rank."""
-    told_apart: dict[str, list[str]] = field(default_factory=dict)
-    """Kernel and key -> names of the values that tell kernels apart. If there are any, sites get new labels, and all else is void."""
+    told_apart: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    """Kernel and key -> rank -> endings of the labels of its kernels. If there are any, sites get new labels, and all else is void."""
     unread: list[str] = field(default_factory=list)
-    """Kernels and keys whose fingerprints differ: the next meeting brings the codes, and all else is void."""
+    """Kernels and keys whose fingerprints differ: the next meeting brings the identities, and all else is void."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
@@ -119,7 +119,7 @@ class SiteManifest:
     n_threads: int = 1
     """That compile on the host with the most."""
     why_not: str = ""
-    """The reason of the first rank that has one against replays, with the rank if there are several; empty if nothing asks for any."""
+    """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if nothing asks for a replay."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
     """On the rank with the most."""
     barred: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         if label not in cached and label in mine.lookups and mine.lookups[label].miss
     )
     bases = sorted({base for mine in everyone for base in mine.kinds})
-    kinds = {base: [mine.kinds[base] for mine in everyone if base in mine.kinds] for base in bases}
+    kinds = {base: {rank: mine.kinds[base] for rank, mine in manifests.items() if base in mine.kinds} for base in bases}
     unread = [base for base, by_rank in kinds.items() if is_unread(by_rank)]
     prior = {label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}
     deaths: dict[str, dict[int, int]] = {}
@@ -165,6 +165,14 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     disputed = sorted(_disputed(manifests))
     is_asking = disputed or refused or any(label not in cached for label in sites)
     against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
+    matches = {base: matched(by_rank) for base, by_rank in kinds.items() if base not in unread}
+    mixed = [
+        f"launches {base}, of which ranks have captured different values ({differing}), and it cannot be known whether it is one kernel: "
+        "not tuned; pass these values as arguments"
+        for base, (_, differing) in matches.items()
+        if differing and any(label.startswith(base) and label not in cached for label in sites)
+    ]
+    untuned = [(why if len(manifests) == 1 else f"{why} on rank {rank}") + ": not tuned; split it, or give reset=" for rank, why in against]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
@@ -183,7 +191,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
-        told_apart={base: names for base, by_rank in kinds.items() if base not in unread and (names := telling(by_rank))},
+        told_apart={base: endings for base, (endings, _) in matches.items() if endings},
         unread=unread,
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
@@ -191,7 +199,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
         in_full=sorted({label for mine in everyone for label in mine.in_full}),
         endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
-        why_not=next((why if len(manifests) == 1 else f"{why} on rank {rank}" for rank, why in against), ""),
+        why_not=next(iter([*untuned, *mixed]), ""),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 

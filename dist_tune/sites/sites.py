@@ -144,9 +144,9 @@ class Sites:
             self._log.info(f"site={label} is tuned although this rank has a record: not all ranks can use the same one")
         self._uncached |= labels
 
-    def settle(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Agree on what tells kernels of one name and key apart (``Labels.settle``): sites known here get their new labels."""
-        renamed = self.labels.settle(names)
+    def settle(self, endings: Mapping[str, Sequence[str]]) -> None:
+        """Agree on the labels of kernels of one name and key (``Labels.settle``): sites known here get their new ones."""
+        renamed = self.labels.settle(endings)
         self.met.update({renamed[old]: self.met.pop(old) for old in [*self.met] if old in renamed})
         self.hits.update({renamed[old]: self.hits.pop(old) for old in [*self.hits] if old in renamed})
         self._hit_slots.update({renamed[old]: self._hit_slots.pop(old) for old in [*self._hit_slots] if old in renamed})

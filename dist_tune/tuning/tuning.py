@@ -16,19 +16,18 @@ from typing import Any
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Ranks
-from dist_tune.errors import Failures
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
-from dist_tune.output import Story, closure_name, events
+from dist_tune.output import Story, events
 from dist_tune.replays import FirstRun, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
-from dist_tune.search import PriorTimes, Race
+from dist_tune.search import Race
 from dist_tune.settings import Settings
-from dist_tune.sites import Outcome, Site, SiteManifest, Sites, TuningJournal, one_at_a_time
+from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.notices import tell_of_first_run, tell_of_repeated
 from dist_tune.tuning.phases.applying import apply_winners
 from dist_tune.tuning.phases.discover import discover
-from dist_tune.tuning.phases.entering import enter_sites
+from dist_tune.tuning.phases.entering import enter_sites, leave_untuned
 from dist_tune.tuning.phases.racing import run_race
 from dist_tune.watch import Kind, Watchdog, prepare_release
 
@@ -237,36 +236,3 @@ class Tuning:
         finally:
             with suppress(RuntimeError):  # of a device that is lost
                 context.replays.give_up()
-
-
-def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
-    """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk."""
-    text = f"{closure_name(context.name)} {manifest.why_not}: not tuned; split it, or give reset="
-    if not context.notices.say(context.story, "not tuned", text):
-        context.story.info(text)
-    met, failed = context.sites.met, Failures()
-    chosen: dict[str, int] = {}
-    todo = list(manifest.to_tune)
-    while todo:
-        for label in todo:
-            texts = manifest.lists[label] if label in manifest.lists else met[label].texts
-            prior, out = manifest.prior.get(label, PriorTimes()), failed.get(label, {})
-            order = [i for i in (prior.winner, prior.near, *range(len(texts))) if i is not None and i not in out]
-            if not order:
-                del chosen[label]  # each rank goes on with what has run there
-                continue
-            chosen[label] = order[0]
-            if label in met and met[label].is_compiled and met[label].is_new:
-                context.sites.load(met[label], order[0])
-        news = context.vote("not tuned", context.sites.take_failures())
-        for label, failures in news.items():
-            failed.setdefault(label, {}).update(failures)
-        todo = [label for label in chosen if chosen[label] in failed.get(label, {})]
-    for label in manifest.to_tune:
-        site = met.get(label)
-        index = chosen.get(label, site.stand_in if site is not None else None)
-        if index is None:
-            continue
-        config = manifest.lists[label][index] if label in manifest.lists else met[label].texts[index]
-        context.sites.apply(label, Outcome(config))
-        context.story.info(f'site={label} is not tuned: config="{config}"')

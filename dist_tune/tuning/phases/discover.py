@@ -50,7 +50,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided
         if manifest.why_not or (is_settled and not is_open):
-            context.sites.settle(dict.fromkeys(manifest.sites, ()))
+            context.sites.settle({label: [""] for label in manifest.sites})
             return manifest
         if not is_settled:
             n_disputes += 1
@@ -150,7 +150,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             manifest = context.reduce("manifest", mine, MANIFESTS)
         gathers = False
         if manifest.told_apart or manifest.unread:
-            context.sites.settle(manifest.told_apart)
+            context.sites.settle({base: endings.get(context.ranks.rank, []) for base, endings in manifest.told_apart.items()})
             unread.update(manifest.unread)
             spelled = set(context.sites.new) if context.ranks.is_first else set()
             continue

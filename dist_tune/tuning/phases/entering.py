@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dist_tune.errors import reasons
+from dist_tune.errors import Failures, reasons
 from dist_tune.output import amount, closure_name
 from dist_tune.search import PriorTimes, guide_of
-from dist_tune.sites import SiteManifest
+from dist_tune.sites import Outcome, SiteManifest
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.phases.compilation import compile_new, tell_of_work
@@ -25,6 +25,9 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.story.phase("compile")
     race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
+    if manifest.why_not:
+        leave_untuned(context, manifest)
+        return
     if not manifest.to_tune:
         return
     while labels := manifest.to_tune:
@@ -63,6 +66,9 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         assert inner is not None  # None only where nothing is under way
         manifest = inner
         context.records.extend(take_cached(context, manifest))
+        if manifest.why_not:
+            leave_untuned(context, manifest)
+            break
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
     context.story.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
     tell_of_work(context)
@@ -83,3 +89,36 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
     guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
     return Entry(texts, guide, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)
+
+
+def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
+    """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk."""
+    text = f"{closure_name(context.name)} {manifest.why_not}"
+    if not context.notices.say(context.story, "not tuned", text):
+        context.story.info(text)
+    met, failed = context.sites.met, Failures()
+    chosen: dict[str, int] = {}
+    todo = list(manifest.to_tune)
+    while todo:
+        for label in todo:
+            texts = manifest.lists[label] if label in manifest.lists else met[label].texts
+            prior, out = manifest.prior.get(label, PriorTimes()), failed.get(label, {})
+            order = [i for i in (prior.winner, prior.near, *range(len(texts))) if i is not None and i not in out]
+            if not order:
+                del chosen[label]  # each rank goes on with what has run there
+                continue
+            chosen[label] = order[0]
+            if label in met and met[label].is_compiled and met[label].is_new:
+                context.sites.load(met[label], order[0])
+        news = context.vote("not tuned", context.sites.take_failures())
+        for label, failures in news.items():
+            failed.setdefault(label, {}).update(failures)
+        todo = [label for label in chosen if chosen[label] in failed.get(label, {})]
+    for label in manifest.to_tune:
+        site = met.get(label)
+        index = chosen.get(label, site.stand_in if site is not None else None)
+        if index is None:
+            continue
+        config = manifest.lists[label][index] if label in manifest.lists else met[label].texts[index]
+        context.sites.apply(label, Outcome(config))
+        context.story.info(f'site={label} is not tuned: config="{config}"')
