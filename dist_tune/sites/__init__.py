@@ -23,25 +23,7 @@ from dist_tune.sites.site import (
 from dist_tune.sites.sites import Sites
 
 __all__ = [
-    "NearestConfigs",
-    "Outcome",
-    "RankManifest",
-    "Signatures",
-    "Site",
-    "SiteManifest",
-    "Sites",
-    "TuningJournal",
-    "Turn",
-    "Untuned",
-    "Variant",
-    "check_alive",
-    "check_machine",
-    "check_not_capturing",
-    "is_fatal",
-    "no_fit",
-    "no_valid_config",
-    "note_progress",
-    "one_at_a_time",
-    "reduce_manifests",
-    "take_failures",
-]
+    "NearestConfigs", "Outcome", "RankManifest", "Signatures", "Site", "SiteManifest", "Sites", "TuningJournal",
+    "Turn", "Untuned", "Variant", "check_alive", "check_machine", "check_not_capturing", "is_fatal", "no_fit",
+    "no_valid_config", "note_progress", "one_at_a_time", "reduce_manifests", "take_failures",
+]  # fmt: skip

@@ -86,22 +86,6 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
     assert [each.left for each in search["s"].results()][3:] == ["not raced: the budget of 5 s was spent"] * 7
 
 
-def test_sites_end_together():
-    """Two sites in one step: each has the best that it has measured, and both name the rest."""
-    search = searching(Plan(0, budget_s=3.0), {"s": 9, "t": 9})
-    elapsed_s, times = 0.0, {site: dict[int, Times]() for site in "st"}
-    while batch := search.batch():
-        for replay in batch:
-            elapsed_s += 1.0
-            for site, trial in replay.items():
-                times[site][trial.candidate] = Times(1.0 + trial.candidate, 1000.0)
-        search.tell(len(batch), Report(times, elapsed_s=elapsed_s, batch_s=1.0 * len(batch)))
-    assert elapsed_s == 3.0
-    for site, known in times.items():
-        assert search[site].best == min(known)
-        assert sum(each.left is not None and "budget of 3 s" in each.left for each in search[site].results()) == 6
-
-
 @given(
     st.lists(st.floats(0.001, 3.0), min_size=1, max_size=25),
     st.floats(0.1, 60.0),

@@ -74,12 +74,6 @@ def test_a_spread_begins_with_the_first_and_repeats_nothing(state: tuple[list[st
     assert ConfigSpace(texts).spread(len(texts))[:n] == spread
 
 
-def test_a_spread_has_every_value_of_every_field():
-    texts = grid(BLOCK_M=[32, 64, 128], BLOCK_N=[32, 64, 128], num_warps=[4, 8], mode=["a", "b", "c"])
-    taken = [texts[i] for i in ConfigSpace(texts).spread(12)]
-    assert {word for text in taken for word in text.split()} == {word for text in texts for word in text.split()}
-
-
 def test_neighbours_of_the_best_come_first():
     """Half of a wave is one value apart from the best, if the model says nothing else."""
     texts = grid(BLOCK_M=[32, 64, 128, 256], BLOCK_N=[32, 64, 128, 256], num_stages=[1, 2, 3, 4])
@@ -167,17 +161,6 @@ def tried(race: Race) -> set[int]:
     return {i for i, each in enumerate(race["s"].results()) if each.left != NOT_TRIED}
 
 
-def test_a_large_space_is_tried_in_part_and_its_best_found():
-    """225 candidates: 101 of them at most are tried, and the rest is named as such and has no time."""
-    ms = [cost_ms(text) for text in SPACE]
-    race = entered(Plan(search=None), SPACE)
-    waves = play(race, ms)
-    assert race["s"].best == ms.index(min(ms))
-    assert waves
-    assert len(tried(race)) <= 16 + math.ceil(3 * len(SPACE) / 8)
-    assert all(each.times is None and each.failure is None for each in race["s"].results() if each.left == NOT_TRIED)
-
-
 @given(data=st.data(), n=st.integers(30, 120), n_failing=st.integers(0, 120))
 def test_any_guided_search_ends_and_tries_nothing_twice(data: Any, n: int, n_failing: int):
     """With candidates that do not compile and others that fail at their launch; the winner runs, and the same again gives the same."""
@@ -239,17 +222,6 @@ def test_the_budget_ends_a_guided_search():
     assert len(waves) == 1
     timed = {i: each.times for i, each in enumerate(race["s"].results()) if each.times is not None}
     assert race["s"].best == min(timed, key=lambda i: (ms[i], i))
-
-
-def test_a_site_that_no_replay_meets_is_not_searched_further():
-    """Its times tell nothing."""
-    race = entered(Plan(search="guided"), SPACE)
-    n_batches = 0
-    while not race.waves() and (batch := race.batch()):
-        race.tell(len(batch), Report())
-        n_batches += 1
-    assert not race.waves()
-    assert n_batches < 10
 
 
 @pytest.mark.parametrize("n_tried", [3, 40, 225])

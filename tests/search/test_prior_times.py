@@ -69,15 +69,6 @@ def test_new_ones_have_the_old_winner_to_beat():
     assert [each.times.n_replays for i, each in enumerate(results) if each.times and i not in runs(world)] == [10] * 5
 
 
-def test_a_new_one_that_is_better_wins():
-    """It and the old winner are compared as in any finals; those that had lost to that are not."""
-    times = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 0.95]
-    world = race(times, found(dict(enumerate(times[:6])), winner=0))
-    assert world.search["s"].best == 6
-    assert runs(world).keys() == {0, 6}
-    assert all(n > 5 for n in runs(world).values())
-
-
 def test_an_old_winner_that_does_not_run_leaves_a_winner():
     """It fails at the vote: the others race. It fails later: what has run stands, or what was known."""
     times, known = [1.0, 1.1, 1.2], found({0: 1.0, 1: 1.1, 2: 1.2}, winner=0)
@@ -89,16 +80,6 @@ def test_an_old_winner_that_does_not_run_leaves_a_winner():
     search = entered(4, known)
     world = World(search, 1, lambda rank, site, i, k: "broke" if i == 0 else times[0] * 2).finish()
     assert (search["s"].best, search["s"].results()[0].failure) == (3, "rank 0: broke")
-
-
-def test_without_the_old_winner_the_rest_race():
-    """It is no candidate any more: all that were not hopeless even beside each other are warmed up and measured."""
-    times = [2.0, 1.9, 1.8, 1.7, 1.6, 4.0]
-    world = race(times, found(dict(enumerate(times))), Plan(2, 3))
-    assert [trial.is_timed for trial in world.trials("s")[:3] if trial] == [False, False, True]
-    assert world.search["s"].best == 4
-    assert runs(world).keys() == {0, 1, 2, 3, 4}
-    assert world.search["s"].results()[5].left == "not raced: slower in an earlier tuning"
 
 
 def test_before_anything_is_measured_the_known_winner_is_the_incumbent():

@@ -29,14 +29,6 @@ def test_every_candidate_gets_its_row_of_the_table():
     assert world.trials("s") == [Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)]
 
 
-def test_sites_advance_together_and_a_finished_one_runs_its_incumbent():
-    """The longest site gives the number of replays; the shorter one goes on untimed with the best it has found."""
-    world = World(searching(table(1, 2), {"short": 2, "long": 3}), 2, lambda rank, site, i, replay: 5.0 - i).finish()
-    assert len(world.replays) == max(2, 3) * (1 + 2)
-    assert world.trials("short")[6:] == [Trial(1, is_timed=False)] * 3
-    assert world.trials("long") == [Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)]
-
-
 def test_a_single_candidate_needs_no_replay():
     """It wins without a time, and in the replays of other sites it is launched untimed."""
     alone = searching(Plan(), {"s": 1})
@@ -56,14 +48,6 @@ def test_a_failure_on_one_rank_drops_it_everywhere():
     standing = world.search["s"].results()[0]
     assert (standing.failure, standing.times) == ("rank 1: broke", None)
     assert all(trial is not None and trial.candidate == 1 for trial in world.trials("s")[6:])
-
-
-def test_all_dropped_is_nobody():
-    """No winner, no replay, and no trial in the replays of other sites."""
-    search = searching(table(0, 1), {"dead": 2, "live": 2}, {"dead": {0: "rank 0: x", 1: "rank 1: y"}})
-    world = World(search, 2, by_index).finish()
-    assert search["dead"].best is None
-    assert [set(replay) for replay in world.replays] == [{"live"}] * 2
 
 
 def test_missed_replays_are_made_up():
@@ -144,55 +128,12 @@ def test_a_rung_keeps_fewer_each_time():
     assert world.search["s"].best == 79
 
 
-def test_finals_give_every_finalist_its_share():
-    """Replays of a round differ by one between finalists, and neighbours in one order are not always neighbours."""
-    world = World(searching(Plan(0, 6), {"s": 4}), 2, lambda rank, site, i, k: 1.0 + i / 1000 + k % 3 / 100)
-    n_before = sum(rungs_of(world))
-    world.batch()
-    runs = [replay["s"].candidate for replay in world.replays[n_before:]]
-    shares = Counter(runs).values()
-    assert (len(shares), max(shares) - min(shares) <= 1) == (4, True)
-    assert len({tuple(runs[k : k + 4]) for k in (0, 4, 8)}) > 1
-
-
 def test_twenty_sites_take_no_more_replays_than_one_and_its_finals():
     """All race in the same replays, and finals are as long for all as for one; at most three rounds of five replays a finalist."""
     one = World(searching(Plan(), {"s0": 8}), 2, near).finish()
     twenty = World(searching(Plan(), {f"s{i}": 8 for i in range(20)}), 2, near).finish()
     assert len(twenty.replays) <= len(one.replays) + RacingOptions().n_final_rounds * FINALISTS * Plan().n_repeat
     assert [twenty.search[f"s{i}"].best for i in range(20)] == [7] * 20
-
-
-def test_a_failure_in_the_finals_leaves_a_winner():
-    """The leader breaks when it has been timed twice: the next one wins, and the broken one is not run again."""
-    seen: Counter[int] = Counter()
-
-    def take(rank: int, site: str, i: int, replay: int) -> float | str:
-        seen[i] += 1
-        return "broke" if i == 2 and seen[i] > 2 else 1.0 + (i - 2) ** 2 / 10 + i / 100
-
-    world = World(searching(Plan(0, 5), {"s": 5}), 1, take).finish()
-    assert world.search["s"].best == 1
-    assert world.search["s"].results()[2].failure == "rank 0: broke"
-
-
-def test_a_site_that_nobody_meets_ends():
-    """It is asked for once, and its first candidate that runs is taken."""
-    world = World(searching(Plan(0, 2), {"s": 9}, {"s": {0: "rank 0: x"}}), 2, lambda *_: None).finish(at_most=40)
-    assert world.search["s"].best == 1
-
-
-def test_a_new_site_in_the_finals_is_raced_beside_them():
-    """It gets all of its replays; sites that are decided run their winner untimed."""
-    search = Race(Plan(0, 2))
-    search.add("early", 4, {})
-    world = World(search, 1, by_index).finish()
-    n_before = len(world.replays)
-    search.add("late", 6, {})
-    world.finish()
-    assert set(timed(world, "late")) == set(range(6))
-    assert (search["early"].best, search["late"].best) == (0, 0)
-    assert set(world.trials("early")[n_before:]) == {Trial(0, is_timed=False)}
 
 
 def test_a_site_without_a_choice_is_no_company():

@@ -46,19 +46,6 @@ def reduced(*rows: dict[int, Times]) -> dict[int, Times]:
     return reduce_reports({rank: Report({"s": row}) for rank, row in enumerate(rows)}).times["s"]
 
 
-def test_slowest_rank_decides():
-    """Kernel and closure are each the MAX, whichever rank that is; spreads are those of that rank, repeats the fewest."""
-    told = reduced({0: Times(1.0, 9.0, 0.5, 0.9, 7, 2)}, {0: Times(2.0, 3.0, 0.1, 0.3, 5, 2)})
-    assert told == {0: Times(2.0, 9.0, 0.1, 0.9, 5, 2, 1, 2, 1.0, {0: 1.0, 1: 2.0})}
-    assert told[0].launches_ms == 4.0
-
-
-def test_a_rank_without_the_site_is_neutral():
-    """It leaves the site out of its report, and the others decide."""
-    told = reduce_reports({0: Report({"s": {0: Times(2.0, 2.0)}}), 1: Report(), 2: Report({"t": {0: Times(9.0, 9.0)}})})
-    assert told.times["s"][0].rank_latencies_ms == {0: 2.0}
-
-
 @pytest.mark.parametrize("row", [{}, {1: Times(1.0, 1.0)}])
 def test_a_time_that_an_owner_lacks_does_not_count(row: dict[int, Times]):
     """A rank that has the site and has not measured the candidate may be the slowest."""
@@ -192,14 +179,6 @@ def test_struck_replays_are_forgotten():
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 0, 2, 3.0), ("a", 1, 2, 5.0), ("b", 0, 2, 7.0), replays={1: 10.0, 2: 20.0})
     ledger.strike({2, 99})
     assert ledger.report({}, batch_of(a=[0, 1], b=[0]), {}).times == {"a": {0: Times(1.0, 10.0)}, "b": {}}
-
-
-def test_disturbed_replays_and_failures_are_told():
-    """In order, once each; the failures are those that the caller knows."""
-    ledger = Samples()
-    for replay in (7, 3, 7):
-        ledger.disturb(replay)
-    assert ledger.report({"a": {2: BROKE}}, [], {}, has_new_sites=True) == Report({}, {"a": {2: BROKE}}, [3, 7], True)
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -1.0])
