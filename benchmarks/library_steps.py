@@ -10,6 +10,7 @@ NAME: attorch, moe-ops, mamba, late-interaction, flash-sinkhorn.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib
@@ -199,4 +200,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", choices=["attorch", "moe-ops", "mamba", "late-interaction", "flash-sinkhorn"])
+    main(parser.parse_args().name)

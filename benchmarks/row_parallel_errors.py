@@ -6,6 +6,8 @@ python benchmarks/row_parallel_errors.py
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 
 M, N, K = 256, 256, 8192
@@ -27,4 +29,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     main()

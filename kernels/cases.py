@@ -586,7 +586,9 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if name == "guides":
         if argv[:1] not in (["vector_add"], ["matmul"], ["softmax"]):
-            print("usage: kernels/guides.py {vector_add,matmul,softmax} [--case {check,tune,perf}] ...", file=sys.stderr)
-            return 2
+            is_help = argv[:1] in (["-h"], ["--help"])
+            usage = "usage: guides.py {vector_add,matmul,softmax} [--case {check,tune,perf}] ..."
+            print(usage, file=sys.stdout if is_help else sys.stderr)
+            return 0 if is_help else 2
         name = argv.pop(0)
     return harness.main(KERNELS[name], argv)
