@@ -17,7 +17,7 @@ from dist_tune.distributed.messages import Reduction
 from dist_tune.search.times import Report
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS
-from dist_tune.tuning.phases.discover import MANIFESTS
+from dist_tune.tuning.discover import MANIFESTS
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
 """Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""

@@ -1,7 +1,7 @@
 """The variants of each site's kernel on this rank: one for each specialisation of the arguments that its launches had, or may have.
 
 A variant of a candidate is a kernel of its own, compiled and loaded apart from the others. Knows nothing of other ranks, except in
-``counts``; what is found here is reported at the next meeting (``dist_tune.tuning.phases.settling``).
+``counts``; what is found here is reported at the next meeting (``dist_tune.tuning.settling``).
 """
 
 from __future__ import annotations

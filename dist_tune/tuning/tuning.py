@@ -23,12 +23,12 @@ from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
+from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
+from dist_tune.tuning.discover import discover
+from dist_tune.tuning.entering import enter_sites, leave_untuned
 from dist_tune.tuning.notices import tell_of_first_run, tell_of_repeated
-from dist_tune.tuning.phases.applying import apply_winners
-from dist_tune.tuning.phases.discover import discover
-from dist_tune.tuning.phases.entering import enter_sites, leave_untuned
-from dist_tune.tuning.phases.racing import run_race
+from dist_tune.tuning.racing import run_race
 from dist_tune.watch import Kind, Watchdog, prepare_release
 
 

@@ -15,7 +15,7 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.replays.replays import Conditions, Replayer
-from dist_tune.tuning.phases import compilation
+from dist_tune.tuning import compilation
 
 Phase = Literal["discover", "compile", "race", "finals", "apply"]
 PHASES: tuple[Phase, ...] = ("discover", "compile", "race", "finals", "apply")

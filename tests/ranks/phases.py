@@ -12,8 +12,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
-from dist_tune.tuning import tuning
-from dist_tune.tuning.phases import entering, racing
+from dist_tune.tuning import entering, racing, tuning
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, launch
 
 PHASES = ("discover", "compile", "race", "finals", "apply")

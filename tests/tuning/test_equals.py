@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search import Plan, PriorTimes, Race, Times
-from dist_tune.tuning.phases.compilation import equal_on_all, first_equals
+from dist_tune.tuning.compilation import equal_on_all, first_equals
 
 pytestmark = pytest.mark.once
 

@@ -14,8 +14,8 @@ from dist_tune.measure import peak_bytes
 from dist_tune.output import events
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet
-from dist_tune.tuning.phases.discover import write_record
 from dist_tune.tuning.results import Settled, make_record, page, summary, table_rows
 
 _LAST_RUN = (

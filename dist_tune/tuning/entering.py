@@ -6,13 +6,13 @@ from dist_tune.errors import Failures, reasons
 from dist_tune.output import amount, closure_name
 from dist_tune.search import PriorTimes, guide_of
 from dist_tune.sites import Outcome, SiteManifest
+from dist_tune.tuning.compilation import compile_new, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
+from dist_tune.tuning.discover import discover, take_cached
+from dist_tune.tuning.isolation import isolate
 from dist_tune.tuning.notices import tell_of_sites
-from dist_tune.tuning.phases.compilation import compile_new, tell_of_work
-from dist_tune.tuning.phases.discover import discover, take_cached
-from dist_tune.tuning.phases.isolation import isolate
-from dist_tune.tuning.phases.settling import compile_variants
-from dist_tune.tuning.phases.warm_up import warm_up
+from dist_tune.tuning.settling import compile_variants
+from dist_tune.tuning.warm_up import warm_up
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:

@@ -12,9 +12,9 @@ from dist_tune.errors import reasons
 from dist_tune.replays import MAX_VARIANTS, WARM_UP
 from dist_tune.search import Report, Trial
 from dist_tune.sites import RankManifest, Site
+from dist_tune.tuning.compilation import load_all
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.phases.compilation import load_all
-from dist_tune.tuning.phases.discover import MANIFESTS, note_variants
+from dist_tune.tuning.discover import MANIFESTS, note_variants
 
 _MAX_SETTLED = 2 * MAX_VARIANTS
 _FEW = 16

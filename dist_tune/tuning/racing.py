@@ -9,13 +9,13 @@ from math import inf
 from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
 from dist_tune.search import Replay, Report, Trial, reduce_reports
+from dist_tune.tuning.compilation import compile_waves
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.phases.compilation import compile_waves
-from dist_tune.tuning.phases.discover import discover
-from dist_tune.tuning.phases.entering import enter_sites
-from dist_tune.tuning.phases.isolation import isolate
-from dist_tune.tuning.phases.settling import compile_variants, settle
-from dist_tune.tuning.phases.warm_up import warm_up
+from dist_tune.tuning.discover import discover
+from dist_tune.tuning.entering import enter_sites
+from dist_tune.tuning.isolation import isolate
+from dist_tune.tuning.settling import compile_variants, settle
+from dist_tune.tuning.warm_up import warm_up
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4

@@ -12,8 +12,8 @@ from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay
 from dist_tune.sites import Site
+from dist_tune.tuning.compilation import Waves, dry_runs, precompile
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.phases.compilation import Waves, dry_runs, precompile
 
 
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool, waves: Waves | None = None) -> None:

@@ -1,1 +1,0 @@
-"""The phases of one tuning, which all ranks go through together."""
