@@ -1,0 +1,72 @@
+"""``chunk_gla`` of flash-linear-attention (fla-core), a public library, forward, backward and the all-reduce of three gradients: 11 sites.
+
+Prints the seconds of the first call, the milliseconds of a later one, and those of the step on the device, the host ahead. With an empty
+cache the first call tunes; a second process hits.
+
+    launch/launch.sh benchmarks/chunk_gla.py cold
+    launch/launch.sh benchmarks/chunk_gla.py hit
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from dist_tune import contextual_autotune
+
+SHAPE = (2, 4096, 8, 128)
+
+
+def main(name: str) -> None:
+    """Time the first call and later ones; ``name`` stands in the line that is printed."""
+    from fla.ops.gla import chunk_gla  # here, so that --help needs no GPU
+
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    torch.manual_seed(rank)
+    q, k, v = (torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    gates = functional.logsigmoid(torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16))
+    gradient = torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
+
+    @contextual_autotune(is_dist=True)
+    def step() -> torch.Tensor:
+        out: torch.Tensor = chunk_gla(q, k, v, gates)[0]
+        for each in torch.autograd.grad(out, (q, k, v), gradient):
+            dist.all_reduce(each)
+        return out
+
+    def seconds() -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    first_s = seconds()
+    later_s = [seconds() for _ in range(6)][-1]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    device_ms = []
+    for _ in range(30):
+        dist.barrier()
+        torch.cuda._sleep(20_000_000)  # until the host has queued the step
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        device_ms.append(begin.elapsed_time(end))
+    if rank == 0:
+        print(f"{name}: first call {first_s:.2f} s, later {later_s * 1e3:.2f} ms, device {sorted(device_ms)[15]:.4f} ms", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("name", help="in the line that is printed")
+    main(parser.parse_args().name)

@@ -1,0 +1,174 @@
+# ruff: noqa: E501  # a guard is one row, which holds a line of the code as it stands there
+"""Breaks one guard of dist_tune after the other, and says which of them the tests notice.
+
+    python -m tests.mutations                       # all guards: an hour on one core
+    python -m tests.mutations --jobs 2 "MAX over ranks" "vote"
+
+Each guard is a line that could be wrong without an error: a vote that is not taken, a deadline that never ends, a lock that is left open. The
+guard is broken in a copy of the files that git knows, and the tests named beside it run there until the first fails. A guard whose tests stay
+green is written as ``survived``, and the exit status is their number. ``old`` must stand exactly once in its file: a guard that has moved is
+an error, so that this table follows the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 600.0
+"""Of the tests of one guard; longer counts as noticed, because a suite that hangs is red."""
+
+
+class Guard(NamedTuple):
+    """A guard, and how it is broken."""
+
+    claim: str
+    file: str
+    """Under dist_tune/."""
+    old: str
+    new: str
+    tests: str
+    """Arguments of pytest."""
+
+
+# fmt: off
+GUARDS = (
+    # Ranks
+    Guard("a verdict is written once", "distributed/meetings.py", 'self._store.compare_set(f"{key}/verdict", "", messages.spell(messages.VERDICT, verdict, result))', 'self._store.set(f"{key}/verdict", messages.spell(messages.VERDICT, verdict, result))', "tests/distributed tests/ranks/test_ranks.py"),
+    Guard("the last to come reads all parts", "distributed/meetings.py", "if self._store.add(f\"{key}/count\", 1) == len(self.members):", "if self._store.add(f\"{key}/count\", 1) >= len(self.members) - 1:", "tests/distributed tests/ranks/test_ranks.py"),
+    Guard("ranks at other steps are told so", "distributed/meetings.py", "if len({header[:2] for header in headers.values()}) > 1 or headers", "if headers", "tests/distributed tests/ranks/test_disagreement.py tests/ranks/test_named_causes.py"),
+    Guard("the missing time out", "distributed/calls.py", "        if waited_s >= patience_s:\n", "        if waited_s >= 1e9:\n", "tests/distributed tests/ranks/test_late_ranks.py"),
+    Guard("a dead rank is seen at once", "distributed/calls.py", "has_died = peer.state == \"gone\" and not card.is_over", "has_died = False", "tests/distributed tests/ranks/test_faults.py"),
+    Guard("a rank that has passed is not awaited", "distributed/calls.py", "if self.is_gathering and passed:", "if self.is_gathering and not passed:", "tests/distributed tests/ranks/test_differing_calls.py"),
+    Guard("a stopped rank costs waiting alone", "distributed/calls.py", "        if is_here and will_come and not self.is_broken:\n            return False\n", "", "tests/distributed tests/ranks/test_late_ranks.py"),
+    Guard("waits for each other are a mismatch", "distributed/calls.py", "if self.is_first and peer.is_fresh and is_elsewhere:", "if False and is_elsewhere:", "tests/distributed tests/ranks/test_differing_calls.py tests/ranks/test_disagreement.py"),
+    Guard("an abort ends the call on all ranks", "distributed/meetings.py", "while (found := store.compare_set(f\"{key}/{k}/verdict\", \"\", mine)) != mine.encode():", "while (found := mine.encode()) != mine.encode():", "tests/distributed tests/ranks/test_faults.py tests/ranks/test_root_causes.py"),
+    Guard("a beat learns of the end", "distributed/meetings.py", "                if self._has_verdict():  # none is agreed without this rank", "                if False:", "tests/distributed tests/ranks/test_faults.py tests/ranks/test_interrupts.py"),
+    Guard("a consequence is no cause", "distributed/messages.py", "    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))", "    return False", "tests/distributed tests/ranks/test_root_causes.py tests/ranks/test_named_causes.py"),
+    Guard("ranks that count collectives differently go by numbers", "distributed/meetings.py", "is_even=len({header.n_issued for header in headers.values()}) == 1", "is_even=True", "tests/distributed tests/ranks/test_pipelines.py"),
+    Guard("two tasks are never one", "distributed/store.py", 'while (task := self._store.add("next", 1) - 1) < self._n_tasks:', 'while (task := self._store.add("next", 0)) < self._n_tasks and not self._store.add("next", 1) < 0:', "tests/distributed tests/offline"),
+    Guard("farewell of the store's host", "distributed/presence.py", "        while others and time.monotonic() < until:", "        while others:", "tests/distributed tests/ranks/test_exit.py"),
+    Guard("a connection has a deadline", "distributed/store.py", "    return future.result(seconds)\n", "    return future.result()\n", "tests/distributed tests/ranks/test_silent_store.py"),
+    # Reduction and choice
+    Guard("MAX over ranks", "search/times.py", "slowest, fastest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "fastest, slowest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "tests/search"),
+    Guard("the slowest closure", "search/times.py", "last = max(by_rank.values(), key=lambda each: each.closure_ms)", "last = min(by_rank.values(), key=lambda each: each.closure_ms)", "tests/search"),
+    Guard("measured by all owners or not at all", "search/times.py", "sorted(set.intersection(*map(set, ranks.values())))", "sorted(set.union(*map(set, ranks.values())))", "tests/search tests/ranks/test_racing.py"),
+    Guard("a clock's nonsense is a failure", "search/times.py", "if replays and absurd:", "if False:", "tests/search tests/ranks/test_racing.py"),
+    Guard("a failure on any rank counts on all", "search/times.py", "    for rank, report in reports.items():\n        for site, candidates in report.failures.items():", "    for rank, report in list(reports.items())[:1]:\n        for site, candidates in report.failures.items():", "tests/search tests/ranks/test_ordinary_failures.py"),
+    Guard("disturbed on one rank, struck on all", "search/times.py", "disturbed=sorted({replay for each in everyone for replay in each.disturbed})", "disturbed=list[int]()", "tests/search tests/ranks/test_racing.py tests/ranks/test_isolation.py"),
+    Guard("lost replays run again", "search/times.py", "lost=sorted({replay for each in everyone for replay in each.lost})", "lost=list[int]()", "tests/search tests/ranks/test_variants.py"),
+    Guard("outliers leave", "measure/clocks.py", "    return staying if len(samples) - len(staying) <= max_share * len(samples) else samples", "    return samples", "tests/search tests/measure"),
+    Guard("a tie goes to the faster kernel", "search/selection.py", "winner = leader if error_ms > tie_ms else min(i for i in tied if times[i].launches_ms <= least_ms + tie_ms)", "winner = leader", "tests/search"),
+    Guard("the hopeless run no more", "search/selection.py", "    return slow - {i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms}\n", "    return set()\n", "tests/search"),
+    Guard("the closure decides with a difference", "search/selection.py", "weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0", "weight = 0.0", "tests/search"),
+    Guard("finalists are the best few", "search/selection.py", "[i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]", "[i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][-quota:]", "tests/search"),
+    Guard("one rank beyond all measure", "search/selection.py", "if ranks_ms[slowest] < max(_ONE_SIDED_MS, _ONE_SIDED * ranks_ms[fastest]):", "if True:", "tests/search tests/ranks/test_slow_candidates.py"),
+    Guard("equals of a failure fail", "search/site_race.py", "            if first in self.failures:\n", "            if False:\n", "tests/search tests/ranks/test_equal_kernels.py"),
+    Guard("times without a late owner do not count", "search/site_race.py", "self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}", "pass", "tests/search tests/ranks/test_racing.py"),
+    Guard("suspects run last", "search/site_race.py", "return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)", "return [i for i in self._runnable() if i not in self.left]", "tests/search tests/ranks/test_journals.py"),
+    Guard("the budget ends the search", "search/race.py", "        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s\n", "        return False\n", "tests/search"),
+    Guard("a suspect has a meeting before it", "search/race.py", "replays[: max(1, next(doubtful, len(replays)))]", "replays", "tests/search"),
+    # Sites and records
+    Guard("other candidates are an error", "sites/manifest.py", "            if texts != known:\n", "            if False:\n", "tests/sites tests/ranks/test_disagreement.py"),
+    Guard("a hit on all ranks or on none", "sites/manifest.py", "if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):", "if True:", "tests/sites tests/ranks/test_cache_votes.py"),
+    Guard("one rank's no to replays is a no of all", "sites/manifest.py", "against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]", "against = [(rank, mine.why_not) for rank, mine in list(manifests.items())[:1] if mine.why_not and is_asking]", "tests/sites tests/ranks/test_not_replayed.py"),
+    Guard("a config known to one rank only is disputed", "sites/manifest.py", "return {label for label, configs in hits.items() if label in missed or len(configs) > 1}", "return set()", "tests/sites tests/ranks/test_contextual.py tests/ranks/test_launched_configs.py"),
+    Guard("two deaths are quarantine", "sites/journal.py", "MAX_DEATHS = 2\n", "MAX_DEATHS = 10**6\n", "tests/sites tests/ranks/test_journals.py tests/ranks/test_supervised.py"),
+    Guard("of several suspects one counts", "sites/journal.py", "if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:", "if True:", "tests/sites tests/ranks/test_journals.py"),
+    Guard("SIGTERM makes no suspects", "cache/journal.py", "self.events += [events.UnderWay(at=0.0, rank=0, candidates=[])] * line.startswith(_STACKS)", "pass", "tests/cache/test_journal.py tests/ranks/test_journals.py tests/ranks/test_supervised.py"),
+    Guard("a journal is of one process", "cache/journal.py", "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", "tests/cache/test_journal.py tests/ranks/test_journals.py"),
+    Guard("a record of another key is refused", "cache/store.py", "if path.parts[-2:] != Path(_place_of(record.cache_key)).parts:", "if False:", "tests/cache"),
+    Guard("the better record stays", "cli/records.py", "if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):", "if False:", "tests/cli"),
+    Guard("a file is whole or absent", "files.py", "        os.replace(temporary, path)\n", "        path.write_bytes(content)\n", "tests/cache tests/test_files.py"),
+    Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_unkept_records.py tests/ranks/test_machine_failures.py"),
+    Guard("one tuning at a time", "sites/exclusive.py", "    if not _acquired(_lock, wait_s):\n", "    if _acquired(_lock, 0.0) and False:\n", "tests/ranks/test_threads.py"),
+    # Replays
+    Guard("an undo between replays", "runtime/undo.py", "        put_back(self._alive())\n        self.forget()\n", "        self.forget()\n", "tests/tuning tests/ranks/test_restored_atomics.py"),
+    Guard("reset before each replay", "replays/replays.py", "            self._reset()\n            self.watchdog", "            self.watchdog", "tests/tuning tests/ranks/test_contextual.py"),
+    Guard("generators are restored for the last run", "replays/replays.py", "        self._before.restore()\n        value = self.run(closure, {})", "        value = self.run(closure, {})", "tests/tuning tests/ranks/test_contextual.py"),
+    Guard("a step that leaves something else is not replayed", "replays/first_run.py", "self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()", "self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums)", "tests/tuning tests/ranks/test_not_replayed.py"),
+    Guard("a step that gives something else is not replayed", "replays/first_run.py", "state.why_not(stepped) or self._another(value, first, sums) or state.compare()", "state.why_not(stepped) or state.compare()", "tests/tuning tests/ranks/test_not_replayed.py"),
+    Guard("a failed launch is a vote", "replays/trials.py", "            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))\n", "            raise\n", "tests/ranks/test_ordinary_failures.py tests/ranks/test_function_faults.py"),
+    Guard("another config stands in", "replays/trials.py", "        for index in site.order(trial.candidate):\n", "        for index in [*site.order(trial.candidate)][:1]:\n", "tests/ranks/test_ordinary_failures.py tests/ranks/test_function_faults.py tests/ranks/test_isolation.py"),
+    Guard("a stand-in disturbs the replay", "replays/trials.py", "            if index != trial.candidate and self._schedule:\n                self.samples.disturb(self._replay)\n", "", "tests/tuning tests/ranks/test_ordinary_failures.py tests/ranks/test_function_faults.py tests/ranks/test_racing.py"),
+    Guard("a wrong result is out", "replays/trials.py", '            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))', "            pass", "tests/measure/test_wrong_configs.py tests/ranks/test_function_checks.py"),
+    Guard("the winner is judged once more", "tuning/racing.py", "            if _is_right_again(context, closure):\n", "            if True:\n", "tests/ranks/test_function_checks.py tests/offline tests/measure tests/tuning"),
+    Guard("a stuck device is an error", "replays/replays.py", "            if time.monotonic() - since > self._stuck_after_s:\n", "            if False:\n", "tests/ranks/test_watchdog.py tests/tuning tests/ranks/test_release.py"),
+    Guard("unwritten elements show", "measure/poison.py", "            bits_of(memory).fill_(NANS[memory.dtype])\n", "            pass\n", "tests/measure"),
+    Guard("free memory is poisoned", "measure/poison.py", "            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]", "            blocks = list[tuple[torch.Tensor, torch.dtype]]()", "tests/measure"),
+    Guard("poison that was read is put back", "measure/poison.py", "        self._poisoned.put_back()\n        self._poisoned.forget()\n", "        self._poisoned.forget()\n", "tests/measure"),
+    Guard("arguments of a checked function are put back", "measure/inputs.py", "        self.put_back(self._known)\n", "        pass\n", "tests/measure tests/tuning/test_function_inputs.py"),
+    # Around the step
+    Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_interrupts.py tests/tuning/test_attributes.py tests/runtime tests/ranks/test_contextual.py"),
+    Guard("nothing is tuned under capture", "contextual.py", "if is_new and not self.signatures.is_waived and not is_capturing():", "if is_new and not self.signatures.is_waived:", "tests/ranks/test_attacks.py tests/ranks/test_contextual.py tests/tuning"),
+    Guard("a hang ends the process", "watch.py", "            elif late_s >= limit_s + self._deadline_s", "            elif late_s >= 1e9 + self._deadline_s", "tests/test_watch.py tests/ranks/test_watchdog.py"),
+    Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_release.py"),
+    Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
+    Guard("a closure inside one of fewer ranks is an error", "contextual.py", "        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):", "        if missing := set[int]():", "tests/ranks/test_calls.py"),
+)
+# fmt: on
+
+
+def is_noticed(guard: Guard, folder: Path) -> bool:
+    """True if the tests fail with the guard broken, in ``folder``, which holds a copy of the project."""
+    path = folder / "dist_tune" / guard.file
+    text = path.read_text()
+    if text.count(guard.old) != 1:
+        raise LookupError(f'"{guard.claim}": its line stands {text.count(guard.old)} times in dist_tune/{guard.file}, and must stand once')
+    path.write_text(text.replace(guard.old, guard.new))
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *guard.tests.split()]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        if (code := process.wait(LIMIT_S)) in (4, 5):
+            raise LookupError(f'"{guard.claim}": pytest finds no tests at {guard.tests}')
+        return code != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        os.killpg(process.pid, 9) if process.poll() is None else None
+        path.write_text(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Break guards, and print a line for each; the number of those that no test has noticed."""
+    parser = argparse.ArgumentParser(description="break guards one after the other")
+    parser.add_argument("claims", nargs="*", help="beginnings of the claims of some guards; none: all")
+    parser.add_argument("--jobs", type=int, default=1, help="guards at once")
+    options = parser.parse_args(arguments)
+    guards = [each for each in GUARDS if not options.claims or each.claim.startswith(tuple(options.claims))]
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    survived = 0
+
+    def try_one(guard: Guard) -> tuple[Guard, bool, float]:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as name:
+            for each in filter(None, files):
+                if (ROOT / each).is_file():
+                    target = Path(name, each)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(ROOT / each, target)
+            return guard, is_noticed(guard, Path(name)), time.monotonic() - began
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for guard, noticed, seconds in pool.map(try_one, guards):
+            survived += not noticed
+            print(f"{'noticed' if noticed else 'SURVIVED':9}{seconds:6.0f} s  {guard.claim}", flush=True)
+    print(f"{len(guards) - survived} of {len(guards)} broken guards are noticed")
+    return survived
+
+
+if __name__ == "__main__":
+    sys.exit(main())
