@@ -25,7 +25,8 @@ pytestmark = pytest.mark.once
 
 HOST = """
 import torch.distributed as dist, time
-print(dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False).port, flush=True)
+store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)  # held: a store that nothing holds has no host
+print(store.port, flush=True)
 time.sleep(100)
 """
 
@@ -35,21 +36,23 @@ def test_a_host_that_is_stopped_is_told_within_the_deadline(monkeypatch: pytest.
     """Its kernel accepts connections. The first call may need no store; its meeting says so, and all is well once the host goes on."""
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "1")
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
-        ranks = Meetings(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False), 0, (0, 1), 1.0)
-        os.kill(host.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        ranks.calls("f")
-        with pytest.raises(
-            StoreGoneError, match=r"no answer within 1 s. Is that stopped, or this process out of file descriptors \(ulimit -n"
-        ):
-            ranks.agree("f", "topic", lambda: 1, Reduction(_total))
-        assert time.monotonic() - began < 6.0
-        os.kill(host.pid, signal.SIGCONT)
-        ranks.calls("f")
-        assert ranks._presence is not None
-        ranks.close()
-        host.kill()
+        try:
+            assert host.stdout is not None
+            ranks = Meetings(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False), 0, (0, 1), 1.0)
+            os.kill(host.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            ranks.calls("f")
+            with pytest.raises(
+                StoreGoneError, match=r"no answer within 1 s. Is that stopped, or this process out of file descriptors \(ulimit -n"
+            ):
+                ranks.agree("f", "topic", lambda: 1, Reduction(_total))
+            assert time.monotonic() - began < 6.0
+            os.kill(host.pid, signal.SIGCONT)
+            ranks.calls("f")
+            assert ranks._presence is not None
+            ranks.close()
+        finally:  # or leaving the block would wait for it
+            host.kill()
 
 
 def _total(parts: Mapping[int, int]) -> int:
