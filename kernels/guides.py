@@ -6,7 +6,7 @@ costs what a plain Triton launch does.
 
 - y = a + b, and total += x in place, whose output is its input.
 - C = A @ B tile by tile, and with K split over programs that add into one float32 C: that step zeroes C first, so its time counts, too.
-- Softmax of rows, as the example of a reduction: a program goes through one row in blocks, whatever its width. The block is not the row:
+- Softmax of rows, as the example of a reduction: a program goes through one row in blocks, of any width. The block is not the row:
   BLOCK_SIZE is free to be tuned, as long as a program keeps a running maximum and a running sum. `autotune` would fit where the choice were
   between algorithms (a row in one block, a row over several programs); here it would add nothing.
 

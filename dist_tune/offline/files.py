@@ -60,7 +60,7 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
     """The config for size ``M`` in a file of tuned configs, without AMD's own keys on other devices; a dict of your own.
 
     It is that of the first class which the file has: the smallest "M_LEQ_<n>" with n >= M; the largest "M_GEQ_<n>" with n <= M; the class
-    of M among small, medium and large, with whatever suffix; "any"; then the nearest: the next larger named class, the next smaller one,
+    of M among small, medium and large, with any suffix; "any"; then the nearest: the next larger named class, the next smaller one,
     the largest "M_LEQ_<n>". A file is read once, until it changes.
 
     Raises:

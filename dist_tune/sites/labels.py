@@ -1,7 +1,7 @@
 """Labels of sites: kernel and key, and a digest where kernels share these.
 
 Ranks match sites by label. A kernel alone with its name and key goes by these if its code, and what that has captured, are the same on all
-ranks. Namesakes are told apart by the same, or by their rules and hooks, in whatever order a rank comes to them. A value that is the
+ranks. Namesakes are told apart by the same, or by their rules and hooks, in any order of launches. A value that is the
 rank's own number on each rank is the same. Pure: an identity is text by name, see ``Tunable.identity``; its first entries are the code's.
 """
 

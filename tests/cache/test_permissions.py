@@ -40,7 +40,7 @@ def modes(folder: Path) -> dict[str, set[str]]:
 @pytest.mark.parametrize("mask", [0, 0o022, 0o377])
 @pytest.mark.parametrize(("is_shared", "expected"), [(False, ("0700", "0600")), (True, ("0770", "0660"))])
 def test_what_the_cache_makes_is_its_owners_or_the_groups_as_well(tmp_path: Path, mask: int, is_shared: bool, expected: tuple[str, str]):
-    """Records, and folders above it that were missing, whatever the umask; no other user's in any case."""
+    """Records, and folders above it that were missing, under any umask; no other user's in any case."""
     with umask(mask):
         Cache(tmp_path / "made" / "cache", is_shared=is_shared).store(record())
     assert modes(tmp_path / "made") == {"folders": {expected[0]}, "files": {expected[1]}}

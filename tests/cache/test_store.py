@@ -148,7 +148,7 @@ def test_two_names_may_share_a_folder(cache: Cache):
 
 
 def test_the_latest_record_of_a_key_stays(cache: Cache):
-    """However it was measured, and whatever its clock said."""
+    """With any number of samples, and any date."""
     for each in (measured(9), measured(1), measured(5, tuned_at=NOON - timedelta(days=9))):
         cache.store(each)
         assert cache.find(each.cache_key) == each

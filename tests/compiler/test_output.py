@@ -101,7 +101,7 @@ def test_a_failing_compiler_is_not_heard_and_the_user_is(flags: tuple[str, ...])
 
 
 PROGRAMS = r"""
-# what nobody takes comes out: 'next\nas ever\n', 'dump of NVPTX\nremark\n'
+# text outside of compilations comes out: 'next\nas ever\n', 'dump of NVPTX\nremark\n'
 enter()
 heard("dump of NVPTX")
 os.write(2, b"remark\n")
