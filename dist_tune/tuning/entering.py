@@ -9,10 +9,9 @@ from dist_tune.sites import Outcome, SiteManifest
 from dist_tune.tuning.compilation import compile_new, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
-from dist_tune.tuning.isolation import isolate
 from dist_tune.tuning.notices import tell_of_sites
 from dist_tune.tuning.settling import compile_variants
-from dist_tune.tuning.warm_up import warm_up
+from dist_tune.tuning.warm_up import isolate, warm_up
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:

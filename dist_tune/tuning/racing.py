@@ -13,9 +13,8 @@ from dist_tune.tuning.compilation import compile_waves
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.isolation import isolate
 from dist_tune.tuning.settling import compile_variants, settle
-from dist_tune.tuning.warm_up import warm_up
+from dist_tune.tuning.warm_up import isolate, warm_up
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
