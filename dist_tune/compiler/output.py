@@ -79,7 +79,9 @@ def _folder() -> Iterator[None]:
             _made.append(tempfile.mkdtemp(prefix=_PREFIX))
             stack.callback(shutil.rmtree, _made[0], ignore_errors=True)
             stack.callback(_made.clear)
-            stack.enter_context(locked(os.path.join(_made[0], _ALIVE)))
+            mine = os.path.join(_made[0], f"{_ALIVE}.new")
+            stack.enter_context(locked(mine))
+            os.rename(mine, os.path.join(_made[0], _ALIVE))  # now that it is locked: another process may sweep at any moment
         yield
     sweep()  # a rank of this host may have been killed meanwhile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -254,6 +255,26 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
         os.utime(folder / "stderr", (time.time() - 90_000,) * 2)
         sweep()
     assert set(tmp_path.iterdir()) == others
+
+
+def test_a_folder_is_not_swept_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process sweeps at the moment between the making of the folder's file and its lock."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own, sweeping = fcntl.flock, list[int]()
+
+    def flock(file: Any, how: int) -> None:
+        if not sweeping:
+            sweeping.append(1)
+            sweep()
+        own(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with folder_in_use():
+        folder = Path(temporary_folder() or "")
+        assert sweeping
+        sweep()
+        assert set(tmp_path.iterdir()) == {folder}
+    assert not set(tmp_path.iterdir())
 
 
 def test_a_process_that_ends_itself_deletes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
