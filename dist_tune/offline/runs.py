@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import anatomy, digest
+from dist_tune.cache import Code, anatomy, digest
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
 from dist_tune.errors import CommunicatesError
@@ -55,13 +55,9 @@ class RunLaunch(FunctionLaunch):
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
         self._scheduled = 0
 
-    def source(self) -> str:
-        """Digest of code, plain values that it sees, configs and options."""
-        return self._source
-
-    def not_followed(self) -> list[str]:
-        """None: a record is used by the job alone that made it."""
-        return []
+    def code(self) -> Code:
+        """Digest of code, plain values that it sees, configs and options; all imports are followed, because the job alone uses a record."""
+        return Code(self._source, [])
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Make the run before the clock is started."""

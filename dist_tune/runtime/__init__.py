@@ -20,8 +20,7 @@ from dist_tune.runtime.recording import (
     refusing_talk,
 )
 from dist_tune.runtime.stores import StoreWatch, noting_training
-from dist_tune.runtime.tunable import Slot, Timings, Tunable
-from dist_tune.runtime.undo import Undo
+from dist_tune.runtime.tunable import Slot, Timings, Tunable, Undo
 
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",

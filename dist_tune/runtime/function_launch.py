@@ -16,9 +16,7 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, fu
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Span
-from dist_tune.runtime.recording import RecordedLaunch
-from dist_tune.runtime.tunable import Slot, Timings
-from dist_tune.runtime.undo import Undo
+from dist_tune.runtime.tunable import Slot, Tunable, Undo, name_of
 from dist_tune.validation import spelled
 
 
@@ -50,13 +48,7 @@ class TunableFunction:
         function: Any = inspect.unwrap(self.function)
         while isinstance(function, partial):
             function = function.func
-        qualname = getattr(function, "__qualname__", type(function).__qualname__)
-        return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
-
-    @property
-    def source(self) -> str:
-        """Digest of the code, the same for all calls."""
-        return self.code.digest
+        return name_of(function)
 
     @cached_property
     def code(self) -> Code:
@@ -140,39 +132,17 @@ class TunableFunction:
             raise TypeError(f"{self.name}: {error}; autotune passes {sorted(self.names)} as keywords") from None
 
 
-class FunctionSlot:
-    """A function's config for one key. A ``Slot``."""
+class FunctionLaunch(Tunable):
+    """One call. A launch whose kernel is the whole function."""
 
-    def __init__(self, winners: dict[Hashable, FunctionConfig], key: Hashable) -> None:
-        self._winners = winners
-        self._key = key
-
-    def fill(self, config: FunctionConfig, timings: Timings) -> None:
-        """Use ``config`` for this key from now on."""
-        self._winners[self._key] = config
-
-    def tell(self, *, is_hit: bool) -> None:
-        """Nothing: Triton does not know functions."""
-
-    def clear(self) -> None:
-        """Make the next call a miss."""
-        self._winners.pop(self._key, None)
-
-
-class FunctionLaunch:
-    """One call. A ``Tunable`` whose kernel is the whole function."""
-
-    is_compiled = False
     is_recorded = True
-    prepare: Callable[[Any], None] | None = None
-    dry_run: Callable[[Any, str], list[RecordedLaunch]] | None = None
 
     def __init__(
         self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool
     ) -> None:
         self.is_whole = is_whole
         self.owner = tunable
-        self.slot: Slot = FunctionSlot(tunable.winners, slot_key)
+        self.slot = Slot(tunable.winners, slot_key)
         self.key = key
         self.given = args, kwargs
         """Arguments of the call, with those that replace a config's."""
@@ -200,13 +170,9 @@ class FunctionLaunch:
         """Digests of all its functions and of its configs, and the values that the functions captured."""
         return {**self.owner.identity, "configs": digest(self.owner.texts)}
 
-    def source(self) -> str:
+    def code(self) -> Code:
         """Digest of the code, and of all it calls."""
-        return self.owner.code_for(self.arguments[0]).digest
-
-    def not_followed(self) -> list[str]:
-        """Imports whose code is not in that digest."""
-        return self.owner.code_for(self.arguments[0]).not_followed
+        return self.owner.code_for(self.arguments[0])
 
     @property
     def n_configs(self) -> int:
@@ -254,9 +220,6 @@ class FunctionLaunch:
         """A candidate on one line."""
         return self._text_of[id(config)]
 
-    def keep(self, undo: Undo) -> None:
-        """Nothing: kernels inside the function do."""
-
     def run(self, config: FunctionConfig, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Call the function.
 
@@ -270,12 +233,6 @@ class FunctionLaunch:
         if span is not None:
             span.end()
         return result
-
-    def compile(self, config: FunctionConfig) -> None:
-        """Nothing: the kernels of a function are unknown before it runs."""
-
-    def reset_only(self, config: FunctionConfig) -> None:
-        """Nothing: ``reset`` has been called."""
 
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""

@@ -7,10 +7,12 @@ of ranks, times or search, and does not patch anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from inspect import isfunction
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, ref
 
@@ -27,8 +29,7 @@ from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
 from dist_tune.runtime.libraries import own_key, own_run_of
-from dist_tune.runtime.tunable import Slot, Timings, Tunable
-from dist_tune.runtime.undo import Copies, Undo, copies_of, put_back
+from dist_tune.runtime.tunable import Copies, Slot, Timings, Tunable, Undo, copies_of, name_of, put_back
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
@@ -36,46 +37,39 @@ _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = Weak
 """Kernel -> its configs by id, with their descriptions."""
 
 
-class Launch:
-    """One call of an autotuned kernel. A ``Tunable``."""
+class Launch(Tunable):
+    """One call of an autotuned kernel."""
 
     is_compiled = True
-    is_whole = False
-    is_recorded = False
-    prepare = dry_run = None
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.owner = self.kernel = kernel
         self.key = tuning_key(kernel, args, kwargs)
         self.arguments = args, kwargs
-        self.slot: Slot = KernelSlot(kernel, self.key)
+        self.slot = KernelSlot(kernel, self.key)
 
     @property
     def name(self) -> str:
         """Name of the kernel function with its module, the same on all ranks."""
-        function = self.kernel.base_fn
-        return f"{function.__module__}.{function.__qualname__.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+        return name_of(self.kernel.base_fn)
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew."""
-        return identity_of(self.kernel)
+        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
 
-    def source(self) -> str:
+        The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune, the names of the key and the
+        configs before pruning; and each value that any of these has captured. Read at once of a kernel that a function makes, because what
+        that captures may change; of others when it is needed.
+        """
+        kernel = self.kernel
+        identity = Later(lambda: {**anatomy(_parts_of(kernel)), "configs": digest(describe_all(kernel.configs))})
+        return identity if "<locals>" not in kernel.base_fn.__qualname__ else identity.data
+
+    def code(self) -> Code:
         """Digest of the code, and of all it calls; made once for each kernel object."""
-        return self._code().digest
-
-    def not_followed(self) -> list[str]:
-        """Imports whose code is not in that digest."""
-        return self._code().not_followed
-
-    def _code(self) -> Code:
         if self.kernel not in _codes:
             _codes[self.kernel] = read_code(self.kernel)
         return _codes[self.kernel]
-
-    def checker(self) -> None:
-        """None: the result of a kernel is unknown here."""
 
     @property
     def key_text(self) -> str:
@@ -85,7 +79,11 @@ class Launch:
     def nearest_config(self) -> triton.Config | None:
         """The config in use for the nearest other key."""
         cache = self.kernel.cache
-        known = {_text(key): cache[key] for key in cache if isinstance(key, tuple | str)} if isinstance(cache, Mapping) else {}
+        known = (
+            {_text(key): cache[key] for key in cache if isinstance(key, tuple | str)}
+            if isinstance(cache, Mapping) and type(cache) is not _Hiding
+            else {}
+        )
         return known.get(nearest_key(self.key_text, list(known)))
 
     @property
@@ -266,8 +264,8 @@ class _DtypeTexts(dict[Any, str]):
 _dtype_texts = _DtypeTexts()
 
 
-class KernelSlot:
-    """Triton's config of a kernel for one key. A ``Slot``."""
+class KernelSlot(Slot):
+    """Triton's config of a kernel for one key."""
 
     def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
         self._kernel = kernel
@@ -292,7 +290,7 @@ class KernelSlot:
         if has_listener and knobs.autotuning.listener is not None:
             try:
                 knobs.autotuning.listener(
-                    fn=_innermost(kernel), key=self._key, best_config=best, configs_timings=timings_ms,
+                    fn=_layers(kernel)[-1], key=self._key, best_config=best, configs_timings=timings_ms,
                     duration=None if is_hit else kernel.bench_time, cache_hit=is_hit,
                 )  # fmt: skip
             except Exception as error:
@@ -315,7 +313,7 @@ class KernelSlot:
             self._kernel.cache = _Hiding(cache, self._key)
 
 
-class _Hiding:
+class _Hiding(MutableMapping[Any, Any]):
     """Stands for a library's mapping that cannot forget, until it is filled again: hides keys."""
 
     def __init__(self, mapping: Any, key: Any) -> None:
@@ -324,17 +322,10 @@ class _Hiding:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.mapping, name)
 
-    def __contains__(self, key: Any) -> bool:
-        return key not in self.hidden and key in self.mapping
-
     def __getitem__(self, key: Any) -> Any:
-        if key in self.hidden:
+        if key in self.hidden or key not in self.mapping:
             raise KeyError(key)
         return self.mapping[key]
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """As of any mapping."""
-        return default if key in self.hidden else self.mapping.get(key, default)
 
     def __setitem__(self, key: Any, config: Any) -> None:
         self.mapping[key] = config
@@ -369,63 +360,30 @@ def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:
     return None if kernel.restore_value or hook.__module__ == autotuner.__name__ else hook
 
 
-def _innermost(kernel: Any) -> Any:
-    """The function that ``triton.jit`` has made."""
-    layer = kernel.fn
-    while layer.fn is not kernel.base_fn:
-        layer = layer.fn
-    return layer
+def _layers(kernel: Any) -> list[Any]:
+    """The kernel with what it is decorated around, ending with the function that ``triton.jit`` has made."""
+    layers = [kernel]
+    while (inner := getattr(layers[-1], "fn", None)) is not None and not isfunction(inner):
+        layers.append(inner)
+    return layers
 
 
-_identities: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
-
-
-class Later(Mapping[str, str]):
+class Later(UserDict[str, str]):
     """A mapping that is made when it is first read, which may never be: one kernel alone with its name and key needs no identity."""
 
-    def __init__(self, make: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, make: Callable[[], dict[str, str]]) -> None:
         self._make = make
 
     @cached_property
-    def _made(self) -> Mapping[str, str]:
+    def data(self) -> dict[str, str]:  # type: ignore[override]
+        """What it holds."""
         return self._make()
-
-    def __getitem__(self, name: str) -> str:
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-def identity_of(kernel: Any) -> Mapping[str, str]:
-    """All that decides code and candidates; equal for one kernel, even if the decorated object is made anew.
-
-    The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune, the names of the key and the configs
-    before pruning; and each value that any of these has captured. Made once for each kernel object: of a kernel of a module when it is
-    read, of one that a function makes at once, because what that captures may change.
-    """
-    if kernel not in _identities:
-        if "<locals>" not in kernel.base_fn.__qualname__:
-            return Later(lambda: _keep(kernel))
-        _keep(kernel)
-    return _identities[kernel]
-
-
-def _keep(kernel: Any) -> Mapping[str, str]:
-    if kernel not in _identities:
-        _identities[kernel] = {**anatomy(_parts_of(kernel)), "configs": digest(describe_all(kernel.configs))}
-    return _identities[kernel]
 
 
 def _parts_of(kernel: Any) -> dict[str, Any]:
     """All that decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
-    layer, heuristics = kernel.fn, []
-    while layer.fn is not kernel.base_fn:
-        heuristics += [part for pair in sorted(getattr(layer, "values", {}).items()) for part in pair]
-        layer = layer.fn
+    *above, layer = _layers(kernel)[1:]
+    heuristics = [part for each in above for pair in sorted(getattr(each, "values", {}).items()) for part in pair]
     hooks = [hook for name in ("pre_hook", "post_hook") if (hook := own_hook(kernel, name)) is not None]
     config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
     return {
@@ -458,7 +416,7 @@ class Argument:
 
 def specialisation(launch: Tunable) -> dict[str, Argument]:
     """Name -> argument, without those of the config; empty where nothing is compiled, or the kernel is not Triton's own."""
-    if not isinstance(launch, Launch) or (kernel := _jit_function(launch.kernel)) is None:
+    if not isinstance(launch, Launch) or not isinstance(kernel := _layers(launch.kernel)[-1], JITFunction):
         return {}
     named = {**dict(zip(launch.kernel.arg_names, launch.arguments[0], strict=False)), **launch.arguments[1]}
     # Triton raises what it likes for arguments that it cannot take: the launch itself will say so.
@@ -486,12 +444,6 @@ def foreseen(launch: Tunable, names: list[str]) -> Iterator[Tunable]:
 def has_heuristics(launch: Tunable) -> bool:
     """True if constants of the kernel follow from arguments and config, so that launches of one specialisation may differ."""
     return isinstance(launch, Launch) and isinstance(getattr(launch.kernel, "fn", None), Heuristics)
-
-
-def _jit_function(kernel: Any) -> JITFunction[Any] | None:
-    while kernel is not None and not isinstance(kernel, JITFunction):
-        kernel = getattr(kernel, "fn", None)
-    return kernel
 
 
 def _argument(param: Any, value: Any, found: Any) -> Argument:

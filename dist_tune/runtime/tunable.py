@@ -1,14 +1,66 @@
-"""The protocols of a launch that can be tuned, of a ``triton.autotune`` kernel or of a function with configs."""
+"""A launch that can be tuned, of a ``triton.autotune`` kernel or of a function with configs; the place of its config; what it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dist_tune.measure import Checker, Span
+import torch
+
+from dist_tune.cache import Code
+from dist_tune.measure import Checker, Region, Span, overwrite
 from dist_tune.runtime.recording import RecordedLaunch
-from dist_tune.runtime.undo import Undo
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors, each with a copy of its values."""
+
+
+class Undo:
+    """The tensors that one replay has changed.
+
+    They are put back at its end and not after each launch, because later kernels read what the launch wrote. Tensors that die before it
+    are forgotten with their copies: a step of many layers has temporaries in each.
+    """
+
+    def __init__(self) -> None:
+        self._saved: dict[Region, torch.Tensor] = {}
+
+    def keep(self, copies: Copies) -> None:
+        """Keep the copies of tensors' values; the first of a replay counts."""
+        self._saved = {each: copy for each, copy in self._saved.items() if each.storage is not None and not each.storage.expired()}
+        for tensor, copy in copies:
+            if (region := Region.of(tensor)) is not None:
+                self._saved.setdefault(region, copy)
+
+    def restore(self) -> None:
+        """Put all back and forget them."""
+        put_back(self._alive())
+        self.forget()
+
+    def exchange(self) -> None:
+        """Put all back, and keep the values that were there instead."""
+        there = {region: memory.clone() for region in self._saved if (memory := region.tensor()) is not None}
+        put_back(self._alive())
+        self._saved = there
+
+    def forget(self) -> None:
+        """Let what was written stand."""
+        self._saved.clear()
+
+    def _alive(self) -> Copies:
+        return [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
+
+
+def copies_of(tensors: list[torch.Tensor]) -> Copies:
+    """Tensors with copies of their values."""
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+def put_back(copies: Copies) -> None:
+    """Copy each second tensor into the first, the last pair first."""
+    for tensor, copy in reversed(copies):
+        overwrite(tensor, copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +73,18 @@ class Timings:
     """Of the tuning."""
 
 
-class Slot(Protocol):
-    """The place of the config for one key, for later calls."""
+class Slot:
+    """The place of the config for one key, for later calls; of a function in the mapping of its winners."""
+
+    def __init__(self, configs: MutableMapping[Any, Any], key: Any) -> None:
+        self._configs, self._key = configs, key
 
     def fill(self, config: Any, timings: Timings) -> None:
         """Use ``config`` from now on."""
+        self._configs[self._key] = config
 
     def tell(self, *, is_hit: bool) -> None:
-        """Tell of the config as vanilla Triton does after tuning. ``is_hit``: it comes from a record.
+        """Tell of the config as vanilla Triton does after tuning, which knows no functions. ``is_hit``: it comes from a record.
 
         Raises:
             Exception: from a listener.
@@ -36,31 +92,28 @@ class Slot(Protocol):
 
     def clear(self) -> None:
         """Make the next launch a miss."""
+        self._configs.pop(self._key, None)
 
 
 class Tunable(Protocol):
     """One launch, with the arguments of one call."""
 
-    is_compiled: bool
+    is_compiled: bool = False
     """True if candidates are compiled ahead of their first launch."""
-    is_whole: bool
+    is_whole: bool = False
     """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
-    is_recorded: bool
+    is_recorded: bool = False
     """True if launches inside it are recorded in the warm-up, and compiled ahead with the other candidates."""
+    prepare: Callable[[Any], None] | None = None
+    """Called before a replay with its config, if there is something to prepare."""
+    dry_run: Callable[[Any, str], list[RecordedLaunch]] | None = None
+    """From a config and the site's label to the launches inside, which are not made; None where only a run tells them."""
     owner: Any
     """The decorated object, one for all its launches."""
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     """Positional and keyword arguments, without those of the config."""
     slot: Slot
     """The place of the winner."""
-
-    @property
-    def prepare(self) -> Callable[[Any], None] | None:
-        """Called before a replay with its config, if there is something to prepare."""
-
-    @property
-    def dry_run(self) -> Callable[[Any, str], list[RecordedLaunch]] | None:
-        """From a config and the site's label to the launches inside, which are not made; None where only a run tells them."""
 
     @property
     def name(self) -> str:
@@ -74,11 +127,8 @@ class Tunable(Protocol):
     def identity(self) -> Mapping[str, str]:
         """All that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
 
-    def source(self) -> str:
-        """Digest of the code, and of all it calls."""
-
-    def not_followed(self) -> list[str]:
-        """Imports inside that code, as "module.name", that are not in the digest."""
+    def code(self) -> Code:
+        """Digest of the code and of all it calls, and the imports in it that are not in the digest."""
 
     @property
     def n_configs(self) -> int:
@@ -96,9 +146,6 @@ class Tunable(Protocol):
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
 
-    def keep(self, undo: Undo) -> None:
-        """Keep the tensors that a launch changes, before one with a config in use."""
-
     def run(self, config: Any, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
@@ -108,9 +155,22 @@ class Tunable(Protocol):
 
     def compile(self, config: Any) -> Any:
         """As of a ``Compilable``, where ``is_compiled``."""
+        return None
+
+    def keep(self, undo: Undo) -> None:
+        """Keep the tensors that a launch changes, before one with a config in use; those inside a function do so themselves."""
+        return
 
     def reset_only(self, config: Any) -> None:
         """Zero as vanilla Triton does once after tuning, before the launch that counts."""
+        return
 
     def checker(self) -> Checker | None:
         """The check of results in this tuning, if there is one."""
+        return None
+
+
+def name_of(function: Any) -> str:
+    """A function's name with its module, the same on all ranks; without the functions that it was made in."""
+    qualname = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")

@@ -70,7 +70,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
 def _nearest_record(launch: FunctionLaunch, texts: list[str], ranks: Ranks, settings: Settings) -> TuningRecord | None:
     cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
     here = environment(len(ranks.members), ranks.neighbours[1])
-    key = CacheKey(name=launch.name, source=launch.source(), key=launch.key_text, candidates=digest(texts), **here.keyed)
+    key = CacheKey(name=launch.name, source=launch.code().digest, key=launch.key_text, candidates=digest(texts), **here.keyed)
     return cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
 
 

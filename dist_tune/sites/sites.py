@@ -216,12 +216,12 @@ class Sites:
         if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run
             _settle(site, outcome)
             return site
-        record = self.lookup.look_up(label, (launch.name, launch.key_text), launch.source, texts)
+        record = self.lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
         site.checker = launch.checker()
         # On all ranks alike, whether they have a record or not: a reference may be collective.
         site.is_unchecked = site.checker is not None and not launch.is_whole
         site.source = self.lookup.source(label)
-        site.not_followed = launch.not_followed() if site.source else []
+        site.not_followed = launch.code().not_followed if site.source else []
         if record is not None and label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             await_digest()  # for the launch that follows

@@ -186,7 +186,7 @@ def test_the_code_of_configs_and_check_counts():
         return lambda x: scale * x
 
     def of(value: Any, **options: Any) -> str:
-        return tunable(lambda x, act: act(x), [{"act": value}], **options).source
+        return tunable(lambda x, act: act(x), [{"act": value}], **options).code.digest
 
     assert of(made(1)) == of(made(1))
     assert of(made(1)) != of(made(2))
@@ -248,5 +248,5 @@ def test_a_methods_source_is_that_of_its_class():
             interception.pop()
         return seen[0]
 
-    one, same, other = (launch(tuned(value)).source() for value in (1, 1, 2))
+    one, same, other = (launch(tuned(value)).code().digest for value in (1, 1, 2))
     assert one == same != other

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.runtime.undo import Undo, copies_of
+from dist_tune.runtime.tunable import Undo, copies_of
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned, launch
 
