@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from dist_tune.measure.compare import difference
 from dist_tune.measure.inputs import RngState, ask, generators_in, name_of
 from dist_tune.measure.memory import Path, leaves_of, shares_memory, tensors_in, version_of
-from dist_tune.measure.poison import ResultMemory, held_by
+from dist_tune.measure.poison import ResultMemory, held_by, n_nan
 from dist_tune.validation import check_function
 
 _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -91,14 +92,13 @@ class Checker:
         self._reference: Matches | None = None
         """The check, if it is a reference."""
         self._expected: list[Any] = []
-        """Result that the reference returned for this call; empty before."""
+        """Result that the reference returned for this call; empty before, and where it has read poison."""
         self._random = self._before[0]
         """Generators before it did: a run that is compared with it draws the same numbers."""
         self._call: _Call | None = None
         """The latest call, as it was left."""
         self._memory = ResultMemory()
         self._written_by_reference: set[Path] = set()
-        self._has_asked_twice = False
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Before a run: poison the memory that results may lie in, and ask the reference what to expect.
@@ -115,18 +115,13 @@ class Checker:
             if self._call is None:
                 self._reference = _as_reference(self._check, self._function, args, kwargs)
             call = _Call.of(args, kwargs)
-            if self._call is None or not call.repeats(self._call):
-                if self._call is None or call.form != self._call.form:
-                    self._memory.forget()
-                self._expected.clear()
-            if self._reference is not None and (self._memory.outputs or not self._expected):
-                self._expected = [ask(self._reference.reference, args, kwargs, self._written_by_reference)]
-                self._random = self._before[0]
-            if self._reference is not None and self._memory.outputs and not self._has_asked_twice:
-                self._has_asked_twice = True
-                self._find_read(self._reference, args, kwargs)
+            if self._call is None or call.form != self._call.form:
+                self._memory.forget()
             if is_repeated:
                 self._memory.poison_held(held_by(self._function, args, kwargs))
+            is_known = self._expected and self._call is not None and call.repeats(self._call) and not self._memory.outputs
+            if self._reference is not None and not is_known:
+                self._ask(self._reference.reference, args, kwargs)
             self._memory.poison_free(_tensors_of(self._expected))
         if self._reference is not None:
             self._random.restore()
@@ -139,10 +134,11 @@ class Checker:
             Exception: errors of the check other than AssertionError, and of a repeated run.
         """
         with self._judging(args, kwargs):
-            wrong = self._memory.resolve(self._wrong(result, args, kwargs), is_independent=self._reference is not None)
+            judge = partial(self._wrong, args=args, kwargs=kwargs)
+            wrong = self._memory.resolve(judge(result), is_independent=self._reference is not None)
             self._memory.remember(_tensors_of(result), held_by(self._function, args, kwargs))
             if self._is_repeatable and not wrong:
-                wrong = self._repeat(result, args, kwargs)
+                wrong = self._memory.repeat(partial(self._again, args, kwargs), judge, result)
         return " ".join(wrong.split())
 
     @property
@@ -157,43 +153,36 @@ class Checker:
     def _wrong(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._reference is None:
             return _answer_of(self._check, result, args, kwargs)
+        if not self._expected:
+            return ""
         expected = _tensors_of(self._expected)
         if any(shares_memory(tensor, expected) for tensor in _tensors_of(result)):
             names = f"{name_of(self._function)} and its reference {name_of(self._reference.reference)}"
             raise TypeError(f"{names} return the same memory, so nothing would ever be wrong: copy one of them")
         return self._reference.difference(result, self._expected[0])
 
-    def _repeat(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why a function that was right is wrong when it is repeated, with poison in its memory and, if it may have read that, without."""
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        random, has_grad = self._before
+        random.restore()
+        with torch.set_grad_enabled(has_grad):
+            return self._function(*args, **kwargs)
 
-        def again() -> Any:
-            random, has_grad = self._before
-            random.restore()
-            with torch.set_grad_enabled(has_grad):
-                return self._function(*args, **kwargs)
+    def _ask(self, reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Ask the reference what to expect. If it reads what is poisoned, so may the function: then this run is not judged.
 
-        repeated, left = self._memory.repeat(again, result)
-        if not left and not self._wrong(repeated, args, kwargs):
-            self._memory.accept()
-            return ""
-        self.restore()
-        wrong = "" if left else self._wrong(again(), args, kwargs)
-        return left or (wrong and f"when repeated: {wrong}")
-
-    def _find_read(self, matches: Matches, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Learn from the reference whether it reads outputs, and so the function: what it expects changes with what lies there.
-
-        A reference may be collective, and must run equally often on all ranks: also where nothing lies.
+        It is not asked again without poison, because a reference may be collective, and must run equally often on all ranks.
         """
-        self._memory.poison_held(tensors_in((args, kwargs)))
-        self._random.restore()
+        n_before = n_nan(_tensors_of(self._expected)) if self._memory.is_poisoned else 0
+        self._expected.clear()
+        self._random = self._before[0]
         try:
-            is_read = bool(matches.difference(ask(matches.reference, args, kwargs), self._expected[0]))
-        except Exception:  # noqa: BLE001 - it has run before with the same arguments, so it is what it read that it does not take
-            is_read = True
-        self.restore()
-        if is_read:
+            self._expected.append(ask(reference, args, kwargs, self._written_by_reference))
+        except Exception:
+            if not self._memory.is_poisoned:
+                raise
+        if self._memory.is_poisoned and (not self._expected or n_nan(_tensors_of(self._expected)) > n_before):
             self._memory.leave()
+            self._expected.clear()
 
     @contextmanager
     def _judging(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[RngState, bool]]:

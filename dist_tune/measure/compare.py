@@ -26,6 +26,7 @@ _RTOL = {
     torch.float16: 4 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps,
     torch.float8_e8m0fnu: 0.0,  # powers of two: the next one is another scale
+    torch.float4_e2m1fn_x2: 0.0,
 }
 
 
@@ -38,24 +39,24 @@ def difference(got: Any, expected: Any, rtol: float | None = None, atol: float |
     Raises:
         TypeError: something is neither a tensor nor a number, and cannot say whether it is equal.
     """
-    if isinstance(expected, torch.Tensor) or isinstance(got, torch.Tensor):
-        if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and got.is_nested == expected.is_nested:
-            if got.is_nested:
-                return difference(got.unbind(), expected.unbind(), rtol, atol, where)
-            return _of_tensors(got, expected, rtol, atol, where)
-        return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
-    mine, theirs = parts_of(got), parts_of(expected)
-    if theirs is not None:
-        if mine is None or mine.keys() != theirs.keys():
-            return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
-        wrongs = (difference(mine[key], theirs[key], rtol, atol, f"{where}[{key!r}]") for key in theirs)
-        return next(filter(None, wrongs), "")
-    if _is_number(got) and _is_number(expected) and (isinstance(got, float | complex) or isinstance(expected, float | complex)):
-        bound = (1e-5 if rtol is None else rtol) * abs(expected) + (atol or 0.0)
-        if got == expected or abs(got - expected) <= bound < math.inf or (got != got and expected != expected):
-            return ""
-        return f"wrong by {abs(got - expected):.2g}{_at(where)} (got {got:.6g}, expected {expected:.6g})"
-    return "" if _is_equal(got, expected) else f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
+    if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.is_nested == expected.is_nested:
+        if got.is_nested:
+            return difference(got.unbind(), expected.unbind(), rtol, atol, where)
+        if (got.shape, got.dtype) == (expected.shape, expected.dtype):
+            return _of_tensors(got, expected, rtol, atol, where) if got.numel() else ""
+    elif not isinstance(got, torch.Tensor) and not isinstance(expected, torch.Tensor):
+        mine, theirs = parts_of(got), parts_of(expected)
+        if mine is not None and theirs is not None and mine.keys() == theirs.keys():
+            return next(filter(None, (difference(mine[key], theirs[key], rtol, atol, f"{where}[{key!r}]") for key in theirs)), "")
+        if mine is None and theirs is None:
+            if {type(got), type(expected)} & {float, complex} and {type(got), type(expected)} <= {int, float, complex}:
+                bound = (1e-5 if rtol is None else rtol) * abs(expected) + (atol or 0.0)
+                if got == expected or abs(got - expected) <= bound < math.inf or (got != got and expected != expected):
+                    return ""
+                return f"wrong by {abs(got - expected):.2g}{_at(where)} (got {got:.6g}, expected {expected:.6g})"
+            if _is_equal(got, expected):
+                return ""
+    return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -65,16 +66,13 @@ def tolerance(dtype: torch.dtype) -> float:
     """
     if dtype.is_complex:
         return tolerance(dtype.to_real())
-    if not dtype.is_floating_point or dtype in _PACKED:
+    if not dtype.is_floating_point:
         return 0.0
-    return _RTOL.get(dtype) or (0.0 if dtype in _RTOL else torch.finfo(dtype).eps)
+    return _RTOL[dtype] if dtype in _RTOL else torch.finfo(dtype).eps
 
 
 def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, atol: float | None, where: str) -> str:
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
-    if got.numel() == 0:
-        return ""
+    """Of tensors of one shape and dtype, with at least one element."""
     rtol = tolerance(got.dtype) if rtol is None else rtol
     n_dims = got.dim()
     got, expected = _plain(got.detach()), _plain(expected.detach())
@@ -86,17 +84,14 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
         rms = math.sqrt(float(torch.stack(squares).sum()) / expected.numel())
     # Where the squares are too large to add, each element counts for itself.
     bound = (rtol * rms if math.isfinite(rms) else 0.0) if atol is None else atol
-    tolerances = (rtol, bound) if is_float else (0.0, 0.0)
-    n_wrongs = torch.stack([_is_wrong(*_computable(mine, theirs), *tolerances).sum() for _, mine, theirs in pieces]).tolist()
-    n_wrong = sum(n_wrongs)
+    found = torch.stack([_errors(mine, theirs, *((rtol, bound) if is_float else (0.0, 0.0))) for _, mine, theirs in pieces]).tolist()
+    n_wrong, n_nan = (int(sum(each[k] for each in found)) for k in (0, 1))
     if not n_wrong:
         return ""
-    found = [(origin, mine, *_worst(mine, theirs, *tolerances)) for (origin, mine, theirs), n in zip(pieces, n_wrongs, strict=True) if n]
-    n_nan = sum(n for _, _, n, _, _ in found)
-    origin, piece, _, _, flat = max(found, key=lambda each: each[3])
-    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(flat, piece.shape), strict=True))
-    count = f"{got.numel()} elements{_at(where)}"
-    place = list(index[:n_dims])
+    k = max(range(len(pieces)), key=lambda k: found[k][2])
+    origin, piece, _ = pieces[k]
+    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(int(found[k][3]), piece.shape), strict=True))
+    count, place = f"{got.numel()} elements{_at(where)}", list(index[:n_dims])
     if n_nan:
         return f"{n_nan} of {count} are NaN, the first at {place}: not written?"
     mine, theirs = got[index].item(), expected[index].item()
@@ -107,26 +102,15 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
     )
 
 
-def _is_wrong(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
-    return torch.isclose(got, expected, rtol, atol, equal_nan=True).logical_not_()
-
-
-def _worst(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> tuple[int, float, int]:
-    """Number of NaN that should be none; size and place of the worst error: the first NaN, then infinite errors, then the largest one."""
-    got, expected = _computable(got, expected)
-    is_wrong = _is_wrong(got, expected, rtol, atol)
-    is_nan = is_wrong & got.isnan()
-    error = (got.double() - expected.double()).abs_()
-    largest = torch.finfo(error.dtype).max
-    error = error.nan_to_num_(largest, largest).masked_fill_(~is_wrong, -1.0).masked_fill_(is_nan, math.inf).flatten()
-    worst = int(error.argmax())
-    return int(is_nan.sum()), float(error[worst]), worst
-
-
-def _computable(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """On the device of the first, floats of fewer than 32 bits as wider ones."""
+def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
+    """Numbers of a piece: wrong elements; NaN among them; the worst error and its place: the first NaN, an infinite one, the largest."""
     dtype = torch.float32 if got.is_floating_point() and got.dtype != torch.float64 else got.dtype
-    return got.to(dtype), expected.to(got.device, dtype)
+    got, expected = got.to(dtype), expected.to(got.device, dtype)
+    is_wrong = torch.isclose(got, expected, rtol, atol, equal_nan=True).logical_not_()
+    is_nan = is_wrong & got.isnan()
+    error, largest = (got.double() - expected.double()).abs_(), torch.finfo(torch.float64).max
+    error = error.nan_to_num_(largest, largest).masked_fill_(~is_wrong, -1.0).masked_fill_(is_nan, math.inf).flatten()
+    return torch.stack([each.double() for each in (is_wrong.sum(), is_nan.sum(), error.max(), error.argmax())])
 
 
 def _pieces(origin: _Index, got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[_Index, torch.Tensor, torch.Tensor]]:
@@ -148,10 +132,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.view(_PACKED[tensor.dtype]) if tensor.dtype in _PACKED else tensor
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
 def _is_equal(got: Any, expected: Any) -> bool:

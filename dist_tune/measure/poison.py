@@ -2,16 +2,16 @@
 
 Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives a candidate that writes nothing the
 memory that still holds the last right answer, and so does a function that is given its output. The poison is NaN, because what is computed
-from it is NaN, too; where a run may be repeated at will, it is two sets of values. Memory that objects hold is left alone, unless such a
-run has returned it: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's own
-kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a write on another
-stream.
+from it is NaN, too; where a run may be repeated at will, it is two values of opposite sign. Memory that objects hold is left alone, unless
+such a run has returned it: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's
+own kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a write on
+another stream.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import FunctionType
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from dist_tune.distributed import is_symmetric
-from dist_tune.measure.compare import tolerance
 from dist_tune.measure.memory import Path, Region, Snapshot, bits_of, leaves_of, memory_of, shares_memory, tensors_in
 
 _SMALL_BYTES = 64 << 20
@@ -38,10 +37,8 @@ NANS = {
     torch.float8_e8m0fnu: -1,
 }
 """Format -> the bits of its poison, as an integer."""
-_FREE_INTEGERS = 0x55
-"""Poison of each byte of free memory for integers. Integers that are held may be flags that kernels wait for."""
-
-
+_FILLS = (0x55, 0xAA)
+"""Poison of each byte where a run may be repeated at will: finite numbers of both signs in every format."""
 CAPTURED = "captured"
 """First item of the position of a tensor that a function captures."""
 
@@ -63,6 +60,11 @@ class ResultMemory:
         """Positions of arguments that results are part of, the same on all ranks."""
         return {path for path in self.held if path[0] != CAPTURED}
 
+    @property
+    def is_poisoned(self) -> bool:
+        """True while memory that somebody holds is poisoned."""
+        return bool(self._poisoned.copies())
+
     def remember(self, results: list[torch.Tensor], tensors: Mapping[Path, torch.Tensor]) -> None:
         """Learn where the results of a run lie. ``tensors``: what its function was given, and has captured."""
         self._latest.clear()
@@ -79,8 +81,9 @@ class ResultMemory:
         self._is_read = self._is_read or None
 
     def leave(self) -> None:
-        """Poison nothing again that is held: the function reads it."""
+        """Put back what was poisoned, and poison nothing again that is held: the function reads it."""
         self._is_read = True
+        self.restore()
 
     def poison_held(self, tensors: Mapping[Path, torch.Tensor]) -> None:
         """Poison what results were all of, unless the function reads it. What there is no room for a copy of is left alone."""
@@ -103,7 +106,7 @@ class ResultMemory:
                 if real in NANS:
                     bits_of(block[: block.numel() // real.itemsize * real.itemsize].view(real)).fill_(NANS[real])
                 elif dtype != torch.bool:
-                    block.fill_(_FREE_INTEGERS)
+                    block.fill_(_FILLS[0])
 
     def resolve(self, wrong: str, *, is_independent: bool) -> str:
         """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
@@ -119,7 +122,7 @@ class ResultMemory:
                 # NaN in a result that equals the expected one is the function's own; a check may not have looked at NaN made of poison.
                 if is_independent:
                     bits_of(memory).copy_(torch.where(left[path], bits_of(copy), bits_of(memory)))
-                elif _has_nan(memory):
+                elif n_nan([memory]):
                     memory.copy_(copy)
             self._poisoned.forget()
             return ""
@@ -127,38 +130,38 @@ class ResultMemory:
         is_missing = all(path[0] == CAPTURED and each.all() for path, each in left.items()) or (
             is_independent and any(path[0] != CAPTURED and each.any() for path, each in left.items())
         )
-        if self._is_read is None and not is_missing and any(_has_nan(memory) for memory, _ in places.values()):
+        if self._is_read is None and not is_missing and n_nan(memory for memory, _ in places.values()):
             wrong, self._is_read = "", True
         self.restore()
         return wrong
 
-    def repeat(self, run: Callable[[], Any], result: Any) -> tuple[Any, str]:
-        """The result of ``run()`` with other values where ``result`` lies, and how much of that it leaves as it was: empty if nothing.
+    def repeat(self, run: Callable[[], Any], judge: Callable[[Any], str], result: Any) -> str:
+        """Why a run that was right is wrong when it is repeated, with other values where its ``result`` lies; empty if it is not.
 
-        Values that come out as they were put in may be made of them, as max(x, 0) is. With the opposite put in they are not, then.
-        ``restore`` puts back what was there, ``accept`` lets stand what the run has written.
+        Values that come out as they were put in may be made of them, as max(x, 0) is. With values of the other sign they are not, then.
+        A run that is wrong with both may have read them: it is repeated once more with what was there.
         """
-        kept = {path: each for path, each in tensors_in(result, has_fields=True).items() if not each.is_nested}
-        kept = {path: each for path, each in kept.items() if self._poisoned.keep(path, each)}
-        values = {path: _unlike(memory) for path in kept for memory, _ in self._poisoned.copies([path])}
-        left = {path: torch.ones((), dtype=torch.bool, device=each.device) for path, each in values.items()}
-        for _ in range(2):
-            for path, value in values.items():
-                self._poisoned.copies([path])[0][0].copy_(value)
-            blocks = [each.clone() for each in values.values()]
+        tensors = {path: each for path, each in tensors_in(result, has_fields=True).items() if not each.is_nested}
+        places = [path for path, each in tensors.items() if self._poisoned.keep(path, each)]
+        left: dict[Path, torch.Tensor] = {path: torch.ones((), dtype=torch.bool, device=tensors[path].device) for path in places}
+        wrong = ""
+        for fill in _FILLS:
+            for memory, _ in self._poisoned.copies():
+                bits_of(memory).fill_(_filled(memory.dtype, fill))
+            blocks = [memory.clone() for memory, _ in self._poisoned.copies()]
             del blocks  # an allocator may give them to the next result
             result = run()
-            tensors = tensors_in(result, has_fields=True)
-            left = {path: mask & _is_left(tensors.get(path), values[path]) for path, mask in left.items()}
-            if not any(mask.any() for mask in left.values()):
-                return result, ""
-            values = {path: _opposite(each) for path, each in values.items()}
-        mask = next(mask for mask in left.values() if mask.any())
-        return result, f"{int(mask.sum())} of {mask.numel()} elements are not written: they are what was there before"
-
-    def accept(self) -> None:
-        """Let stand what a run has written over poison."""
-        self._poisoned.forget()
+            written = tensors_in(result, has_fields=True)
+            left = {path: mask & _is_left(written.get(path), tensors[path], fill) for path, mask in left.items()}
+            wrong = wrong or judge(result)
+            missing = [mask for mask in left.values() if mask.any()]
+            if not missing and not wrong:
+                self._poisoned.forget()
+                return ""
+        self.restore()
+        if missing:
+            return f"{int(missing[0].sum())} of {missing[0].numel()} elements are not written: they are what was there before"
+        return (wrong := judge(run())) and f"when repeated: {wrong}"
 
     def restore(self) -> None:
         """Put back what was poisoned."""
@@ -186,32 +189,21 @@ def _is_all_of(tensor: torch.Tensor, result: torch.Tensor) -> bool:
     return whole is not None and part is not None and (whole.data_ptr(), whole.numel()) == (part.data_ptr(), part.numel())
 
 
-def _has_nan(memory: torch.Tensor) -> bool:
-    """True if it holds poison, or NaN that was computed from it."""
-    return bool((memory.float() if memory.dtype.itemsize == 1 else memory).isnan().any())
+def n_nan(tensors: Iterable[torch.Tensor]) -> int:
+    """Elements that are poison, NaN that was computed from it, or other NaN. Waits for the device."""
+    memories = [memory for each in tensors if (memory := memory_of(each)) is not None and memory.dtype in NANS]
+    return sum(int((each.float() if each.dtype.itemsize == 1 else each).isnan().sum()) for each in memories)
 
 
-def _unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """Finite values, far from those of a right result, each another one."""
-    if not tolerance(tensor.dtype):  # other bits: torch does not compute with wide unsigned integers and packed formats
-        return ~tensor if tensor.dtype == torch.bool else (~bits_of(tensor)).view(tensor.dtype)
-    scale = tensor.float().abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0)
-    noise = torch.randn(tensor.shape, device=tensor.device)
-    largest = min(torch.finfo(tensor.dtype).max, torch.finfo(torch.float32).max)
-    return ((noise + noise.sign()) * 8 * scale).clamp(-largest, largest).to(tensor.dtype)
+def _filled(dtype: torch.dtype, fill: int) -> int:
+    """An element all of whose bytes are ``fill``, as an integer of its size."""
+    return int(fill == _FILLS[0]) if dtype == torch.bool else int.from_bytes(bytes([fill]) * dtype.itemsize, "little", signed=True)
 
 
-def _opposite(tensor: torch.Tensor) -> torch.Tensor:
-    """Each value negated."""
-    if tolerance(tensor.dtype):
-        return (-tensor.float()).to(tensor.dtype)
-    return ~tensor if tensor.dtype == torch.bool else (-bits_of(tensor)).view(tensor.dtype)
-
-
-def _is_left(tensor: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """A mask of the elements of a result that are what was put there; of another kind of tensor none is."""
-    written = None if tensor is None else memory_of(tensor)
-    if tensor is None or written is None or written.shape != values.shape or written.dtype != values.dtype:
-        return torch.zeros((), dtype=torch.bool, device=values.device)
-    mask = bits_of(written) == bits_of(values)
-    return mask.any(-1) if tensor.is_complex() else mask
+def _is_left(tensor: torch.Tensor | None, earlier: torch.Tensor, fill: int) -> torch.Tensor:
+    """A mask of the elements of a result that are ``fill``; of another kind of tensor than the ``earlier`` one none is."""
+    written = None if tensor is None or (tensor.shape, tensor.dtype) != (earlier.shape, earlier.dtype) else memory_of(tensor)
+    if written is None:
+        return torch.zeros((), dtype=torch.bool, device=earlier.device)
+    mask = bits_of(written) == _filled(written.dtype, fill)
+    return mask.any(-1) if earlier.is_complex() else mask
