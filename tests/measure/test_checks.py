@@ -1,6 +1,6 @@
 """Whether what a function returns is right: which kind of check it is, what it says, and that a check leaves no traces.
 
-What stands in memory before a run is test_missing_writes.py's and test_result_memory.py's.
+What stands in memory before a run is test_poison.py's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ import torch
 
 from dist_tune import matches
 from dist_tune.measure.checks import Checker
+from tests.checked_runs import A, B, judge, run
 
 pytestmark = pytest.mark.once
-
-A = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-
-
-def verdict(checker: Checker, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Of one run."""
-    checker.begin(args, kwargs, is_repeated=False)
-    return checker.judge(function(*args, **kwargs), args, kwargs)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None) -> torch.Tensor:
@@ -50,15 +42,11 @@ class Layer:
 
 class Module(torch.nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("mk,kn->mn", a, b)
+        return a @ b
 
 
 def close(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(result, a @ b, atol=1e-4)
-
-
-def close_anyhow(result: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    return torch.allclose(result, args[0] @ args[1], atol=1e-4)
 
 
 def asserts(result: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -69,15 +57,10 @@ def reference(a: torch.Tensor, b: torch.Tensor, bias: None = None) -> torch.Tens
     return torch.einsum("mk,kn->mn", a, b)
 
 
-def named_otherwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("mk,kn->mn", x, y)
-
-
 CHECKS = [
     close,
-    close_anyhow,
     asserts,
-    lambda out, a, b: close(out, a, b),
+    lambda result, *args, **kwargs: close(result, *args),
     functools.partial(lambda result, a, b, atol: torch.allclose(result, a @ b, atol=atol), atol=1e-4),
     lambda result, a, b, eager=False: None if close(result, a, b) else False,
     lambda result, a, b: torch.tensor(close(result, a, b)),
@@ -85,7 +68,7 @@ CHECKS = [
 ]
 REFERENCES = [
     reference,
-    named_otherwise,
+    lambda x, y: x @ y,
     torch.matmul,
     torch.Tensor.matmul,
     Module(),
@@ -101,27 +84,27 @@ REFERENCES = [
 def test_a_check_is_told_from_a_reference(check: Callable[..., Any]):
     """By what its parameters allow; the right result is right with each, and another is wrong."""
     checker = Checker(check, product)
-    assert verdict(checker, product, A, B) == ""
-    assert verdict(checker, lambda a, b: 2 * (a @ b), A, B) != ""
-    assert verdict(checker, product, A, B) == ""
+    assert run(checker, product, A, B) == ""
+    assert run(checker, lambda a, b: 2 * (a @ b), A, B) != ""
+    assert run(checker, product, A, B) == ""
 
 
 def test_keywords_count_as_they_are_given():
     """A call by keyword is bound by keyword; a reference without that keyword, and a check without it, are no callables for it."""
-    assert verdict(Checker(reference, product), product, A, b=B) == ""
-    assert verdict(Checker(lambda result, a, *, b: close(result, a, b), product), product, A, b=B) == ""
-    assert verdict(Checker(lambda result, a, b, scale: close(result / scale, a, b), product), product, a=A, b=B, scale=2.0) == ""
-    assert verdict(Checker(product, product), product, A, B, scale=2.0) == ""
+    assert run(Checker(reference, product), product, A, b=B) == ""
+    assert run(Checker(lambda result, a, *, b: close(result, a, b), product), product, A, b=B) == ""
+    assert run(Checker(lambda result, a, b, scale: close(result / scale, a, b), product), product, a=A, b=B, scale=2.0) == ""
+    assert run(Checker(product, product), product, A, B, scale=2.0) == ""
     with pytest.raises(TypeError, match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]"):
         Checker(close, product).begin((A, B), {"scale": 2.0}, is_repeated=False)
 
 
 def test_methods_are_bound():
+    """Of an object, and as decorated in the class body, where the object is the first argument."""
     layer = Layer(B)
-    assert verdict(Checker(layer.reference, layer.forward), layer.forward, A) == ""
-    assert verdict(Checker(layer.is_right, layer.forward), layer.forward, A) == ""
-    # as decorated in the class body: the object is the first argument
-    assert verdict(Checker(Layer.reference, Layer.forward), Layer.forward, layer, A) == ""
+    assert run(Checker(layer.reference, layer.forward), layer.forward, A) == ""
+    assert run(Checker(layer.is_right, layer.forward), layer.forward, A) == ""
+    assert run(Checker(Layer.reference, Layer.forward), Layer.forward, layer, A) == ""
 
 
 def test_the_first_parameter_decides_where_both_fit():
@@ -131,16 +114,12 @@ def test_the_first_parameter_decides_where_both_fit():
         return x + 1
 
     asked = []
-
-    def check(result: torch.Tensor, x: torch.Tensor | None = None) -> None:
-        asked.append(x)
-
-    checker = Checker(check, function)
-    assert verdict(checker, function, A) == ""
+    checker = Checker(lambda result, x=None: asked.append(x), function)
+    assert run(checker, function, A) == ""
     assert asked == [A]
     checker = Checker(lambda x, y=1: x + y, function)
-    assert verdict(checker, function, A) == ""
-    assert verdict(checker, lambda x: x, A) != ""
+    assert run(checker, function, A) == ""
+    assert run(checker, lambda x: x, A) != ""
 
 
 @pytest.mark.parametrize("answer", [torch.zeros(3), 0.5, 1, "yes", A @ B])
@@ -152,110 +131,99 @@ def test_an_answer_that_is_none_is_an_error(answer: Any):
         checker.judge(A @ B, (A, B), {})
 
 
-def test_what_an_assertion_says_is_the_verdict():
+def test_what_an_assertion_says_is_the_run():
     """On one line, without the tail; an assertion that says nothing is quoted."""
 
     def silent(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         if result.sum() != 0:
             raise AssertionError
 
-    said = verdict(Checker(asserts, product), lambda a, b: torch.zeros(8, 4), A, B)
+    said = run(Checker(asserts, product), lambda a, b: torch.zeros(8, 4), A, B)
     assert said.startswith("Tensor-likes are not close!; Mismatched elements: 32 / 32 (100.0%)")
     assert "\n" not in said
-    assert verdict(Checker(silent, product), product, A, B).startswith("raise AssertionError (line ")
-    assert verdict(Checker(close, product), lambda a, b: torch.zeros(8, 4), A, B) == "close returned False"
+    assert run(Checker(silent, product), product, A, B).startswith("raise AssertionError (line ")
+    assert run(Checker(close, product), lambda a, b: torch.zeros(8, 4), A, B) == "close returned False"
 
 
 def test_other_errors_of_a_check_are_the_users():
     """And so are those of a reference."""
     checker = Checker(lambda result, a, b: result.no_such_thing, product)
-    checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(AttributeError, match="no_such_thing"):
-        checker.judge(A @ B, (A, B), {})
+        run(checker, product, A, B)
     with pytest.raises(RuntimeError, match="does not broadcast"):
-        Checker(reference, product).begin((A, A), {}, is_repeated=False)
+        run(Checker(reference, product), product, A, A)
 
 
-def test_random_numbers_and_gradients_are_left_alone():
-    """A reference with dropout, and a check that draws: the function draws what it would have drawn without them."""
+@pytest.mark.parametrize("out", [(), (torch.empty(8, 16),)], ids=["new", "out"])
+def test_random_numbers_and_gradients_are_left_alone(out: tuple[torch.Tensor, ...]):
+    """A reference with dropout draws what the function draws, which draws what it would have drawn without it."""
     drawn: list[tuple[float, float, float]] = []
 
-    def function(a: torch.Tensor) -> torch.Tensor:
+    def function(a: torch.Tensor, *out: torch.Tensor) -> torch.Tensor:
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-        return torch.nn.functional.dropout(a)
+        result = torch.nn.functional.dropout(a)
+        return out[0].copy_(result.detach()) if out else result
 
-    def dropped(a: torch.Tensor) -> torch.Tensor:
+    def dropped(a: torch.Tensor, *out: torch.Tensor) -> torch.Tensor:
         assert not torch.is_grad_enabled()
         random.random()
         np.random.rand()
         torch.rand(())
         return torch.nn.functional.dropout(a)
 
-    def seeded() -> None:
-        random.seed(3)
-        np.random.seed(3)
-        torch.manual_seed(3)
+    def after(call: Callable[[], Any]) -> float:
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(3)
+        call()
+        return float(torch.rand(()))
 
-    seeded()
-    function(A)
-    seeded()
-    checker = Checker(dropped, function)
-    a = A.clone().requires_grad_()
-    assert verdict(checker, function, a) == ""  # the same numbers: the reference left the generators where they were
+    checker, a = Checker(dropped, function), A.clone().requires_grad_()
+    assert after(lambda: function(a, *out)) == after(lambda: run(checker, function, a, *out))
     assert drawn[0] == drawn[1]
-    assert torch.is_grad_enabled()
-    checker.begin((a,), {}, is_repeated=False)
+    assert run(checker, lambda a, *out: out[0] if out else torch.empty_like(a), a, *out) != ""
+    assert judge(checker, function, a, *out) == ""
+    checker.begin((a, *out), {}, is_repeated=False)
     result = function(a)
-    checker.judge(result, (a,), {})
+    checker.judge(result, (a, *out), {})
     result.sum().backward()
     assert a.grad is not None
 
 
 def test_a_reference_runs_once_for_one_call():
-    """Again for other arguments, and for the same ones where torch has written to them since."""
-    asked: list[torch.Tensor] = []
+    """Again for other arguments, and for the same ones where torch has written to them since. None of them is kept alive."""
+    asked: list[int] = []
 
     def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        asked.append(a)
+        asked.append(1)
         return a @ b
 
     checker = Checker(counted, product)
     a = A.clone()
     for _ in range(3):
-        assert verdict(checker, product, a, B) == ""
+        assert run(checker, product, a, B) == ""
     assert len(asked) == 1
-    assert verdict(checker, product, A, B) == ""
+    assert run(checker, product, A, B) == ""
     assert len(asked) == 2
-    assert verdict(checker, product, a, B) == ""
+    assert run(checker, product, a, B) == ""
     a *= 2
-    assert verdict(checker, product, a, B) == ""
+    assert run(checker, product, a, B) == ""
     assert len(asked) == 4
-    assert verdict(checker, product, a, B.clone()) == ""
+    assert run(checker, product, a, B.clone()) == ""
     assert len(asked) == 5
-
-
-def test_the_arguments_of_a_call_are_not_kept_alive():
-    """Activations of a step are freed when the step is through; a new tensor in their place is another call."""
-    checker = Checker(product, product)
-    counts = []
-    for k in range(3):
-        a = torch.full((8, 16), float(k))
-        assert verdict(checker, product, a, B) == ""
-        alive = weakref.ref(a)
-        del a
-        counts.append(alive() is None)
-    assert counts == [True] * 3
+    alive = weakref.ref(a)
+    del a
+    assert alive() is None
 
 
 def test_results_that_are_no_tensors_are_checked():
     """Numbers, nothing at all, and tensors among other things."""
-    assert verdict(Checker(lambda a: None, lambda a: None), lambda a: None, A) == ""
-    assert verdict(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()), A) == ""
-    assert verdict(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()) + 1, A).startswith("wrong by 1 ")
+    assert run(Checker(lambda a: None, lambda a: None), lambda a: None, A) == ""
+    assert run(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()), A) == ""
+    assert run(Checker(lambda a: float(a.sum()), lambda a: 0.0), lambda a: float(a.sum()) + 1, A).startswith("wrong by 1 ")
     split = Checker(lambda a: {"parts": a.split(4), "n": len(a)}, lambda a: None)
-    assert verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 0], "n": 8}, A) == ""
-    assert verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A).startswith("wrong by 1 at [")
-    assert "in result['parts'][1]" in verdict(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A)
+    assert run(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 0], "n": 8}, A) == ""
+    assert run(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A).startswith("wrong by 1 at [")
+    assert "in result['parts'][1]" in run(split, lambda a: {"parts": [a[:4] + 0, a[4:] + 1], "n": 8}, A)
 
 
 def test_a_reference_that_returns_an_argument_is_copied():
@@ -263,9 +231,9 @@ def test_a_reference_that_returns_an_argument_is_copied():
     x = torch.ones(4)
     checker = Checker(lambda x: x.mul_(2), lambda x: x)
     for k in range(1, 4):
-        assert verdict(checker, lambda x: x.copy_(x + x), x) == ""
+        assert run(checker, lambda x: x.copy_(x + x), x) == ""
         assert x.tolist() == [2.0**k] * 4
-    assert verdict(checker, lambda x: x, x) != ""
+    assert run(checker, lambda x: x, x) != ""
 
 
 def test_matches_can_be_called_as_a_check():

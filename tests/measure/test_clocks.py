@@ -13,12 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.measure import no_full_collections
+from dist_tune.measure import RngState, no_full_collections
 from dist_tune.measure.clocks import (
     LONGEST_MS,
     MAX_LEAD_MS,
     Lead,
-    Span,
     WallClock,
     device_clock,
     is_capturing,
@@ -31,22 +30,9 @@ pytestmark = pytest.mark.once
 
 
 def test_one_hiccup_moves_neither_median_nor_spread():
-    samples = [2.0, 1.0, 3.0, 2.0, 1000.0]
-    assert (median(samples), spread(samples)) == (2.0, 1.0)
-
-
-def test_of_an_even_number_of_samples_the_lower_middle_one_counts():
-    """Hiccups only ever add time. The spread has no such bias."""
-    assert (median([1.0, 2.0, 4.0, 100.0]), spread([1.0, 2.0, 4.0, 100.0])) == (2.0, 1.5)
-    assert (median([5.0]), spread([5.0])) == (5.0, 0.0)
-
-
-@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
-def test_spread_is_the_median_distance(samples: list[float]):
-    """Never negative, zero for equal samples, and no larger than the range."""
-    assert spread(samples) == statistics.median(abs(each - statistics.median(samples)) for each in samples)
-    assert 0.0 <= spread(samples) <= max(samples) - min(samples)
-    assert spread(samples[:1] * 3) == 0.0
+    """Of an even number the lower middle sample counts, because hiccups only ever add time; the spread has no such bias."""
+    for samples, expected in (([2.0, 1.0, 3.0, 2.0, 1000.0], (2.0, 1.0)), ([1.0, 2.0, 4.0, 100.0], (2.0, 1.5)), ([5.0], (5.0, 0.0))):
+        assert (median(samples), spread(samples)) == expected
 
 
 def test_one_far_sample_of_five_is_left_out():
@@ -76,9 +62,10 @@ def test_half_of_the_samples_are_no_outliers(samples: list[float]):
 
 
 def test_wall_spans_measure_the_host_in_ms():
-    """Each for itself: two that overlap, and one begun later."""
+    """Each for itself: two that overlap, and one begun later. The host is the device, and is not kept busy before."""
     clock = WallClock()
     outer, inner = clock.span(), clock.span()
+    clock.prepare(lead_ms=10_000.0)
     outer.begin()
     time.sleep(0.02)
     inner.begin()
@@ -90,21 +77,12 @@ def test_wall_spans_measure_the_host_in_ms():
     assert inner.is_done()
 
 
-def test_a_wall_clock_prepares_nothing():
-    """The host is the device: it is not kept busy before a replay."""
-    began = time.perf_counter()
-    WallClock().prepare(lead_ms=10_000.0)
-    assert time.perf_counter() - began < 1.0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 def test_without_a_gpu_the_clock_is_the_wall_and_nothing_captures():
-    """No CUDA call fails or initialises anything."""
-    clock = device_clock()
-    span: Span = clock.span()
-    assert isinstance(clock, WallClock)
-    assert span.is_done()
+    """No CUDA call fails or initialises anything, and the generators have no state of a GPU."""
+    assert isinstance(device_clock(), WallClock)
     assert is_capturing() is False
+    assert RngState().torch_cuda is None
     assert not torch.cuda.is_initialized()
 
 
@@ -125,9 +103,19 @@ def test_the_host_is_ahead_from_the_first_replays_on(host_ms: float, n_missed: i
     assert ahead == [False] * n_missed + [True] * (8 - n_missed)
 
 
-@pytest.mark.parametrize(("host_ms", "lead_ms"), [(0.3, 0.45), (4.3, 6.45), (25.0, 28.0), (60.0, 63.0)])
-def test_a_lead_is_half_as_long_again_as_the_host_needs_but_for_long_hosts(host_ms: float, lead_ms: float):
-    assert after(host_ms, 8)[0].ms() == pytest.approx(lead_ms)
+@pytest.mark.parametrize(
+    ("host_ms", "shortest_ms", "n_queued", "lead_ms"),
+    [
+        # half as long again as the host needs, but for long hosts
+        (0.3, 0.0, 0, 0.45), (4.3, 0.0, 0, 6.45), (25.0, 0.0, 0, 28.0), (60.0, 0.0, 0, 63.0),
+        # what is queued keeps the device busy as well
+        (4.0, 1.0, 2, 4.0), (4.0, 1.0, 3, 3.0), (4.0, 1.0, 50, 1.0),
+        # the device works half of the time at most: at its power limit a candidate would pay for those before it
+        (0.3, 0.3, 0, 0.45), (0.3, 0.3, 1, 0.3), (0.3, 2.5, 100, 2.5), (0.3, 80.0, 0, MAX_LEAD_MS), (0.3, 80.0, 100, MAX_LEAD_MS),
+    ],
+)  # fmt: skip
+def test_a_lead_is_as_long_as_the_host_needs_and_the_device_rests(host_ms: float, shortest_ms: float, n_queued: int, lead_ms: float):
+    assert after(host_ms, 8)[0].ms(shortest_ms, n_queued) == pytest.approx(lead_ms)
 
 
 @pytest.mark.parametrize("host_ms", [0.5, 20.0, 400.0])
@@ -144,31 +132,20 @@ def test_a_lead_has_an_end():
     assert lead.ms() <= MAX_LEAD_MS
 
 
-def test_what_is_queued_keeps_the_device_busy_as_well():
-    lead, _ = after(4.0, 3)
-    assert [lead.ms(1.0, n_queued) for n_queued in (2, 3, 50)] == pytest.approx([4.0, 3.0, 1.0])
-
-
 @pytest.mark.parametrize(
-    ("shortest_ms", "n_queued", "lead_ms"),
-    [(0.3, 0, 0.45), (0.3, 1, 0.3), (2.5, 0, 2.5), (2.5, 100, 2.5), (80.0, 0, MAX_LEAD_MS), (80.0, 100, MAX_LEAD_MS)],
+    ("before_ms", "odd_ms", "is_ahead", "n_after", "lead_ms"),
+    [
+        pytest.param(1.0, 80.0, True, 0, 1.65, id="a full launch queue is no slow host: it was ahead all the same"),
+        pytest.param(1.0, 80.0, False, 6, 1.5, id="a hiccup of the host is forgotten"),
+        pytest.param(40.0, 1.0, True, 0, 35.0, id="a host that is slow every second time is a slow host"),
+    ],
 )
-def test_the_device_works_half_of_the_time_at_most(shortest_ms: float, n_queued: int, lead_ms: float):
-    """However much is queued: at its power limit a candidate would pay for those before it."""
-    assert after(0.3, 8)[0].ms(shortest_ms, n_queued) == pytest.approx(lead_ms)
-
-
-def test_a_full_launch_queue_is_no_slow_host():
-    """The host was ahead all the same."""
-    lead, _ = after(1.0, 3)
-    lead.add(80.0, is_ahead=True)
-    assert lead.ms() == pytest.approx(1.65)
-
-
-def test_a_host_that_is_slow_every_second_time_is_a_slow_host():
-    lead, _ = after(40.0, 8)
-    lead.add(1.0, is_ahead=True)
-    assert lead.ms() > 30.0
+def test_one_odd_replay_says_little(before_ms: float, odd_ms: float, is_ahead: bool, n_after: int, lead_ms: float):
+    lead, _ = after(before_ms, 8)
+    lead.add(odd_ms, is_ahead=is_ahead)
+    for _ in range(n_after):
+        lead.add(before_ms, is_ahead=True)
+    assert lead.ms() == pytest.approx(lead_ms)
 
 
 def test_after_some_slow_replays_a_long_lead_is_tried_again():
@@ -182,14 +159,6 @@ def test_after_some_slow_replays_a_long_lead_is_tried_again():
         ahead.append(lead.ms() > 40.0)
         lead.add(40.0, is_ahead=ahead[-1])
     assert all(ahead[-8:])
-
-
-def test_a_hiccup_of_the_host_is_forgotten():
-    lead, _ = after(1.0, 3)
-    lead.add(80.0, is_ahead=False)
-    for _ in range(6):
-        lead.add(1.0, is_ahead=True)
-    assert lead.ms() == pytest.approx(1.5)
 
 
 @contextmanager
@@ -222,23 +191,13 @@ def test_the_oldest_objects_are_left_alone_and_none_is_collected_twice_for_it_af
     assert gc.get_freeze_count() == 0
 
 
-def test_a_threshold_that_the_program_sets_meanwhile_stays():
-    """It is the program's."""
+@pytest.mark.parametrize("own", [(1000, 5, 5), (1000,)])
+def test_thresholds_that_the_program_sets_meanwhile_stay(own: tuple[int, ...]):
+    """They are the program's; where it sets the youngest alone, the others are as they were before the tuning."""
     before = gc.get_threshold()
     try:
         with no_full_collections():
-            gc.set_threshold(1000, 5, 5)
-        assert gc.get_threshold() == (1000, 5, 5)
-    finally:
-        gc.set_threshold(*before)
-
-
-def test_a_program_that_sets_the_youngest_generation_alone_has_its_full_collections_again():
-    """``gc.set_threshold(0)`` around a step of its own: the others stay as they are for it, and were raised by the tuning."""
-    young, middle, old = before = gc.get_threshold()
-    try:
-        with no_full_collections():
-            gc.set_threshold(young + 1)
-        assert gc.get_threshold() == (young + 1, middle, old)
+            gc.set_threshold(*own)
+        assert gc.get_threshold() == (*own, *before[len(own) :])
     finally:
         gc.set_threshold(*before)

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dist_tune.measure.memory import Region, has_same_bits, shares_memory
+from dist_tune.measure.memory import Region, has_same_bits, shares_memory, tensors_in
 
 pytestmark = pytest.mark.once
 
-Pair = namedtuple("Pair", ["left", "right"])
-T = torch.zeros(3)
+
+@dataclass
+class Node:
+    value: torch.Tensor
+    others: Any = None
+
+
+def test_a_container_is_searched_once():
+    """A list in itself, a tree whose nodes know their parent, and twenty pairs in one another, which have a million ends."""
+    value = torch.ones(1)
+    itself: list[Any] = [value]
+    itself.append(itself)
+    root = Node(value)
+    root.others = [Node(value, root) for _ in range(40)]
+    pair: Any = value
+    for _ in range(20):
+        pair = (pair, pair)
+    assert list(tensors_in(itself, has_fields=True)) == [(0,)]
+    assert len(tensors_in(root, has_fields=True)) == 41
+    assert list(tensors_in((pair, value), has_fields=True))[-1] == (1,)
+    assert len(tensors_in(pair, has_fields=True)) == 2
+    assert list(tensors_in([[value], {"a": value}], has_fields=True)) == [(0, 0), (1, "a")]
 
 
 def test_memory_is_shared_by_address():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +41,14 @@ def all_of_it(out: torch.Tensor, result: torch.Tensor) -> None:
     out.copy_(result)
 
 
-def nothing(out: torch.Tensor, result: torch.Tensor) -> None:
-    pass
-
-
-def half_of_it(out: torch.Tensor, result: torch.Tensor) -> None:
-    out[:4] = result[:4]
-
-
-def all_but_one(out: torch.Tensor, result: torch.Tensor) -> None:
-    out.view(-1)[:-1] = result.view(-1)[:-1]
-
-
-def with_nan(out: torch.Tensor, result: torch.Tensor) -> None:
-    out.copy_(result)[3, 1] = torch.nan
-
-
-def one_off(out: torch.Tensor, result: torch.Tensor) -> None:
-    out.copy_(result)[5, 2] *= 2
-
-
-def zeros(out: torch.Tensor, result: torch.Tensor) -> None:
-    out.zero_()
-
-
-WRITES = [nothing, half_of_it, all_but_one, with_nan, one_off, zeros]
+WRITES: dict[str, Write] = {
+    "nothing": lambda out, result: None,
+    "half": lambda out, result: out[:4].copy_(result[:4]),
+    "all but one": lambda out, result: out.view(-1)[:-1].copy_(result.view(-1)[:-1]),
+    "nan": lambda out, result: out.copy_(result)[3, 1].fill_(torch.nan),
+    "one off": lambda out, result: out.copy_(result)[5, 2].mul_(2),
+    "zeros": lambda out, result: out.zero_(),
+}
 FORMS: dict[str, Form] = {
     "tensor": lambda out: out,
     "view": lambda out: out.view(-1).view(8, 4),
@@ -74,25 +58,18 @@ FORMS: dict[str, Form] = {
     "dict": lambda out: {"out": out, "n": 3},
     "dataclass": Output,
 }
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-"""Formats of the result."""
-CASES = [
-    *(pytest.param(write, form, torch.float32, id=f"{write.__name__}-{name}") for write in WRITES for name, form in FORMS.items()),
-    *(
-        pytest.param(write, FORMS["tensor"], dtype, id=f"{write.__name__}-{dtype}")
-        for write in (nothing, half_of_it)
-        for dtype in DTYPES[1:]
-    ),
-]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+CASES = [(write, form, torch.float32) for write in WRITES for form in FORMS]
+CASES += [(write, "tensor", dtype) for write in ("nothing", "half") for dtype in DTYPES]
 
 
 class Kernel:
     """Writes to memory that holds the right answer already, the same in each call, as an allocator gives it."""
 
-    def __init__(self, wrong: Write, form: Form, dtype: torch.dtype) -> None:
+    def __init__(self, wrong: str, form: str, dtype: torch.dtype) -> None:
         self.right = RIGHT.to(dtype)
-        self._writes = {"right": all_of_it, "wrong": wrong}
-        self._form = form
+        self._writes = {"right": all_of_it, "wrong": WRITES[wrong]}
+        self._form = FORMS[form]
         self.memory = self.right.clone()
 
     def expected(self) -> Any:
@@ -106,7 +83,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize(("wrong", "form", "dtype"), CASES)
-def test_one_run_is_checked(wrong: Write, form: Form, dtype: torch.dtype):
+def test_one_run_is_checked(wrong: str, form: str, dtype: torch.dtype):
     """A script that times one run gets an error instead of a time."""
     kernel = Kernel(wrong, form, dtype)
     assert benchmark_config(lambda: kernel.run("right"), kernel.expected(), num_iters=1) > 0
@@ -125,27 +102,39 @@ def configs_of(kernel: Kernel) -> Any:
     return function
 
 
-@pytest.mark.parametrize(("wrong", "form", "dtype"), CASES)
-def test_a_function_s_configs_are_checked(wrong: Write, form: Form, dtype: torch.dtype):
-    """The wrong one is dropped."""
-    function = configs_of(Kernel(wrong, form, dtype))
-    function(A)
-    assert [each.failure is None for each in function.records[-1].candidates] == [True, False]
-
-
-@pytest.mark.parametrize(("wrong", "form", "dtype"), CASES[::5])
-def test_configs_of_a_function_inside_a_tuned_step_are_checked(wrong: Write, form: Form, dtype: torch.dtype):
-    """The wrong one is dropped there, too."""
-    function = configs_of(Kernel(wrong, form, dtype))
-    step = contextual_autotune(**QUICK)(lambda: function(A))
-    step()
-    assert [each.failure is None for each in step.records[-1].candidates] == [True, False]
+@pytest.mark.parametrize(("wrong", "form", "dtype"), CASES[::2])
+def test_a_function_s_configs_are_checked(wrong: str, form: str, dtype: torch.dtype):
+    """The wrong one is dropped, also inside a tuned step."""
+    for is_inside in (False, True):
+        function = configs_of(Kernel(wrong, form, dtype))
+        tuned: Any = contextual_autotune(**QUICK)(partial(function, A)) if is_inside else function
+        tuned(*([] if is_inside else [A]))
+        assert [each.failure is None for each in tuned.records[-1].candidates] == [True, False]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("wrong", "form", "dtype"), CASES[::5])
-def test_a_script_s_configs_are_checked(wrong: Write, form: Form, dtype: torch.dtype):
+def test_a_script_s_configs_are_checked(wrong: str, form: str, dtype: torch.dtype):
     """The quicker config is wrong, and the other one is chosen."""
     kernel = Kernel(wrong, form, dtype)
     space = [{"way": "wrong"}, {"way": "right"}]
     assert tune_kernel(space, lambda config: (lambda: kernel.run(config["way"]), kernel.expected()), num_iters=1) == space[1]
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_a_generator_that_a_function_is_given_ends_as_after_one_call(is_checked: bool):
+    """The value is drawn from the same numbers as without a tuning, and no config is dropped because its reference has drawn, too."""
+
+    def drawn(a: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return a * torch.rand(a.shape, generator=generator)
+
+    @autotune([{"way": 0}, {"way": 1}], key=[], check=drawn if is_checked else None)
+    def function(a: torch.Tensor, generator: torch.Generator, way: int = 0) -> torch.Tensor:
+        return drawn(a, generator)
+
+    plain, tuned = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for _ in range(2):
+        assert torch.equal(function(A, tuned), drawn(A, plain))
+    assert torch.equal(torch.rand(1, generator=tuned), torch.rand(1, generator=plain))
+    # Without a check it is not called again, because the generator is used up by a run.
+    assert [each.failure for record in function.records[-1:] for each in record.candidates] == [None, None] * is_checked

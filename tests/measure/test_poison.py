@@ -1,0 +1,443 @@
+"""A candidate that leaves out a write is found, although its memory holds the last right answer; memory that is read is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune import matches
+from dist_tune.measure.checks import Checker
+from dist_tune.measure.poison import NANS
+from tests.checked_runs import A, B, Function, accumulate, is_right, judge, multiply, out_function, out_half, out_nothing, run
+
+pytestmark = pytest.mark.once
+
+# -- writes that are left out ------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Buffers that a function has captured and gives in turn, as an allocator does."""
+
+    def __init__(self, n_buffers: int) -> None:
+        self.buffers = [torch.zeros(8, 4) for _ in range(n_buffers)]
+        self.turns = count()
+
+    def function(self, write: Callable[..., torch.Tensor]) -> Function:
+        """A function whose result lies in the pool, written by ``write``."""
+        buffers, turns = self.buffers, self.turns
+        return lambda a, b: write(a, b, buffers[next(turns) % len(buffers)])
+
+
+@pytest.mark.parametrize("check", [multiply, is_right])
+@pytest.mark.parametrize("n_buffers", [1, 2, 3])
+def test_a_missing_write_to_memory_that_is_given_again_is_found(n_buffers: int, check: Function):
+    """Whether one buffer is given each time, or a few in turn; also of a first candidate that finds the answer there."""
+    pool = Pool(n_buffers)
+    right, missing = pool.function(out_function), pool.function(out_nothing)
+    checker = Checker(check, right)
+    for _ in range(2 * n_buffers):
+        assert judge(checker, right, A, B) == ""
+    for _ in range(2 * n_buffers):
+        assert judge(checker, missing, A, B) != ""
+        assert judge(checker, right, A, B) == ""
+    assert judge(checker, pool.function(out_half), A, B) != ""
+    alone = Pool(1)
+    alone.buffers[0].copy_(A @ B)
+    assert judge(Checker(check, alone.function(out_nothing)), alone.function(out_nothing), A, B) != ""
+
+
+def out_view(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, b, out=out).view(-1).view(8, 4)
+
+
+@pytest.mark.parametrize(
+    "check", [multiply, out_function, lambda a, b, out: out.copy_(a @ b), matches(lambda a, b, out: out.zero_().addmm_(a, b))]
+)
+@pytest.mark.parametrize("right", [out_function, out_view])
+def test_a_missing_write_to_an_argument_is_found(check: Function, right: Function):
+    """Also where the reference has written the right answer there, which is undone; nothing beyond its end is written."""
+    memory = torch.zeros(40)
+    out, checker = memory[:32].view(8, 4), Checker(check, right)
+    assert judge(checker, out_nothing, A, B, out).startswith("wrong by")
+    assert judge(checker, right, A, B, out) == ""
+    for _ in range(2):
+        assert judge(checker, out_nothing, A, B, out).endswith("not written?")
+        assert judge(checker, out_half, A, B, out).startswith("16 of 32 elements are NaN, the first at [4, 0]")
+        assert judge(checker, right, A, B, out) == ""
+    assert not memory[32:].any()
+
+
+@pytest.mark.parametrize("dtype", [*NANS, torch.complex64], ids=str)
+def test_a_missing_write_is_found_in_every_format(dtype: torch.dtype):
+    """Whatever its NaN looks like."""
+    source, out = torch.arange(1, 33).to(torch.float32).to(dtype), torch.zeros(32).to(dtype)
+    checker = Checker(lambda source, out: source.clone(), out_function)
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
+    assert judge(checker, lambda source, out: out, source, out).endswith("elements are NaN, the first at [0]: not written?")
+    assert judge(checker, lambda source, out: out.copy_(source), source, out) == ""
+
+
+def out_five(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return out.fill_(5)
+
+
+@pytest.mark.parametrize(
+    ("check", "before", "candidates"),
+    [
+        pytest.param(is_right, torch.zeros(8, 4), [out_function, out_nothing, out_half, out_function], id="told by the first candidate"),
+        pytest.param(is_right, torch.zeros(8, 4), [out_nothing, out_nothing, out_function], id="nothing was right before"),
+        pytest.param(is_right, torch.zeros(8, 4), [out_function, out_five, out_function, out_nothing], id="after a wrong one"),
+        pytest.param(multiply, A @ B, [out_nothing, out_function], id="the first one finds the answer"),
+        pytest.param(multiply, A @ B, [out_half, out_function], id="the first one finds half of it"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [False, True])
+def test_only_a_candidate_that_writes_its_output_is_right(check: Function, before: torch.Tensor, candidates: list[Function], is_new: bool):
+    """Whatever candidates were before it, and what stood there; also where each call is given memory of its own."""
+    out, checker = before.clone(), Checker(check, out_function)
+    verdicts = [judge(checker, each, A, B, before.clone() if is_new else out) == "" for each in candidates]
+    assert verdicts == [each is out_function for each in candidates]
+
+
+def test_an_output_is_zeroed_before_each_run():
+    """That torch writes to it in between makes it no other call."""
+    out = torch.zeros(8, 4)
+    checker = Checker(is_right, out_function)
+    verdicts = []
+    for function in (out_function, out_nothing, out_half, out_function):
+        for is_repeated in (False, True):
+            verdicts.append(run(checker, function, A, B, out.zero_(), is_repeated=is_repeated) == "")
+    assert verdicts == [True, True, False, False, False, False, True, True]
+
+
+def test_a_wrong_candidate_is_not_excused():
+    """By what a wrong one before it did, by another output that is read, or by what it did not read itself."""
+    out, n_runs, total = torch.zeros(8, 4), count(), torch.zeros(3)
+    checker = Checker(multiply, out_function)
+    assert judge(checker, lambda a, b, out: torch.mm(a, b, out=out).add_(next(n_runs)), A, B, out).startswith("wrong by 1")
+    assert judge(checker, out_nothing, A, B, out.copy_(A @ B)) != ""
+
+    checker = Checker(lambda result, *args: is_right(result, *args) and not result[1].isnan().any(), lambda a, b, out, total: None)
+    assert judge(checker, lambda a, b, out, total: (torch.mm(a, b, out=out), torch.zeros(3)), A, B, out, total) == ""
+    assert judge(checker, lambda a, b, out, total: (out, total.add_(1)), A, B, out, total) != ""
+
+    def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.mm(a, b, out=out), a + 1
+
+    for wrong in (lambda a, b, out: (torch.mm(a, b, out=out), a + 2), lambda a, b, out: (out.fill_(5), a + 1)):
+        checker = Checker(lambda a, b, out: (a @ b, a + 1), function)
+        assert judge(checker, function, A, B, out) == ""
+        assert judge(checker, wrong, A, B, out) != ""
+        assert judge(checker, lambda a, b, out: (out, a + 1), A, B, out) != ""
+
+
+def test_what_is_known_holds_for_calls_that_do_the_same():
+    """Layers of a step have tensors of their own; a call with another flag may read what that one does not."""
+
+    def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, does_add: bool = False) -> torch.Tensor:
+        return out.addmm_(a, b) if does_add else torch.mm(a, b, out=out)
+
+    checker = Checker(lambda result, a, b, out, does_add: not result.isnan().any(), function)
+    for _ in range(2):
+        assert judge(checker, function, A, B, torch.zeros(8, 4), False) == ""
+    assert judge(checker, lambda a, b, out, does_add: out, A, B, torch.zeros(8, 4), False) != ""
+    total = torch.ones(8, 4)
+    assert judge(checker, function, A, B, total, True) == ""
+    assert torch.allclose(total, 1 + A @ B, atol=1e-4)
+
+
+@dataclass
+class Output:
+    value: torch.Tensor
+    whole: Any = None
+    unset: torch.Tensor = field(init=False)
+
+
+def test_a_missing_write_to_a_field_of_a_dataclass_is_found():
+    """It is a part of the result like an item of a tuple; one that holds itself, or lacks a field, is no obstacle."""
+    out = torch.zeros(8, 4)
+
+    def right(a: torch.Tensor, b: torch.Tensor) -> Output:
+        return Output(torch.mm(a, b, out=out))
+
+    def is_right(result: Output, a: torch.Tensor, b: torch.Tensor) -> bool:
+        result.whole = result
+        return torch.allclose(result.value, a @ b, atol=1e-4)
+
+    for check in (lambda a, b: Output(a @ b), is_right):
+        checker = Checker(check, right)
+        assert judge(checker, right, A, B) == ""
+        assert judge(checker, lambda a, b: Output(out), A, B) != ""
+        assert judge(checker, right, A, B) == ""
+
+
+def test_inference_tensors_and_leaves_can_be_outputs():
+    """Autograd has no say in what is poisoned: versions do not count up."""
+    with torch.inference_mode():
+        made_there = torch.zeros(8, 4)
+    for out in (made_there, torch.zeros(8, 4, requires_grad=True), torch.nn.Parameter(torch.zeros(8, 4))):
+        checker, function = Checker(multiply, out_function), torch.inference_mode()(lambda a, b, out: out.copy_(a @ b))
+        assert judge(checker, function, A, B, out) == ""
+        version = 0 if out.is_inference() else out._version
+        assert judge(checker, lambda a, b, out: out, A, B, out) != ""
+        assert out.is_inference() or out._version == version
+        assert judge(checker, function, A, B, out) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "view"),
+    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.int32, torch.uint8), (torch.complex64, torch.int32)],
+)
+def test_memory_that_nobody_holds_is_poisoned(dtype: torch.dtype, view: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """What is allocated like the last result, before a run, is filled and given back."""
+    filled: list[tuple[int, torch.dtype]] = []
+    own = torch.Tensor.fill_
+
+    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
+        filled.append((self.numel(), self.dtype))
+        return own(self, value)
+
+    a = torch.ones(33).to(dtype)
+    monkeypatch.setattr(torch.Tensor, "fill_", fill)
+    checker = Checker(lambda a: a + 1, lambda a: a)
+    for k in (1, 2):  # first like what is expected, for what may be left of the reference
+        assert run(checker, lambda a: a + 1, a) == ""
+        assert filled == [(33 * dtype.itemsize // view.itemsize, view)] * 2 * k
+    filled.clear()
+    run(Checker(lambda a: a > 0, lambda a: a), lambda a: a > 0, A)  # bools
+    assert filled == []
+
+
+# -- memory that is read, or that others hold --------------------------------------------------------------------------
+
+
+def picky(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    assert not out.isnan().any()
+    return out + a @ b
+
+
+@pytest.mark.parametrize("reference", [lambda a, b, out: out + a @ b, accumulate, lambda a, b, out: torch.addmm(out, a, b, out=out), picky])
+def test_an_argument_that_is_read_keeps_its_value(reference: Function):
+    """Accumulation: what is expected depends on what is there, so that is left alone, also by the reference, which may not take NaN."""
+    out = torch.zeros(8, 4)
+    checker = Checker(reference, accumulate)
+    for k in range(1, 7):
+        assert run(checker, accumulate, A, B, out, is_repeated=k % 2 == 0) == ""
+        assert torch.allclose(out, k * (A @ B), atol=1e-4)
+    assert judge(checker, out_nothing, A, B, out) != ""
+    assert torch.allclose(out, 6 * (A @ B), atol=1e-4)
+
+
+def test_an_argument_that_a_reference_alone_reads_is_not_judged_by_it():
+    """It multiplies what was there by zero; afterwards what is there is left alone."""
+    out = torch.zeros(8, 4)
+    checker = Checker(lambda a, b, out: out.mul_(0).add_(a @ b), out_function)
+    for each in (out_function, out_function):
+        assert judge(checker, each, A, B, out) == ""
+    assert judge(checker, out_five, A, B, out) != ""
+
+
+def test_an_argument_that_a_check_lets_be_read_is_put_back():
+    """In place, with a check: the run that was given NaN is no verdict, its value is put back, and later ones are left alone."""
+    x = torch.ones(4)
+
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    checker = Checker(lambda result, x: bool((result == result.round()).all() and result.min() > 1), increment)
+    for is_repeated, value in ((False, 2.0), (True, 2.0), (False, 3.0), (True, 4.0)):
+        assert run(checker, increment, x, is_repeated=is_repeated) == ""
+        assert x.tolist() == [value] * 4
+    assert judge(checker, lambda x: x.mul_(0), x) != ""
+
+
+def test_an_output_that_is_zeroed_before_each_run_is_put_back():
+    """Split products add up into zeros that ``reset`` has put there; the reference does not read them."""
+    out = torch.zeros(8, 4)
+    checker = Checker(multiply, accumulate)
+    for _ in range(2):
+        for is_repeated in (False, True):
+            assert run(checker, accumulate, A, B, out.zero_(), is_repeated=is_repeated) == ""
+            assert torch.allclose(out, A @ B, atol=1e-4) or (is_repeated and not out.any())
+    assert judge(checker, out_nothing, A, B, out.zero_()) != ""
+
+
+CACHE, KEY = torch.randn(4, 8), torch.randn(8)
+
+
+def put(key: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    cache[2] = key
+    return cache
+
+
+def in_one_piece(key: torch.Tensor, cache: torch.Tensor = CACHE) -> torch.Tensor:
+    return torch.cat([cache[:2], key[None], cache[3:]])
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+@pytest.mark.parametrize("check", [put, in_one_piece, lambda result, *args: torch.equal(result[2], KEY) and not result.isnan().any()])
+def test_a_cache_that_is_written_in_part_keeps_the_rest(check: Function, is_captured: bool):
+    """Keys of one position are written, those of the others are results as well; the cache is passed, or in a closure."""
+    cache = CACHE.clone()
+    args = (KEY,) if is_captured else (KEY, cache)
+    function: Function = (lambda key: put(key, cache)) if is_captured else put
+    checker = Checker((lambda key: put(key, CACHE.clone())) if is_captured and check is put else check, function)
+    for _ in range(4):
+        assert judge(checker, function, *args) == ""
+    assert torch.equal(cache[[0, 1, 3]], CACHE[[0, 1, 3]])
+
+
+@dataclass
+class Context:
+    buffers: list[torch.Tensor]
+    inner: Any = None
+
+
+@dataclass(slots=True)
+class Slotted:
+    buffer: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda t: Context([t]), lambda t: Context([], Context([], {"t": t})), Slotted, lambda t: Context([], Slotted(t))]
+)
+@pytest.mark.parametrize("how", ["argument", "keyword", "closure", "method"])
+def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
+    """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
+    memory = torch.zeros(8, 4)
+    context, hidden = wrap(memory), Context([memory])
+    seen: list[torch.Tensor] = []
+
+    def function(a: torch.Tensor, b: torch.Tensor, context: Any = None) -> torch.Tensor:
+        seen.append(hidden.buffers[0].clone())
+        return torch.mm(a, b, out=hidden.buffers[0])
+
+    def closed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        assert context is not None
+        return function(a, b)
+
+    class Step:
+        held = context
+
+        def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return function(a, b)
+
+    functions: dict[str, Function] = {"closure": closed, "method": Step()}
+    outer = functions.get(how, function)
+    args = (A, B, context) if how == "argument" else (A, B)
+    kwargs = {"context": context} if how == "keyword" else {}
+    checker = Checker(lambda result, *args, **kwargs: is_right(result, *args), outer)
+    for _ in range(3):
+        assert judge(checker, outer, *args, **kwargs) == ""
+    assert not any(each.isnan().any() for each in seen)
+
+
+def test_results_of_other_calls_are_not_poisoned():
+    """Layers of one step: what one has returned is the next one's input, and kept for the backward pass."""
+    weights = [torch.randn(4, 4) for _ in range(3)]
+
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w)
+
+    for check in (layer, lambda result, x, w: torch.equal(result, torch.relu(x @ w))):
+        checker = Checker(check, layer)
+        for k in range(4):
+            kept = [torch.randn(4, 4)]
+            for w in weights:
+                checker.begin((kept[-1], w), {}, is_repeated=k % 2 > 0)
+                assert not any(each.isnan().any() for each in kept)
+                kept.append(layer(kept[-1], w))
+                assert checker.judge(kept[-1], (kept[-2], w), {}) == ""
+
+
+def test_a_run_without_a_verdict_leaves_things_as_they_were():
+    """It raised, or its check did: what was poisoned for it is put back, at the latest before the next run."""
+    x, calls = torch.ones(4), []
+
+    def check(result: torch.Tensor, x: torch.Tensor) -> bool:
+        calls.append(x.isnan().any())
+        if len(calls) == 2:
+            raise KeyError("mine")
+        return True
+
+    checker = Checker(check, lambda x: x)
+    assert run(checker, lambda x: x.add_(1), x) == ""
+    with pytest.raises(KeyError):
+        run(checker, lambda x: x, x, is_repeated=True)
+    assert (bool(calls[1]), x.tolist()) == (True, [2.0] * 4)
+    for _ in range(2):
+        checker.begin((x,), {}, is_repeated=True)
+        assert x.isnan().all()
+    checker.restore()
+    assert x.tolist() == [2.0] * 4
+
+
+def test_integers_that_somebody_holds_are_never_poisoned():
+    """They may be flags that a kernel waits for, or indices."""
+    flags, out = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.bool)
+    checker = Checker(lambda result, flags, out: True, lambda flags, out: (flags, out))
+    for _ in range(3):
+        assert judge(checker, lambda flags, out: (flags, out), flags, out) == ""
+        checker.begin((flags, out), {}, is_repeated=True)
+        assert not flags.any()
+        assert not out.any()
+
+
+def test_nan_that_is_expected_stays_in_a_given_output():
+    """It is the function's own, and not poison to be taken away; a missing write beside it is found."""
+
+    def right(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(4) == 0, torch.nan, 2 * x)
+
+    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(right(x, out))
+
+    x, out = torch.arange(4.0), torch.zeros(4)
+    checker = Checker(matches(right), function)
+    for k in range(3):  # zeroed as the closure does before its launch
+        assert run(checker, function, x, out.zero_(), is_repeated=k > 0) == ""
+        assert out[0].isnan()
+        assert out[1:].tolist() == [2.0, 4.0, 6.0]
+    assert judge(checker, lambda x, out: out, x, out).startswith("3 of 4 elements are NaN")
+
+
+RESULTS: dict[str, Function] = {
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x.sum(),
+    "transposed": lambda x: (x + 1).t(),
+    "strided": lambda x: (x + 1)[::2, 1:],
+    "expanded": lambda x: x.sum(0)[:, None].expand(4, 5),
+    "views of each other": lambda x: (y := x + 1, y[1:], y.view(-1)),
+    "unfolded": lambda x: (x + 1).view(-1).unfold(0, 3, 1),
+    "conjugate": lambda x: torch.complex(x, x).conj(),
+    "negative view": lambda x: torch.complex(x, x).conj().imag,
+    "sparse": lambda x: x.to_sparse(),
+    "sparse rows": lambda x: x.to_sparse_csr(),
+    "parameter": lambda x: torch.nn.Parameter(x + 1),
+    "argument": lambda x: (x + 1, x),
+    "view of an argument": lambda x: x[1:],
+    "expanded argument": lambda x: x[:1].expand(3, 4),
+    "conjugate of an argument": lambda x: torch.view_as_complex(x.view(4, 2, 2)).conj(),
+    "bits of an argument": lambda x: x.view(torch.int32),
+    "detached": lambda x: x.detach(),
+    "nested": lambda x: {"a": [x + 1, (None, 3)], "b": x},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_results_of_any_layout_are_checked_and_arguments_stay(name: str):
+    """Whether they can be poisoned or not."""
+    function = RESULTS[name]
+    x = torch.randn(4, 4)
+    before = x.clone()
+    for check in (function, lambda result, x: not x.isnan().any()):
+        checker = Checker(check, function)
+        for _ in range(4):
+            assert judge(checker, function, x) == ""
+        assert torch.equal(x, before)
