@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.search_costs import load_full_tables, regrets
 from dist_tune.configs import describe
-from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import (
-    NOT_TRIED,
-    Guide,
-    Plan,
-    PriorTimes,
-    Race,
-    Report,
-    Times,
-    guide_of,
-)
+from dist_tune.search import NOT_TRIED, Guide, Plan, Race, guide_of
 from dist_tune.search.guided import ConfigSpace
+from tests.search.playing import World, entered
 
 pytestmark = pytest.mark.once
 
@@ -39,22 +30,13 @@ def grid(**values: list[Any]) -> list[str]:
     return texts
 
 
-@st.composite
-def states(draw: st.DrawFn) -> tuple[list[str], dict[int, float], set[int], set[int]]:
-    """Texts, times, failures, and untried candidates."""
-    sizes = draw(fields)
+@given(sizes=fields, n=st.integers(0, 40), data=st.data())
+def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(sizes: dict[str, int], n: int, data: Any):
+    """For every order of times, failures and untried candidates, and after any other questions to the space; and so is a spread."""
     texts = grid(**{name: [f"v{k}" if name == "mode" else 2**k for k in range(n)] for name, n in sizes.items()})
-    kinds = draw(st.lists(st.sampled_from("tfu"), min_size=len(texts), max_size=len(texts)))
-    times = {i: draw(st.floats(1e-6, 1e6)) for i, kind in enumerate(kinds) if kind == "t"}
-    return texts, times, {i for i, kind in enumerate(kinds) if kind == "f"}, {i for i, kind in enumerate(kinds) if kind == "u"}
-
-
-@given(state=states(), n=st.integers(0, 40))
-def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
-    state: tuple[list[str], dict[int, float], set[int], set[int]], n: int
-):
-    """For every order of times, failures and untried candidates, and after any other questions to the space."""
-    texts, times, failures, untried = state
+    kinds = data.draw(st.lists(st.sampled_from("tfu"), min_size=len(texts), max_size=len(texts)))
+    times = {i: data.draw(st.floats(1e-6, 1e6)) for i, kind in enumerate(kinds) if kind == "t"}
+    failures, untried = ({i for i, kind in enumerate(kinds) if kind == wanted} for wanted in "fu")
     space = ConfigSpace(texts)
     wave = space.wave(n, times, failures, untried)
     assert len(wave) == len(set(wave)) == min(n, len(untried))
@@ -62,16 +44,10 @@ def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
     mixed = random.Random(1).sample(sorted(times.items()), len(times))
     assert ConfigSpace(texts).wave(n, dict(mixed), sorted(failures, reverse=True), sorted(untried, reverse=True)) == wave
     assert space.wave(n, times, failures, untried) == wave
-
-
-@given(state=states(), n=st.integers(1, 40))
-def test_a_spread_begins_with_the_first_and_repeats_nothing(state: tuple[list[str], dict[int, float], set[int], set[int]], n: int):
-    """A longer spread begins like a shorter one."""
-    texts = state[0]
-    spread = ConfigSpace(texts).spread(n)
+    spread = ConfigSpace(texts).spread(n + 1)
     assert spread[0] == 0
-    assert len(spread) == len(set(spread)) == min(n, len(texts))
-    assert ConfigSpace(texts).spread(len(texts))[:n] == spread
+    assert len(spread) == len(set(spread)) == min(n + 1, len(texts))
+    assert space.spread(len(texts))[: n + 1] == spread
 
 
 def test_neighbours_of_the_best_come_first():
@@ -117,124 +93,69 @@ def cost_ms(text: str, best: tuple[int, int, int, int] = (128, 64, 4, 2)) -> flo
     return 0.1 * (1 + 0.2 * sum(abs(math.log2(a / b)) for a, b in zip(values, best, strict=True)))
 
 
-def entered(plan: Plan, texts: list[str], failures: Mapping[int, str] | None = None, prior: PriorTimes | None = None) -> Race:
-    """A race of one site after its first vote."""
-    guide = guide_of(plan.search, texts, prior)
-    untried = guide.untried if guide is not None else ()
-    race = Race(plan)
-    race.add("s", len(texts), {i: why for i, why in (failures or {}).items() if i not in untried}, prior, guide=guide)
-    return race
+COSTS_MS = [cost_ms(text) for text in SPACE]
 
 
-def play(
-    race: Race,
-    ms: list[float],
-    failures: Mapping[int, str] | None = None,
-    broken: Collection[int] = (),
-    elapsed_s: float = 0.0,
-    compile_s: float = 0.0,
-) -> list[list[int]]:
-    """Run the race to its end; returns the waves. ``broken`` fail at their launch."""
-    waves: list[list[int]] = []
-    n_timed: dict[int, int] = {}
-    while True:
-        while wave := race.waves().get("s"):
-            waves.append(wave)
-            elapsed_s += compile_s * len(wave)
-            race["s"].drop({i: why for i, why in (failures or {}).items() if i in wave})
-            race.join({"s": wave})
-        if not (batch := race.batch()):
-            return waves
-        failed: dict[int, CandidateFailure] = {}
-        for replay in batch:
-            trial = replay["s"]
-            elapsed_s += ms[trial.candidate] / 1e3
-            if trial.candidate in broken:
-                failed[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
-            elif trial.is_timed:
-                n_timed[trial.candidate] = n_timed.get(trial.candidate, 0) + 1
-        times = {i: Times(ms[i], ms[i], n_replays=n, n_timed=n) for i, n in n_timed.items()}
-        race.tell(len(batch), Report({"s": times}, {"s": failed}, elapsed_s=elapsed_s))
+def raced(ms: Sequence[float | str], plan: Plan, broken: Mapping[int, str] = {}, guide: Guide | None = None, **clock: float) -> World:
+    """To the end of a race of a part of the space; ``broken`` do not compile."""
+    race = entered(len(ms), plan, failures=broken, guide=guide or guide_of(plan.search, SPACE[: len(ms)]))
+    return World(race, 1, lambda rank, site, i, replay: ms[i], broken=broken, **clock).finish()
 
 
 def tried(race: Race) -> set[int]:
     return {i for i, each in enumerate(race["s"].results()) if each.left != NOT_TRIED}
 
 
-@given(data=st.data(), n=st.integers(30, 120), n_failing=st.integers(0, 120))
-def test_any_guided_search_ends_and_tries_nothing_twice(data: Any, n: int, n_failing: int):
+@given(n=st.integers(30, 120), n_failing=st.integers(0, 120), n_warmup=st.integers(0, 3), n_repeat=st.integers(1, 5), seed=st.integers())
+def test_any_guided_search_ends_and_tries_nothing_twice(n: int, n_failing: int, n_warmup: int, n_repeat: int, seed: int):
     """With candidates that do not compile and others that fail at their launch; the winner runs, and the same again gives the same."""
-    texts = SPACE[:n]
-    dice = data.draw(st.randoms(use_true_random=False))
+    dice = random.Random(seed)
     order = dice.sample(range(n), n)
-    failures = dict.fromkeys(order[: min(n_failing, n - 1)], "rank 0: no")
-    broken = set(order[len(failures) : min(n - 1, len(failures) + 5)])
-    ms = [dice.uniform(0.1, 1.0) for _ in range(n)]
-    plan = Plan(n_warmup=dice.randint(0, 3), n_repeat=dice.randint(1, 5), search="guided")
-    played = []
-    for _ in range(2):
-        race = entered(plan, texts, failures)
-        waves = play(race, ms, failures, broken)
-        played.append((waves, race["s"].best))
-        among = [i for wave in waves for i in wave]
-        first = set(Guide(texts).spread)
-        assert len(among) == len(set(among))
-        assert not first & set(among)
-        assert set(among) <= set(range(n))
-        assert first | set(among) == tried(race)
-        assert race["s"].best is not None
-        assert race["s"].best not in {*failures, *broken}
-    assert played[0] == played[1]
+    broken = dict.fromkeys(order[: min(n_failing, n - 1)], "rank 0: no")
+    failing = set(order[len(broken) : min(n - 1, len(broken) + 5)])
+    ms = ["no" if i in failing else dice.uniform(0.1, 1.0) for i in range(n)]
+    one, again = (raced(ms, Plan(n_warmup, n_repeat, "guided"), broken) for _ in range(2))
+    best, among, first = one.search["s"].best, [i for wave in one.waves for i in wave], set(Guide(SPACE[:n]).spread)
+    assert len(among) == len(set(among))
+    assert not first & set(among)
+    assert first | set(among) == tried(one.search) <= set(range(n))
+    assert best is not None
+    assert best not in {*broken, *failing}
+    assert (again.waves, again.search["s"].best) == (one.waves, best)
 
 
 def test_where_the_whole_spread_fails_the_search_goes_on_until_something_runs():
     """One candidate of 225 runs."""
     last = len(SPACE) - 2
-    failures = {i: "rank 0: too large" for i in range(len(SPACE)) if i != last}
-    race = entered(Plan(search="guided"), SPACE, failures)
-    assert race["s"].best is None
-    assert race["s"].is_barren
-    play(race, [0.1] * len(SPACE), failures)
-    assert race["s"].best == last
+    assert raced([0.1] * len(SPACE), Plan(search="guided"), {i: "no" for i in range(len(SPACE)) if i != last}).search["s"].best == last
 
 
-@pytest.mark.parametrize(("search", "n", "is_guided"), [(None, 64, False), (None, 65, True), ("guided", 25, False), ("guided", 40, True)])
-def test_many_candidates_are_searched_so_by_default(search: Any, n: int, is_guided: bool):
-    """More than 64; on demand wherever that tries fewer than all. Racing and exhaustive search try all of any number."""
-    assert (guide_of(search, SPACE[:n]) is not None) == is_guided
-    assert (guide_of(search, SPACE[:n], n_threads=2) is not None) == is_guided
-    assert guide_of("racing", SPACE) is None
-    assert guide_of("exhaustive", SPACE) is None
+def test_many_candidates_are_searched_so_by_default():
+    """More than 64, where threads are not so many that waves would wait longer for their slowest compilations than all of them together.
 
-
-def test_where_threads_are_many_all_candidates_race_by_default():
-    """225 candidates: waves would wait longer for their slowest compilations than 32 threads for all of them."""
-    assert guide_of(None, SPACE, n_threads=32) is None
-    assert guide_of(None, SPACE, n_threads=16) is not None
-    assert guide_of("guided", SPACE, n_threads=32) is not None
+    On demand wherever that tries fewer than all. Racing and exhaustive search try all of any number.
+    """
+    numbers: list[tuple[Any, int, int]] = [(None, 64, 0), (None, 64, 2), (None, 225, 32), ("guided", 25, 0), ("guided", 25, 2)]
+    numbers += [("racing", 225, 0), ("exhaustive", 225, 0)]
+    assert [each for each in numbers if guide_of(each[0], SPACE[: each[1]], n_threads=each[2]) is not None] == []
+    guided: list[tuple[Any, int, int]] = [(None, 65, 0), (None, 65, 2), (None, 225, 16), ("guided", 40, 2), ("guided", 225, 32)]
+    assert [each for each in guided if guide_of(each[0], SPACE[: each[1]], n_threads=each[2]) is None] == []
 
 
 def test_the_budget_ends_a_guided_search():
-    """Compiling takes 10 ms a candidate and the budget is 0.3 s: one wave is compiled, and the best of what was timed wins."""
-    ms = [cost_ms(text) for text in SPACE]
-    race = entered(Plan(search="guided", budget_s=0.15), SPACE)
-    waves = play(race, ms, compile_s=0.01)
-    assert len(waves) == 1
-    timed = {i: each.times for i, each in enumerate(race["s"].results()) if each.times is not None}
-    assert race["s"].best == min(timed, key=lambda i: (ms[i], i))
+    """Compiling takes 10 ms a candidate and the budget is 0.15 s: one wave is compiled, and the best of what was timed wins."""
+    world = raced(COSTS_MS, Plan(search="guided", budget_s=0.15), began_s=0.0, compile_s=0.01)
+    assert len(world.waves) == 1
+    timed = {i: each.times for i, each in enumerate(world.search["s"].results()) if each.times is not None}
+    assert world.search["s"].best == min(timed, key=lambda i: (COSTS_MS[i], i))
 
 
 @pytest.mark.parametrize("n_tried", [3, 40, 225])
 def test_a_script_says_how_many_are_tried(n_tried: int):
     """Exactly so many, however good they are; few at a time, as the model learns from each wave."""
-    ms = [cost_ms(text) for text in SPACE]
-    race = Race(Plan(search="guided", n_tried=n_tried))
-    guide = guide_of("guided", SPACE, n_tried=n_tried)
-    assert guide is not None
-    race.add("s", len(SPACE), {}, guide=guide)
-    waves = play(race, ms)
-    assert len(tried(race)) == n_tried
-    assert max(map(len, waves)) <= 8
+    world = raced(COSTS_MS, Plan(search="guided", n_tried=n_tried), guide=guide_of("guided", SPACE, n_tried=n_tried))
+    assert len(tried(world.search)) == n_tried
+    assert max(map(len, world.waves)) <= 8
 
 
 @pytest.mark.parametrize("start", [0.0, 0.25, 1.0])
@@ -242,12 +163,10 @@ def test_a_sweep_tries_all_in_waves_from_its_place_on(start: float):
     """In a circle, so that ranks that start apart find what others have compiled."""
     guide = guide_of("racing", SPACE, start=start)
     assert guide is not None
-    race = Race(Plan(start=start))
-    race.add("s", len(SPACE), {}, guide=guide)
-    order = [*guide.spread, *(i for wave in play(race, [cost_ms(text) for text in SPACE]) for i in wave)]
+    world = raced(COSTS_MS, Plan(start=start), guide=guide)
     first = round(start * len(SPACE))
-    assert order == [*range(first, len(SPACE)), *range(first)]
-    assert race["s"].best == min(range(len(SPACE)), key=lambda i: cost_ms(SPACE[i]))
+    assert [*guide.spread, *(i for wave in world.waves for i in wave)] == [*range(first, len(SPACE)), *range(first)]
+    assert world.search["s"].best == min(range(len(SPACE)), key=COSTS_MS.__getitem__)
 
 
 def test_guided_search_comes_near_the_best_of_a_recorded_space_with_a_twentieth_of_it():

@@ -5,39 +5,71 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search import (
-    Plan,
-    PriorTimes,
-    Race,
-    Report,
-)
-from tests.search.playing import Take, World, searching, table
+from dist_tune.search import Plan, PriorTimes, Race, Report, SearchName, Times
+from dist_tune.search.selection import RacingOptions
+from tests.search.playing import Take, World, entered
 
 pytestmark = pytest.mark.once
 
-few = st.sampled_from([0.25, 1.0, 1.5, 4.0])  # a handful, so that ties happen
+TIE = RacingOptions().tie
 
-any_time = st.one_of(*[few] * 6, st.sampled_from([math.nan, math.inf, 0.0]), st.just("broke"))
+a_few = st.sampled_from([0.25, 1.0, 1.001, 1.1, 1.5, 4.0])  # so that ties happen
+fair = st.one_of(*[a_few] * 8, st.just("broke"))
+any_time = st.one_of(*[st.sampled_from([0.25, 1.0, 1.5, 4.0])] * 6, st.sampled_from([math.nan, math.inf, 0.0]), st.just("broke"))
+sizes = st.lists(st.one_of(st.integers(1, 4), st.integers(5, 30)), min_size=1, max_size=3)
+racing: Any = st.sampled_from(["racing", "racing", "exhaustive"])
+plans = st.builds(Plan, st.integers(0, 2), st.integers(1, 5), racing, objective=st.sampled_from(["closure", "kernel"]))
+
+
+class Game(NamedTuple):
+    plan: Plan
+    sites: dict[str, int]
+    """Site -> candidates."""
+    failures: dict[str, dict[int, str]]
+    """Before the race."""
+    prior: dict[str, PriorTimes]
+    """These times have nothing to do with the ones that are taken."""
+    n_ranks: int
+    take: Take
+
+    def race(self) -> Race:
+        race = Race(self.plan)
+        for site, n_candidates in self.sites.items():
+            race.add(site, n_candidates, self.failures[site], self.prior[site])
+        return race
+
+    def shuffled(self, dice: Any) -> Game:
+        """The same, in another order."""
+        prior = {s: PriorTimes(shuffled(dice, each.times), each.winner) for s, each in self.prior.items()}
+        return self._replace(
+            sites=shuffled(dice, self.sites), failures={s: shuffled(dice, f) for s, f in self.failures.items()}, prior=prior
+        )
+
+
+def shuffled(dice: Any, entries: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(dice.sample(list(entries.items()), len(entries)))
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Race, dict[str, int], dict[str, dict[int, str]], int, Take]:
-    plan, n_ranks = table(draw(st.integers(0, 2)), draw(st.integers(1, 3))), draw(st.integers(1, 3))
-    sites = {f"s{i}": n for i, n in enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))}
+def games(draw: st.DrawFn, times: Any, plans: Any = plans, *, has_prior: bool = False, has_strangers: bool = False) -> Game:
+    n_ranks, sites = draw(st.integers(1, 3)), {f"s{i}": n for i, n in enumerate(draw(sizes))}
     failures = {site: dict.fromkeys(draw(st.sets(st.integers(0, n - 1), max_size=2)), "rank 0: no") for site, n in sites.items()}
-    strangers = draw(st.sets(st.tuples(st.integers(0, n_ranks - 1), st.sampled_from(sorted(sites)))))
-    pool = draw(st.lists(any_time, min_size=1, max_size=60))
+    known = {site: draw(st.dictionaries(st.integers(0, n - 1), a_few)) if has_prior else {} for site, n in sites.items()}
+    winners = {site: draw(st.none() | st.integers(0, n - 1)) if has_prior else None for site, n in sites.items()}
+    prior = {site: PriorTimes({i: Times(ms, ms + 1.0) for i, ms in known[site].items()}, winners[site]) for site in sites}
+    strangers = draw(st.sets(st.tuples(st.integers(0, n_ranks - 1), st.sampled_from(sorted(sites))))) if has_strangers else ()
+    pool = draw(st.lists(times, min_size=1, max_size=60))
 
-    def take(rank: int, site: str, i: int, replay: int) -> float | str | None:
+    def take(rank: int, site: str, i: int, replay: int) -> Any:
         return None if (rank, site) in strangers else pool[(rank * 7 + int(site[1:]) * 5 + i * 3 + replay) % len(pool)]
 
-    return searching(plan, sites, failures), sites, failures, n_ranks, take
+    return Game(draw(plans), sites, failures, prior, n_ranks, take)
 
 
 def expected(n: int, failed: set[int], ranks: Mapping[int, Mapping[int, list[float]]]) -> int | None:
@@ -49,132 +81,109 @@ def expected(n: int, failed: set[int], ranks: Mapping[int, Mapping[int, list[flo
     return min(reduced)[1] if reduced else min(alive, default=None)
 
 
-@given(worlds())
-def test_any_table_ends_with_the_least_agreed_time(world: tuple[Any, ...]):
+tables = st.builds(Plan, st.integers(0, 2), st.integers(1, 3), st.just("exhaustive"), st.just("kernel"))
+
+
+@given(games(any_time, tables, has_strangers=True))
+def test_any_table_ends_with_the_least_agreed_time(game: Game):
     """Whatever fails or is not met, the search ends in time, and the winner is the argmin of the MAX of medians."""
-    search, sites, failures, n_ranks, take = world
-    run = World(search, n_ranks, take).finish(at_most=6 * sum(sites.values()) * (2 + 3))
-    for site, n in sites.items():
-        failed = set(failures[site]) | {i for each in run.failures.get(site, {}).values() for i in each}
+    search = game.race()
+    run = World(search, game.n_ranks, game.take).finish(at_most=6 * sum(game.sites.values()) * (2 + 3))
+    for site, n in game.sites.items():
+        failed = set(game.failures[site]) | {i for each in run.failures.get(site, {}).values() for i in each}
         assert search[site].best == expected(n, failed, run.samples.get(site, {}))
 
 
-good = st.sampled_from([0.25, 1.0, 1.001, 1.1, 1.5, 4.0])  # a handful, so that ties happen
-
-fair = st.one_of(*[good] * 8, st.just("broke"))
-
-sizes = st.lists(st.one_of(st.integers(1, 4), st.integers(5, 30)), min_size=1, max_size=3)
-
-plans = st.builds(Plan, st.integers(0, 2), st.integers(1, 5), objective=st.sampled_from(["closure", "kernel"]))
-
-
-@st.composite
-def races(draw: st.DrawFn, times: Any) -> tuple[Plan, dict[str, int], dict[str, dict[int, str]], int, Take]:
-    plan, n_ranks = draw(plans), draw(st.integers(1, 3))
-    sites = {f"s{i}": n for i, n in enumerate(draw(sizes))}
-    failures = {site: dict.fromkeys(draw(st.sets(st.integers(0, n - 1), max_size=2)), "rank 0: no") for site, n in sites.items()}
-    pool = draw(st.lists(times, min_size=1, max_size=40))
-
-    def take(rank: int, site: str, i: int, replay: int) -> float | str | None:
-        ms: float | str | None = pool[(rank * 7 + int(site[1:]) * 5 + i * 3 + replay) % len(pool)]
-        return ms
-
-    return plan, sites, failures, n_ranks, take
-
-
-@given(races(fair))
-def test_any_race_ends_within_its_bound(race: tuple[Any, ...]):
+@given(games(fair))
+def test_any_race_ends_within_its_bound(game: Game):
     """All that can be timed are, failures are never asked for again, and who wins has failed nowhere."""
-    plan, sites, failures, n_ranks, take = race
-    search = searching(plan, sites, failures)
-    bound, world = search.bound, World(search, n_ranks, take)
-    n_before = 0
+    search = game.race()
+    bound, world = search.bound, World(search, game.n_ranks, game.take)
     while world.batch():
-        for site in sites:
-            known = {i for i, s in enumerate(search[site].results()) if s.failure}
-            later = search.batch()
-            assert not known & {replay[site].candidate for replay in later if site in replay}
-        assert (n_before := len(world.replays)) <= bound
-    for site, n in sites.items():
-        results = search[site].results()
-        assert all(s.times or s.failure for s in results) or n - len(failures[site]) < 2
-        best = search[site].best
-        assert results[best].failure is None if best is not None else all(s.failure for s in results)
-    assert n_before <= bound
+        for site in game.sites:
+            known = {i for i, each in enumerate(search[site].results()) if each.failure}
+            assert not known & {replay[site].candidate for replay in search.batch() if site in replay}
+        assert len(world.replays) <= bound
+    for site, n in game.sites.items():
+        results, best = search[site].results(), search[site].best
+        assert all(each.times or each.failure for each in results) or n - len(game.failures[site]) < 2
+        assert results[best].failure is None if best is not None else all(each.failure for each in results)
 
 
-@given(races(st.one_of(fair, st.none())))
-def test_a_race_with_gaps_ends(race: tuple[Any, ...]):
-    """Sites that are met now and then, differently on each rank, get overtime, and not for ever."""
-    plan, sites, failures, n_ranks, take = race
-    search = searching(plan, sites, failures)
-    World(search, n_ranks, take).finish(at_most=6 * 9 * len(sites) * search.bound)
-    assert all((search[site].best is None) == all(s.failure for s in search[site].results()) for site in sites)
+@given(games(st.one_of(fair, st.none()), has_prior=True), st.randoms(use_true_random=False))
+def test_equal_tallies_give_equal_races(game: Game, dice: Any):
+    """Sites and candidates may come in another order on another rank: same replays, same winners, same reasons.
 
-
-@given(races(st.one_of(fair, st.none())), st.randoms(use_true_random=False))
-def test_equal_tallies_give_equal_races(race: tuple[Any, ...], dice: Any):
-    """Sites and candidates may come in another order on another rank: same replays, same winners, same reasons."""
-    plan, sites, failures, n_ranks, take = race
-
-    def shuffled(entries: dict[Any, Any]) -> dict[Any, Any]:
-        return dict(dice.sample(list(entries.items()), len(entries)))
-
-    search, other = searching(plan, sites, failures), searching(plan, shuffled(sites), {s: shuffled(f) for s, f in failures.items()})
-    world = World(search, n_ranks, take)
+    With sites that are met now and then, differently on each rank, which get overtime, and not for ever; whatever is known before.
+    """
+    search, other = game.race(), game.shuffled(dice).race()
+    world, at_most = World(search, game.n_ranks, game.take), 60 * sum(game.sites.values()) + 100
     while batch := other.batch():
         assert batch == search.batch()
+        assert len(world.replays) <= at_most
         world.batch()
         told = world.reduced()
-        other.tell(
-            len(batch),
-            Report({s: shuffled(t) for s, t in shuffled(told.times).items()}, {s: shuffled(f) for s, f in told.failures.items()}),
-        )
+        failures = {site: shuffled(dice, each) for site, each in told.failures.items()}
+        other.tell(len(batch), Report({site: shuffled(dice, each) for site, each in shuffled(dice, told.times).items()}, failures))
     assert search.batch() == []
-    for site in sites:
-        assert (other[site].best, other[site].selection) == (search[site].best, search[site].selection)
-        assert other[site].results() == search[site].results()
+    for site in game.sites:
+        best, results = search[site].best, search[site].results()
+        assert results[best].failure is None if best is not None else all(each.failure for each in results)
+        assert (other[site].best, other[site].selection) == (best, search[site].selection)
+        assert other[site].results() == results
 
 
-def race_of(suspects: dict[str, list[int]], n_candidates: dict[str, int], plan: Plan) -> World:
-    race = Race(plan)
-    for site, n in n_candidates.items():
-        race.add(site, n, {}, PriorTimes(suspects=suspects.get(site, [])))
-    return World(race, 2, lambda rank, site, i, k: 1.0 + i / 8)
-
-
-def batches(world: World) -> list[list[Any]]:
-    """The batches of a whole search."""
-    found = []
-    while n := world.batch():
-        found.append(world.replays[-n:])
-    return found
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.booleans()), min_size=1, max_size=40), st.floats(0.5, 2.0), plans)
+def test_known_times_cost_no_quality(table: list[tuple[float, bool]], drift: float, plan: Plan):
+    """Whatever is known, and however slow the device is today: the winner is as fast as the fastest, but for a tie."""
+    times, known = [ms for ms, _ in table], {i: ms for i, (ms, is_known) in enumerate(table) if is_known}
+    winner = min(known, key=lambda i: (known[i], i), default=None)
+    search = entered(len(times), plan, prior=PriorTimes({i: Times(ms, ms + 1.0, n_replays=10) for i, ms in known.items()}, winner))
+    bound, world = search.bound, World(search, 2, lambda rank, site, i, replay: times[i] * drift).finish()
+    best = search["s"].best
+    assert best is not None
+    assert times[best] <= min(times) * (1 + 2 * TIE)
+    assert not {trial.candidate for trial in world.trials() if trial} & (known.keys() - {winner})
+    assert len(world.replays) <= bound
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.sets(st.integers(0, 8))), min_size=1, max_size=4),
-    st.integers(0, 3),
-    st.integers(1, 4),
-    st.sampled_from(["racing", "exhaustive"]),
+    st.builds(Plan, st.integers(0, 3), st.integers(1, 4), racing),
 )
-def test_suspects_of_several_sites_never_share_a_replay(sites: list[tuple[int, set[int]]], n_warmup: int, n_repeat: int, search: Any):
+def test_suspects_of_several_sites_never_share_a_replay(sites: list[tuple[int, set[int]]], plan: Plan):
     """The other sites run a candidate that is timed already, if they have one that is no suspect; and each suspect has its turn."""
     n_candidates = {f"s{k}": n for k, (n, _) in enumerate(sites)}
     suspects = {f"s{k}": sorted(i for i in found if i < n) for k, (n, found) in enumerate(sites)}
-    world = race_of(suspects, n_candidates, Plan(n_warmup, n_repeat, search=search))
-    timed = {site: set[int]() for site in n_candidates}
-    for batch in batches(world):
-        doubtful = {(s, t.candidate) for each in batch for s, t in each.items() if t.is_timed and t.candidate in {*suspects[s]} - timed[s]}
+    race = Race(plan)
+    for site, n in n_candidates.items():
+        race.add(site, n, {}, PriorTimes(suspects=suspects[site]))
+    world, timed = World(race, 2, lambda rank, site, i, k: 1.0 + i / 8), {site: set[int]() for site in n_candidates}
+    while n_replays := world.batch():
+        batch = [(number, site, trial) for number, each in enumerate(world.replays[-n_replays:]) for site, trial in each.items()]
+        doubtful = {(s, t.candidate) for _, s, t in batch if t.is_timed and t.candidate in {*suspects[s]} - timed[s]}
         assert len(doubtful) <= 1
         if doubtful:
-            assert len(batch) == 1
-            for site, trial in batch[0].items():
+            assert n_replays == 1
+            for _, site, trial in batch:
                 assert not trial.is_timed or (site, trial.candidate) in doubtful or n_candidates[site] == len(suspects[site])
-        for replay in batch:
-            for site, trial in replay.items():
-                if trial.is_timed:
-                    timed[site].add(trial.candidate)
+        for _, site, trial in batch:
+            if trial.is_timed:
+                timed[site].add(trial.candidate)
     for site, n in n_candidates.items():
         if n > 1:
             assert set(suspects[site]) <= timed[site]
-            assert world.search[site].best == 0
+            assert race[site].best == 0
+
+
+@given(st.lists(st.floats(1.0, 3e3), min_size=1, max_size=25), st.floats(0.1, 60.0), racing, st.integers(0, 3), st.integers(1, 5))
+def test_any_search_overruns_its_budget_by_little(times_ms: list[float], budget_s: float, name: SearchName, n_warmup: int, n_repeat: int):
+    """By no more than two of the longest replays and the second that a batch lasts; and what wins was measured."""
+    search = entered(len(times_ms), Plan(n_warmup, n_repeat, name, budget_s=budget_s))
+    world = World(search, 1, lambda rank, site, i, replay: times_ms[i], began_s=0.0).finish()
+    # A batch is planned by the replays before it: each of its own may be as long as the longest of all.
+    longest_s = max(times_ms) / 1e3
+    assert world.elapsed_s <= budget_s + 2 * longest_s + longest_s * min(1.0, budget_s) / (min(times_ms) / 1e3)
+    best = search["s"].best
+    assert best is not None
+    assert search["s"].results()[best].times is not None or len(times_ms) == 1

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.search import (
-    Objective,
-    Times,
-)
+from dist_tune.search import Objective, Times
 from dist_tune.search.selection import RacingOptions, clock_error_ms, kept, select
 
 pytestmark = pytest.mark.once
@@ -25,31 +22,36 @@ def of(*times: tuple[float, float], spread_ms: float = 0.0, rest_spread_ms: floa
 
 
 ms = st.sampled_from([0.5, 1.0, 1.001, 1.1, 1.4, 2.0, 9.0])  # a handful, so that ties happen
-
-times = st.builds(Times, ms, ms, st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([0.0, 0.01, 0.2]), st.integers(1, 9), st.integers(1, 3))
-
-tables = st.dictionaries(st.integers(0, 30), times, min_size=1, max_size=12)
-
+spreads = st.sampled_from([0.0, 0.01, 0.2])
+measured = st.tuples(ms, ms, spreads, spreads, st.integers(1, 9), st.integers(1, 3)).map(lambda each: Times(*each))
+tables = st.dictionaries(st.integers(0, 30), measured, min_size=1, max_size=12)
 objectives: Any = st.sampled_from(["closure", "kernel"])
 
 
-def test_the_hopeless_leave_and_the_best_stay():
-    """Slower than the best by more than the margin, by both clocks."""
-    assert kept(of((1.0, 2.0), (1.2, 2.2), (1.3, 2.3), (1.6, 2.6)), 9, 0.25, "closure") == [0, 1]
+@pytest.mark.parametrize(
+    ("times", "quota", "margin", "objective", "error_ms", "staying"),
+    [
+        (of((1.0, 2.0), (1.2, 2.2), (1.3, 2.3), (1.6, 2.6)), 9, 0.25, "closure", 0.0, [0, 1]),  # others are slow by both clocks
+        (of((1.0, 3.0), (1.5, 2.0), (1.5, 3.0)), 9, 0.25, "closure", 0.0, [0, 1]),  # one clock is enough to stay
+        (of((1.0, 3.0), (1.5, 2.0), (1.5, 3.0)), 9, 0.25, "kernel", 0.0, [0]),
+        (of((0.005, 0.1), (0.0052, 0.1), (0.0053, 0.1), (0.006, 0.1)), 1, 0.5, "closure", 0.0, [0]),
+        (of((0.005, 0.1), (0.0052, 0.1), (0.0053, 0.1), (0.006, 0.1)), 1, 0.5, "closure", 0.0002, [0, 1, 2]),
+    ],
+)
+def test_the_hopeless_leave_and_the_best_stay(
+    times: dict[int, Times], quota: int, margin: float, objective: Objective, error_ms: float, staying: list[int]
+):
+    """Slower than the best by more than the margin, by both clocks; beyond the quota those stay that the clock cannot tell apart."""
+    assert kept(times, quota, margin, objective, error_ms=error_ms) == staying
 
 
-def test_one_clock_is_enough_to_stay():
-    """A slow kernel whose closure is fast, and a fast one whose closure is slow; with objective="kernel" the second only."""
-    times = of((1.0, 3.0), (1.5, 2.0), (1.5, 3.0))
-    assert kept(times, 9, 0.25, "closure") == [0, 1]
-    assert kept(times, 9, 0.25, "kernel") == [0]
-
-
-def test_those_stay_that_the_clock_cannot_tell_from_the_best():
-    """Beyond the quota: 0.3 us slower with an error of 0.2 us is as good, 1 us is not."""
-    times = of((0.005, 0.1), (0.0052, 0.1), (0.0053, 0.1), (0.006, 0.1))
-    assert kept(times, 1, 0.5, "closure") == [0]
-    assert kept(times, 1, 0.5, "closure", error_ms=0.0002) == [0, 1, 2]
+@given(tables, st.integers(1, 8), st.sampled_from([0.1, 0.5]), objectives)
+def test_the_fastest_kernel_always_stays(table: dict[int, Times], quota: int, margin: float, objective: Objective):
+    """As many stay as may, at most; in order of index, whatever order they come in."""
+    staying = kept(table, quota, margin, objective)
+    assert min(table, key=lambda i: (table[i].launches_ms, i)) in staying
+    assert 1 <= len(staying) <= quota
+    assert staying == sorted(set(staying)) == kept(dict(reversed(table.items())), quota, margin, objective)
 
 
 def test_the_clocks_error_is_half_a_microsecond_until_repeats_have_shown_it():
@@ -62,27 +64,18 @@ def test_the_clocks_error_is_half_a_microsecond_until_repeats_have_shown_it():
     assert clock_error_ms(often, options) == 0.0005 * 4  # of the sum of sixteen readings
 
 
-def test_with_more_noise_than_a_tie_the_best_wins_and_not_the_first():
-    """Of those that may be as good: a lower index is no better guess, and would be a worse one at every site of a step."""
-    quiet, noisy = ({i: each._replace(spread_ms=ms) for i, each in of((1.003, 2.0), (1.0, 2.0)).items()} for ms in (0.0, 0.05))
-    assert select(quiet, "kernel", TIE).winner == 0
-    assert select(noisy, "kernel", TIE).winner == 1
-
-
-@given(tables, st.integers(1, 8), st.sampled_from([0.1, 0.5]), objectives)
-def test_the_fastest_kernel_always_stays(table: dict[int, Times], quota: int, margin: float, objective: Objective):
-    """As many stay as may, at most; in order of index, whatever order they come in."""
-    staying = kept(table, quota, margin, objective)
-    assert min(table, key=lambda i: (table[i].launches_ms, i)) in staying
-    assert 1 <= len(staying) <= quota
-    assert staying == sorted(set(staying)) == kept(dict(reversed(table.items())), quota, margin, objective)
-
-
-def test_a_tie_goes_to_the_lower_index():
-    """Half a percent is a tie; the one behind it may still be the faster kernel by more than that, and then it wins."""
-    assert select(of((1.004, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 0
-    assert select(of((1.006, 2.0), (1.0, 2.0)), "kernel", TIE).winner == 1
-    assert select(of((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), "closure", TIE).winner == 0
+@pytest.mark.parametrize(
+    ("times", "objective", "winner"),
+    [
+        (of((1.004, 2.0), (1.0, 2.0)), "kernel", 0),  # half a percent is a tie
+        (of((1.006, 2.0), (1.0, 2.0)), "kernel", 1),
+        (of((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), "closure", 0),
+        (of((1.003, 2.0), (1.0, 2.0)), "kernel", 0),
+        (of((1.003, 2.0), (1.0, 2.0), spread_ms=0.05), "kernel", 1),  # with more noise than a tie a lower index is no better guess
+    ],
+)
+def test_a_tie_goes_to_the_lower_index(times: dict[int, Times], objective: Objective, winner: int):
+    assert select(times, objective, TIE).winner == winner
 
 
 def test_the_closure_decides_where_it_is_clear():
@@ -91,8 +84,7 @@ def test_the_closure_decides_where_it_is_clear():
     selection = select(times, "closure", TIE)
     assert (selection.winner, selection.worse, selection.is_clear) == (1, frozenset({2}), False)
     assert selection.closure_weight > 0.95
-    assert select(times, "kernel", TIE).winner == 0
-    assert select(times, "kernel", TIE).closure_weight == 0.0
+    assert (select(times, "kernel", TIE).winner, select(times, "kernel", TIE).closure_weight) == (0, 0.0)
 
 
 def test_more_noise_leaves_it_open():
@@ -107,8 +99,7 @@ def test_a_verdict_is_the_same_in_any_order(table: dict[int, Times], objective: 
     """The winner is a contender, not among the worse, and no slower by both clocks than another beyond tie and noise."""
     selection = select(table, objective, TIE)
     assert selection == select(dict(reversed(table.items())), objective, TIE)
-    assert selection.winner in table
-    assert selection.winner not in selection.worse
+    assert selection.winner in table.keys() - selection.worse
     assert 0.0 <= selection.closure_weight <= 1.0
 
 

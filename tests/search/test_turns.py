@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import (
-    Guide,
-    Plan,
-    PriorTimes,
-    Race,
-    Replay,
-    Report,
-    Samples,
-    reduce_reports,
-)
+from dist_tune.search import Guide, Plan, PriorTimes, Race, Replay, Report, Samples, reduce_reports
 from tests.search.playing import searching
 
 pytestmark = pytest.mark.once
@@ -48,11 +39,8 @@ class NestedWorld:
         self.search, self.step, self.samples, self.beside = search, step, Samples(), {"way", *beside}
         self.fails_at, self.failures = fails_at or {}, dict[str, dict[int, CandidateFailure]]()
         self.replays: list[Replay] = []
-        self._noise = random.Random(seed)
-        self._in_finals = False
         self.elapsed_s = 0.0
-        self.finals: list[int] = []
-        """Numbers of their replays."""
+        self._noise = random.Random(seed)
 
     def replay(self, schedule: Replay, *, is_race: bool) -> None:
         number = len(self.replays)
@@ -78,6 +66,7 @@ class NestedWorld:
 
     def finish(self, at_most: int = 1500) -> NestedWorld:
         """Warm up the function, then replay until the search asks for nothing more."""
+        in_finals = False
         for schedule in self.search.warm_up({"way": 1}):
             self.replay(schedule, is_race=False)
         self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
@@ -86,13 +75,11 @@ class NestedWorld:
             assert len(self.replays) <= at_most, f"no end after {at_most} replays"
             while self.search.begun_anew:
                 self.samples.forget(self.search.begun_anew.pop())
-            if self.search.is_final != self._in_finals:
+            if self.search.is_final != in_finals:
                 self.samples.restart()
-                self._in_finals = self.search.is_final
+                in_finals = self.search.is_final
             for schedule in batch:
-                if self._in_finals:
-                    self.finals.append(len(self.replays))
-                self.replay(schedule, is_race=not self._in_finals)
+                self.replay(schedule, is_race=not in_finals)
             report = self.samples.report(self.failures, batch, self.search.kernel_times_ms())
             self.search.tell(len(batch), reduce_reports({0: replace(report, elapsed_s=self.elapsed_s)}))
         return self
@@ -104,11 +91,11 @@ class NestedWorld:
 
     @property
     def chosen(self) -> dict[str, int]:
-        return {site: self.search[site].best or 0 for site in self.sites}
+        return {site: self.search[site].best or 0 for site in sorted({site for replay in self.replays for site in replay})}
 
-    @property
-    def sites(self) -> list[str]:
-        return sorted({site for replay in self.replays for site in replay})
+    def timed(self, site: str) -> list[Replay]:
+        """Replays that time it."""
+        return [replay for replay in self.replays if site in replay and replay[site].is_timed]
 
 
 def moe(seed: int) -> Step:
@@ -130,13 +117,13 @@ def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int
     """All of a race's times of the product are of the same way, and all of the ways' are of one product: so they can be compared."""
     step = moe(seed)
     world = NestedWorld(searching(Plan(3, 5), {"way": 9, "product": 36}), step, seed).finish()
-    race = [replay for replay in world.replays if replay["product"].is_timed and not replay["way"].is_timed]
-    assert {replay["product"].candidate for replay in race} == set(range(36))
-    assert not [replay for replay in world.replays if replay["product"].is_timed and replay["way"].is_timed]
-    finals = [world.replays[k] for k in world.finals]
-    assert world.chosen["way"] in {each["way"].candidate for each in finals if each["product"].is_timed}
-    first = next(k for k, each in enumerate(world.replays) if each["way"].is_timed)
-    assert any(k < first for k in world.finals)  # the ways race beside a product that has won
+    product, first = world.timed("product"), world.replays.index(world.timed("way")[0])
+    before = [replay for replay in world.replays[:first] if replay["product"].is_timed]
+    assert {replay["product"].candidate for replay in before} == set(range(36))
+    assert len({replay["way"].candidate for replay in before}) == 1
+    assert len({replay["product"].candidate for replay in world.timed("way")}) == 1
+    assert not [replay for replay in product if replay["way"].is_timed]
+    assert product[-1]["way"].candidate == world.chosen["way"]
     ms = {way: step({"way": way, "product": world.chosen["product"]})["way"] for way in range(9)}
     chosen_ms = step(world.chosen)["way"]
     assert chosen_ms <= 1.02 * min(step({"way": world.chosen["way"], "product": i})["way"] for i in range(36))
@@ -147,21 +134,35 @@ def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:
     """Each of four ways has a kernel of its own; the last way is the fastest once its kernel is tuned, and the slowest before."""
     way = chosen["way"]
     kernel = f"kernel {way}"
-    config = chosen.get(kernel, 0)
-    kernel_ms = 0.1 + 0.01 * abs(config - 7) * (1 + 2 * way) - 0.01 * way
+    kernel_ms = 0.1 + 0.01 * abs(chosen.get(kernel, 0) - 7) * (1 + 2 * way) - 0.01 * way
     return {kernel: kernel_ms, "way": kernel_ms + 0.02}
 
 
-def test_ways_are_compared_with_their_kernels_tuned():
-    """Each way's own kernel is raced before the ways are, so that the way wins which is the fastest with its best config."""
-    sites = {"way": 4} | {f"kernel {way}": 10 for way in range(4)}
-    world = NestedWorld(searching(Plan(3, 5), sites), own_kernels).finish()
+class All(Guide):
+    """Asks for all that were not tried."""
+
+    def wave(self, times_ms: Any, failures: Any, untried: Any, *, n_tried: int, is_barren: bool) -> list[int]:
+        return sorted(untried)
+
+
+@pytest.mark.parametrize("is_guided", [False, True])
+def test_ways_are_compared_with_their_kernels_tuned(is_guided: bool):
+    """Each way's own kernel is raced before the ways are, so that the way wins which is the fastest with its best config.
+
+    A guided kernel of which nothing runs yet asks for more before its turn: that would begin with nothing to run, and end the search.
+    """
+    race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in range(3 if is_guided else 4)})
+    if is_guided:
+        guide = All([f"size={i}" for i in range(10)])
+        guide.untried = set(range(1, 10))
+        race.add("kernel 3", 10, {0: "rank 0: no"}, guide=guide)
+    world = NestedWorld(race, own_kernels).finish()
     assert world.chosen["way"] == 3
     assert world.chosen["kernel 3"] == 7
 
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
-def test_the_product_is_raced_again_beside_the_way_that_won(search: str):
+def test_the_product_is_raced_again_beside_the_way_that_won(search: Any):
     """Config 3, which has left the finals beside the way that it raced with, is the fastest beside the one that is chosen."""
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
@@ -169,9 +170,8 @@ def test_the_product_is_raced_again_beside_the_way_that_won(search: str):
         product_ms = 0.2 + 0.015 * (config != (3 if way == 2 else 1)) + 0.3 * (config > 3)
         return {"product": product_ms, "way": product_ms + (0.2 if way == 2 and config == 0 else 0.01 if way == 2 else 0.1)}
 
-    world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()  # type: ignore[arg-type]
-    first = next(each for each in world.replays if each["product"].is_timed)
-    assert first["way"].candidate != 2
+    world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()
+    assert world.timed("product")[0]["way"].candidate != 2
     assert world.chosen == {"way": 2, "product": 3}
 
 
@@ -183,10 +183,10 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
         return {"product": product_ms, "way": product_ms + 0.01}
 
     world = NestedWorld(searching(Plan(0, 5), {"way": 3, "product": 20}), step, fails_at={("way", 0): 15}).finish()
-    assert {each["way"].candidate for each in world.replays if each["product"].is_timed} >= {0, 1}
+    timed = {(each["way"].candidate, each["product"].candidate) for each in world.timed("product")}
+    assert {way for way, _ in timed} >= {0, 1}
+    assert {product for way, product in timed if way == 1} == set(range(20))
     assert world.chosen["product"] == 19
-    beside = [each["product"].candidate for each in world.replays if each["product"].is_timed and each["way"].candidate == 1]
-    assert set(beside) == set(range(20))
     assert all(each.times.kernel_ms > 0.29 for each in world.search["product"].results() if each.times is not None)
 
 
@@ -200,8 +200,7 @@ def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
         product_ms = 0.1 + 0.01 * abs(5 - chosen["product"])
         return {"way": 0.1 + product_ms, "product": product_ms}
 
-    world = NestedWorld(race, step, beside={"product"}).finish()
-    assert world.chosen["product"] == 5
+    assert NestedWorld(race, step, beside={"product"}).finish().chosen["product"] == 5
 
 
 def test_what_is_inside_races_beside_no_suspect():
@@ -214,43 +213,20 @@ def test_what_is_inside_races_beside_no_suspect():
 
 def test_functions_within_functions_take_turns_from_the_inside_out():
     """The innermost is raced first, the outermost last."""
-    race = searching(Plan(1, 3), {"way": 3, "inner": 4, "product": 5})
-    turns: list[str] = []
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         product_ms = 0.1 + 0.02 * chosen["product"]
         inner_ms = product_ms + 0.03 * chosen["inner"]
         return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
 
-    world = NestedWorld(race, step)
+    world = NestedWorld(searching(Plan(1, 3), {"way": 3, "inner": 4, "product": 5}), step)
     for way in range(3):
         world.samples.nest("inner", way, "product")
     world.finish()
-    for replay in world.replays:
-        timed = [site for site, trial in replay.items() if trial.is_timed]
-        assert len(timed) <= 1
-        if timed and timed[0] not in turns:
-            turns.append(timed[0])
-    assert turns == ["product", "inner", "way"]
+    timed = [[site for site, trial in replay.items() if trial.is_timed] for replay in world.replays]
+    assert all(len(each) <= 1 for each in timed)
+    assert [*dict.fromkeys(site for each in timed for site in each)] == ["product", "inner", "way"]
     assert world.chosen == {"way": 2, "inner": 0, "product": 0}
-
-
-class All(Guide):
-    """Asks for all that were not tried."""
-
-    def wave(self, times_ms: Any, failures: Any, untried: Any, *, n_tried: int, is_barren: bool) -> list[int]:
-        return sorted(untried)
-
-
-def test_a_guided_kernel_of_which_nothing_runs_yet_asks_for_more_before_its_turn():
-    """Else its turn, after another way's kernel, would begin with nothing to run, and the search would end before the ways are compared."""
-    race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in (0, 1, 2)})
-    guide = All([f"size={i}" for i in range(10)])
-    guide.untried = set(range(1, 10))
-    race.add("kernel 3", 10, {0: "rank 0: no"}, guide=guide)
-    world = NestedWorld(race, own_kernels).finish()
-    assert world.chosen["way"] == 3
-    assert world.chosen["kernel 3"] == 7
 
 
 def test_a_budget_leaves_half_of_it_to_the_function():
@@ -262,7 +238,7 @@ def test_a_budget_leaves_half_of_it_to_the_function():
 
     race = searching(Plan(1, 5, budget_s=4.0), {"way": 3, "product": 40, "beside": 40})
     world = NestedWorld(race, step, beside={"beside"}).finish()
-    assert {trial.candidate for each in world.replays if (trial := each["way"]).is_timed} == {0, 1, 2}
+    assert {each["way"].candidate for each in world.timed("way")} == {0, 1, 2}
     assert any("the rest of the budget is for the function around it" in str(each.left) for each in race["product"].results())
     assert world.chosen["way"] == 2
     assert world.elapsed_s < 4.5
