@@ -1,0 +1,146 @@
+"""Tests whose body runs on each rank. Those of a module share a world of ranks, which takes longer to start than most bodies run.
+
+Each body has an environment, logs and caches of its own. What it returns must be equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+
+from dist_tune.testing import FakeH200, Mode, values
+from tests.ranks.worlds import on_ranks
+
+Body = Callable[..., Any]
+
+
+class World(NamedTuple):
+    module: str
+    n: int
+    is_dist: bool
+    mode: Mode
+
+
+class Turn(NamedTuple):
+    """A body with a case."""
+
+    name: str
+    case: int | None = None
+
+
+_played: dict[tuple[World, Turn], list[Any]] = {}
+"""What each rank returned, or a text about its error."""
+
+
+def on_each_rank(n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode] = ("interpret",), is_dist: bool = True) -> Any:
+    """Make a test of a body that is called with the rank, and with a case if there are some. ``further(x)`` is a slow case.
+
+    Of several modes the interpreter's runs with one Triton alone.
+    """
+
+    def decorate(body: Body) -> Any:
+        def test(request: pytest.FixtureRequest, mode: Mode, case: int | None) -> None:
+            check(request, turn_of(request.node))
+
+        def test_of_one(request: pytest.FixtureRequest) -> None:
+            check(request, turn_of(request.node))
+
+        def turn_of(item: Any) -> tuple[World, Turn]:
+            given = item.callspec.params if hasattr(item, "callspec") else {"mode": modes[0], "case": None}
+            return World(body.__module__, n, is_dist, given["mode"]), Turn(body.__name__, given["case"])
+
+        made: Any = test if cases or len(modes) > 1 else test_of_one
+        functools.update_wrapper(made, body)
+        del made.__wrapped__  # pytest would ask it for its arguments
+        made.turn_of, made.body, made.cases = turn_of, body, [_plain(case) for case in cases]
+        if made is test:
+            marks = {mode: [pytest.mark.once] * (mode == "interpret" and len(modes) > 1) for mode in modes}
+            named = [(k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)] or [(None, "", ())]
+            rows = [
+                pytest.param(mode, k, marks=[*marks[mode], *more], id="-".join(filter(None, [mode * (len(modes) > 1), name])))
+                for mode in modes
+                for k, name, more in named
+            ]
+            made = pytest.mark.parametrize(("mode", "case"), rows)(made)
+        return pytest.mark.processes(made)
+
+    return decorate
+
+
+def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
+    """Play the test's body, and with it those of all selected tests of its world; one that is run again plays alone."""
+    world, turn = key
+    if key not in _played or getattr(request.node, "execution_count", 1) > 1:
+        all_turns = [item.function.turn_of(item) for item in request.session.items if hasattr(getattr(item, "function", None), "turn_of")]
+        turns = [turn] if key in _played else [each for its_world, each in all_turns if its_world == world]
+        env = {"TRITON_DEFAULT_FP_FUSION": "1"} if world.mode == "fake" else {}
+        by_rank = values(on_ranks(world.n, _play, world.module, turns, mode=world.mode, env=env, is_dist=world.is_dist))
+        for k, each in enumerate(turns):
+            _played[world, each] = [found[k] for found in by_rank]
+    failed = {rank: text for rank, (_, text) in enumerate(_played[key]) if text}
+    assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
+    first, *others = [value for value, _ in _played[key]]
+    assert others == [first] * len(others)
+
+
+def log() -> str:
+    """What this rank has logged so far in this body."""
+    path = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{os.environ['RANK']}.log")
+    return path.read_text() if path.exists() else ""
+
+
+def is_interpreted() -> bool:
+    """True where kernels are interpreted, so that they have results."""
+    return os.environ["TRITON_INTERPRET"] == "1"
+
+
+def _plain(case: Any) -> Any:
+    return case.values[0] if hasattr(case, "marks") else case
+
+
+def _name(case: Any, k: int) -> str:
+    case = _plain(case)
+    return str(getattr(case, "__name__", case if isinstance(case, str | int) else k))
+
+
+def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]]:
+    found: list[tuple[Any, str]] = []
+    root, environment = Path(os.environ["DIST_TUNE_CACHE_DIR"]).parent, dict(os.environ)
+    for k, turn in enumerate(turns):
+        test = getattr(importlib.import_module(module), turn.name)
+        for name in ("DIST_TUNE_CACHE_DIR", "DIST_TUNE_LOG_DIR", "TRITON_CACHE_DIR"):
+            os.environ[name] = str(root / f"turn-{k}" / name.lower())
+        launch_ms = FakeH200.launch_ms
+        torch.manual_seed(0)
+        try:
+            found.append((test.body(rank, *(() if turn.case is None else (test.cases[turn.case],))), ""))
+        except Exception as error:  # noqa: BLE001  # of this body's test, not of all
+            found.append((None, _told(error, inspect.getfile(test.body))))
+        gc.enable()
+        FakeH200.launch_ms = staticmethod(launch_ms)
+        triton.knobs.compilation.listener = None
+        os.environ.clear()
+        os.environ.update(environment)
+        if dist.is_initialized():
+            dist.barrier()
+    return found
+
+
+def _told(error: Exception, path: str) -> str:
+    """The traceback, with the values of variables of the test's file, and the log."""
+    told = traceback.TracebackException.from_exception(error, capture_locals=True)
+    for frame in told.stack:
+        frame.locals = {name: value[:200] for name, value in (frame.locals or {}).items()} if frame.filename == path else None
+    return "".join(told.format()) + log()
