@@ -73,7 +73,8 @@ def test_two_groups_tune_at_once_and_the_world_for_itself(rank: int):
         return y
 
     x = torch.ones(4)
-    assert [step(x, group=mine, autotune_pg=mine)[0].item(), step(x)[0].item(), step(x, group=mine, autotune_pg=mine)[0].item()] == [2, 4, 2]
+    given: Any = {"group": mine, "autotune_pg": mine}
+    assert [step(x, **options)[0].item() for options in (given, {}, given)] == [2.0, 4.0, 2.0]
     assert chosen(step) == [f"block={1 if rank < 2 else 2}", "block=4"]
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank // 2])
@@ -338,7 +339,7 @@ def test_configs_that_only_some_ranks_prune_are_an_error_on_all(rank: int):
 
 @on_each_rank(cases=["prune_fn", "check", "reset", "key_fn", "call"])
 def test_what_the_user_gave_raises_on_one_rank(rank: int, who: str):
-    """That rank raises it, and the others hear of it at once, with its name; before a tuning they learn that it has passed, and go on alone."""
+    """That rank raises it, and the others hear of it at once, with its name; before a tuning they learn that it has passed, and go on."""
     os.environ["DIST_TUNE_DEADLINE_S"] = "1"
 
     def may_raise(name: str) -> None:
