@@ -1,24 +1,25 @@
-"""Threads that come to one new closure together."""
+"""Threads that come to one new closure together, or to several."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.worlds import on_ranks
+from tests.ranks.functions import BLOCKS, QUICK
+from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
 
-def _in_threads(n: int, work: Any) -> list[Any]:
+def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:
     """Values, or errors, of a function called in threads that begin together."""
     ready, got = threading.Barrier(n), [None] * n
 
@@ -37,71 +38,62 @@ def _in_threads(n: int, work: Any) -> list[Any]:
     return got
 
 
-def _six(rank: int) -> Any:
-    """A step of a quarter of a second, which is tuned for longer than the deadline of a second."""
-    function = _made()
-    n_runs: list[int] = []
+def lasting(seconds: float, ran: list[int] | None = None) -> Any:
+    """A function of two configs that returns its argument after that time; threads that ran it."""
+
+    @autotune(BLOCKS[:2], lambda x: None, **QUICK)
+    def function(x: int, block: int) -> int:
+        if ran is not None:
+            ran.append(threading.get_ident())
+        time.sleep(seconds)
+        return x
+
+    return function
+
+
+@on_each_rank()
+def test_threads_that_miss_together_tune_once(rank: int):
+    """On each rank one of them tunes, and the others wait for its config."""
+    ran: list[int] = []
+    step = lasting(2e-3, ran)
+    assert in_threads(3, step) == [0, 1, 2]
+    assert (len(step.records), len(set(ran)), is_unpatched()) == (1, 3, True)
+
+
+@on_each_rank(1, is_dist=False)
+def test_threads_tune_a_new_closure_once(rank: int):
+    """Each gets its own value; one thread replays, for longer than the deadline, and the others call once."""
+    os.environ["DIST_TUNE_DEADLINE_S"] = "1"
+    function, ran = lasting(0.2), list[int]()
 
     def closure(x: torch.Tensor, number: int) -> int:
-        n_runs.append(threading.get_ident())
+        ran.append(threading.get_ident())
         return int(function(number))
 
     step = tuned(None, closure, is_dist=False, cache=False)
-    got = _in_threads(6, lambda i: step(torch.zeros(64), i))
-    return got, len(step.records), sum(n_runs.count(each) > 1 for each in set(n_runs))
+    assert in_threads(6, lambda i: step(torch.zeros(64), i)) == [*range(6)]
+    assert (len(step.records), sum(ran.count(each) > 1 for each in set(ran))) == (1, 1)
 
 
-def test_six_threads_tune_a_new_closure_once():
-    """Each gets its own value; one thread replays, for longer than the deadline, and the others call once."""
-    ((got, n_records, n_replaying),) = values(on_ranks(1, _six, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "1"}))
-    assert got == [*range(6)]
-    assert (n_records, n_replaying) == (1, 1)
-
-
-def _made() -> Any:
-    @autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)
-    def f(x: int, block: int = 0) -> int:
-        time.sleep(0.25)
-        return x
-
-    return f
-
-
-def _six_tunings(rank: int) -> Any:
-    functions = [_made() for _ in range(6)]
-    return _in_threads(6, lambda i: functions[i](i)), [len(each.records) for each in functions]
-
-
-def test_six_tunings_wait_for_one_another():
+@on_each_rank(1, is_dist=False)
+def test_tunings_wait_for_one_another(rank: int):
     """As long as they make progress, however many there are before."""
-    ((got, n_records),) = values(on_ranks(1, _six_tunings, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "1"}))
-    assert (got, n_records) == ([*range(6)], [1] * 6)
+    os.environ["DIST_TUNE_DEADLINE_S"] = "1"
+    functions = [lasting(0.12) for _ in range(4)]
+    assert in_threads(4, lambda i: functions[i](i)) == [*range(4)]
+    assert [len(each.records) for each in functions] == [1] * 4
 
 
-def _waited_for(rank: int) -> Any:
-    """The first run waits for another thread that calls the same closure."""
-    kernel = autotuned(blocks=(16, 32))
-    is_inner = threading.local()
+@on_each_rank(1, is_dist=False)
+def test_a_thread_that_the_first_run_waits_for_goes_on(rank: int):
+    """After the deadline without progress it takes no turn."""
+    os.environ["DIST_TUNE_DEADLINE_S"] = "0.5"
+    kernel, inner = autotuned(blocks=(16, 32)), list[Any]()
 
     def closure(x: torch.Tensor) -> float:
-        if not hasattr(is_inner, "yes") and not started:
-            started.append(1)
-
-            def inner() -> None:
-                is_inner.yes = True
-                inner_values.append(step(x))
-
-            thread = threading.Thread(target=inner)
-            thread.start()
-            thread.join()
+        if threading.current_thread() is threading.main_thread() and not inner:
+            inner.extend(in_threads(1, lambda _: step(x)))
         return launch(kernel, x)[0].item()
 
-    started: list[int] = []
-    inner_values: list[float] = []
     step = tuned(kernel, closure, is_dist=False, cache=False)
-    return step(torch.zeros(64)), inner_values, os.environ["DIST_TUNE_DEADLINE_S"]
-
-
-def test_a_thread_that_the_first_run_waits_for_goes_on():
-    """After the deadline without progress it takes no turn."""
-    assert values(on_ranks(1, _waited_for, is_dist=False, env={"DIST_TUNE_DEADLINE_S": "0.5"})) == [(1.0, [1.0], "0.5")]
+    assert (step(torch.zeros(64)), inner) == (1.0, [1.0])
