@@ -1,103 +1,185 @@
-"""Kernels as libraries decorate and launch them: wrappers, hooks, restored tensors, subclasses."""
+"""Kernels as libraries decorate and launch them: heuristics, hooks, restored tensors, tuples, None, dtypes, operators, checkpoints."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from torch.utils.checkpoint import checkpoint
 
-from dist_tune import contextual_autotune
-from dist_tune.testing import values
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
-from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import is_interpreted, on_each_rank
 
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
-
-
-def _heuristics(rank: int) -> Any:
-    size = {"BLOCK": lambda args: 32 if args["n"] > 32 else 16}
-    warps = [triton.Config({}, num_warps=w) for w in (1, 2, 4)]
-    inside = triton.autotune(configs=warps, key=["n"])(triton.heuristics(size)(add_kernel))
-    outside = triton.heuristics({"n": lambda args: args["x_ptr"].numel()})(triton.autotune(configs=configs(16, 32), key=["n"])(add_kernel))
-    x = torch.zeros(64)
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step() -> list[float]:
-        y, z = torch.empty_like(x), torch.empty_like(x)
-        inside[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, y, 64)
-        outside[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x_ptr=y, y_ptr=z)
-        return [y[0].item(), z[-1].item()]
-
-    got = step()
-    again = step()
-    return got, again, len(inside.cache), len(outside.fn.cache), [r.kernel for r in step.records]
+N = 200
+Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def test_heuristics_inside_and_outside():
-    """Heuristics under the autotuner and over it, with arguments by keyword."""
-    got = values(on_ranks(2, _heuristics))
-    assert got[0] == got[1]
-    assert got[0][:4] == ([1.0, 2.0], [1.0, 2.0], 1, 1)
-    assert all(name.endswith("add_kernel") for name in got[0][4])
+@triton.jit
+def _scaled_kernel(pointers, n, scales, bias, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(pointers[0] + at, mask=at < n) * scales[0] + scales[1]
+    if bias is not None:
+        value += tl.load(bias + at, mask=at < n)
+    tl.store(pointers[1] + at, value.to(DTYPE), mask=at < n)
 
 
-def _restored(rank: int, name: str) -> Any:
-    options: dict[str, Any] = {name: ["y_ptr"]}
-    kernel = autotuned(accumulate_kernel, configs=configs(16, 32, 64), **options)
-    follower = autotuned(blocks=(32, 64))
-    total = torch.full((64,), 5.0)
-    seen = []
+def _grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(N, meta["BLOCK"]),)
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
+
+def heuristics_inside_and_outside(rank: int) -> Step:
+    warps = [triton.Config({}, num_warps=w) for w in (1, 2)]
+    inside = autotuned(triton.heuristics({"BLOCK": lambda args: 32 if args["n"] > 32 else 16})(add_kernel), configs=warps)
+    outside = triton.heuristics({"n": lambda args: args["x_ptr"].numel()})(autotuned(blocks=(16, 32)))
+
     def step(x: torch.Tensor) -> torch.Tensor:
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        inside[_grid](x, y, N)
+        outside[_grid](x_ptr=y, y_ptr=z)
+        return z
+
+    return step
+
+
+def tuples_none_and_dtypes(rank: int) -> Step:
+    names = ["bias"]  # restored and zeroed, if it is there
+    kernel = autotuned(_scaled_kernel, (16, 32), ("n", "scales", "bias", "DTYPE"), reset_to_zero=names, restore_value=names)
+    bias = torch.zeros(N)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y, z = torch.empty_like(x, dtype=torch.float16), torch.empty_like(x)
+        kernel[_grid]((x, y), N, (2.0, 1), None, tl.float16)
+        kernel[_grid]((y, z), N, (2.0, 2), bias=bias, DTYPE=tl.float32)
+        return z  # 4 x + 2 + 2
+
+    return step
+
+
+def no_element_on_one_rank(rank: int) -> Step:
+    kernel = autotuned()
+    return lambda x: launch(kernel, x[: N * rank])
+
+
+def no_dimension(rank: int) -> Step:
+    kernel = autotuned()
+    return lambda x: launch(kernel, x[0])
+
+
+class _Own(torch.Tensor):
+    pass
+
+
+def a_subclass(rank: int) -> Step:
+    kernel = autotuned()
+    return lambda x: launch(kernel, x.as_subclass(_Own))
+
+
+def partials(rank: int) -> Step:
+    kernel = autotuned()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        functools.partial(kernel[_grid], x, y_ptr=y)(n=N)
+        functools.partial(kernel.run, grid=_grid, warmup=False)(y, y, N)
+        return y
+
+    return step
+
+
+def a_triton_op(rank: int) -> Step:
+    kernel = autotuned()
+
+    @torch.library.triton_op("dist_tune_tests::add_one", mutates_args={})
+    def add_one(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        torch.library.wrap_triton(kernel)[_grid](x, y, N)
+        return y
+
+    return lambda x: add_one(add_one(x))
+
+
+class _AddOne(torch.autograd.Function):
+    kernel: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = launch(_AddOne.kernel, x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return launch(_AddOne.kernel, grads[0].contiguous())
+
+
+def checkpoints(rank: int) -> Step:
+    _AddOne.kernel = autotuned()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        again, once = (checkpoint(_AddOne.apply, x, use_reentrant=each).square().sum() for each in (True, False))
+        again.backward()
+        assert x.grad is not None
+        return x.grad + torch.autograd.grad(once, x)[0]  # 2 (2 (x + 1) + 1)
+
+    return step
+
+
+CASES: dict[Any, tuple[int, Callable[[int, torch.Tensor], torch.Tensor]]] = {
+    heuristics_inside_and_outside: (2, lambda rank, x: x + 2),
+    tuples_none_and_dtypes: (2, lambda rank, x: 4 * x + 4),
+    no_element_on_one_rank: (2, lambda rank, x: (x + 1)[: N * rank]),
+    no_dimension: (1, lambda rank, x: x[0] + 1),
+    a_subclass: (1, lambda rank, x: x + 1),
+    partials: (1, lambda rank, x: x + 2),
+    a_triton_op: (1, lambda rank, x: x + 2),
+    checkpoints: (1, lambda rank, x: 4 * x + 6),
+}
+"""What makes the step on a rank -> sites, and the result."""
+
+
+@on_each_rank(cases=[*CASES], modes=("interpret", "fake"))
+def test_what_libraries_pass_and_how_they_launch(rank: int, make: Callable[[int], Step]) -> Any:
+    """Tuned as any other launch, with the right result and one config for all ranks."""
+    n_sites, expected = CASES[make]
+    step, x = tuned(None, make(rank)), torch.arange(float(N))
+    results = [step(x) for _ in range(2)]
+    assert not is_interpreted() or all(torch.equal(each, expected(rank, x)) for each in results)
+    assert len(step.records) == n_sites
+    return [(each.key, each.best.config) for each in step.records]
+
+
+RESTORED = [("restore_value", (6.0, 14.0, 7.0, 7.0)), ("reset_to_zero", (1.0, 4.0, 2.0, 2.0))]
+
+
+@on_each_rank(cases=RESTORED)
+def test_restored_and_zeroed_tensors_are_those_of_one_launch(rank: int, case: tuple[str, tuple[float, ...]]):
+    """Put back at the end of a replay, so that later kernels read what the launch wrote; zeroed once, before the run that counts."""
+    name, expected = case
+    kernel, follower = autotuned(accumulate_kernel, **{name: ["y_ptr"]}), autotuned(blocks=(32, 64))
+    total, seen = torch.full((64,), 5.0), list[float]()
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
         launch(kernel, x, total)
         y = launch(follower, total)
         seen.append(y[0].item())
         dist.all_reduce(y)
         return y
 
-    y = step(torch.ones(64))
-    tuned_total = total[0].item()
+    step = tuned(None, closure, n_repeat=2, n_warmup=1)
+    y, after = step(torch.ones(64))[0].item(), total[0].item()
     step(torch.ones(64))
-    return tuned_total, y[0].item(), set(seen[:-1]), total[0].item()
+    assert (after, y, *set(seen[:-1]), total[0].item()) == expected
 
 
-def test_restore_value_puts_back_at_the_end_of_a_replay():
-    """Kernels later in the closure read what the launch wrote, in every replay; after the tuning the kernel ran once."""
-    assert values(on_ranks(2, _restored, "restore_value")) == [(6.0, 14.0, {7.0}, 7.0)] * 2
-
-
-def test_reset_to_zero_zeroes_once_before_the_run_that_counts():
-    """As vanilla Triton leaves it: the first result starts from zero, later calls accumulate."""
-    assert values(on_ranks(2, _restored, "reset_to_zero")) == [(1.0, 4.0, {2.0}, 2.0)] * 2
-
-
-@triton.jit
-def _maybe_kernel(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x_ptr + at, mask=at < n)
-    if bias_ptr is not None:
-        value += tl.load(bias_ptr + at, mask=at < n)
-    tl.store(y_ptr + at, value, mask=at < n)
-
-
-def _none_among_tensors(rank: int) -> Any:
-    names = ["bias_ptr", "y_ptr"]
-    kernel = triton.autotune(configs=configs(16, 32), key=["n"], reset_to_zero=names, restore_value=names)(_maybe_kernel)
-    x, y = torch.ones(64), torch.zeros(64)
-    tuned(kernel, lambda: kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, None, y, 64))()
-    return y[0].item(), len(kernel.cache)
-
-
-def test_none_among_restored_and_zeroed_tensors():
-    """An optional tensor that is None is left out, in every Triton version."""
-    assert values(on_ranks(2, _none_among_tensors)) == [(1.0, 1)] * 2
-
-
-def _hooks(rank: int) -> Any:
+@on_each_rank()
+def test_hooks_run_as_in_vanilla_triton(rank: int):
+    """Pre- and post-hook around every launch of the tuning, the reset once before the final run, the config's hook always."""
     calls: list[str] = []
 
     def pre(full: dict[str, Any], reset_only: bool = False) -> None:
@@ -106,23 +188,13 @@ def _hooks(rank: int) -> Any:
     def post(full: dict[str, Any], exception: Exception | None) -> None:
         calls.append(f"post {type(exception).__name__}")
 
-    def config_hook(full: dict[str, Any]) -> None:
-        calls.append(f"config {full['BLOCK']}")
-
-    candidates = [*configs(16), *configs(32, pre_hook=config_hook)]
-    kernel = triton.autotune(configs=candidates, key=["n"], pre_hook=pre, post_hook=post)(add_kernel)
+    candidates = [*configs(16), *configs(32, pre_hook=lambda full: calls.append(f"config {full['BLOCK']}"))]
+    kernel = autotuned(configs=candidates, pre_hook=pre, post_hook=post)
     step = tuned(kernel)
     step(torch.zeros(64))
-    while_tuning = list(calls)
+    one, other = ["pre 16 64", "post NoneType"], ["config 32", "pre 32 64", "post NoneType"]
+    final = ["config 32"] * (best(kernel) == [32])
+    assert calls == [*one * 3, *other, "reset", *final]
     calls.clear()
     step(torch.zeros(64))
-    return while_tuning, calls, best(kernel)
-
-
-def test_hooks_run_as_in_vanilla_triton():
-    """Pre- and post-hook around every launch of the tuning, the reset once before the final run, the config's hook always."""
-    for while_tuning, later, winner in values(on_ranks(2, _hooks)):
-        one, other = ["pre 16 64", "post NoneType"], ["config 32", "pre 32 64", "post NoneType"]
-        final = ["reset"] + (["config 32"] if winner == [32] else [])
-        assert while_tuning == one + one + one + other + final
-        assert later == final[1:]
+    assert calls == final
