@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import triton
 
-from dist_tune.testing import FakeH200, Mode, values
+from dist_tune.testing import FakeH200, Mode
 from tests.ranks.worlds import on_ranks
 
 Body = Callable[..., Any]
@@ -31,6 +31,8 @@ class World(NamedTuple):
     n: int
     is_dist: bool
     mode: Mode
+    alone: str
+    """The test that has a world of its own."""
 
 
 class Turn(NamedTuple):
@@ -40,14 +42,16 @@ class Turn(NamedTuple):
     case: int | None = None
 
 
-_played: dict[tuple[World, Turn], list[Any]] = {}
-"""What each rank returned, or a text about its error."""
+_played: dict[tuple[World, Turn], list[tuple[Any, str]]] = {}
+"""What each rank returned, and a text about its error."""
 
 
-def on_each_rank(n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode] = ("interpret",), is_dist: bool = True) -> Any:
+def on_each_rank(
+    n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode] = ("interpret",), is_dist: bool = True, is_alone: bool = False
+) -> Any:
     """Make a test of a body that is called with the rank, and with a case if there are some. ``further(x)`` is a slow case.
 
-    Of several modes the interpreter's runs with one Triton alone.
+    Of several modes the interpreter's runs with one Triton alone. A body that breaks its group ``is_alone`` in its world.
     """
 
     def decorate(body: Body) -> Any:
@@ -58,8 +62,8 @@ def on_each_rank(n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode]
             check(request, turn_of(request.node))
 
         def turn_of(item: Any) -> tuple[World, Turn]:
-            given = item.callspec.params if hasattr(item, "callspec") else {"mode": modes[0], "case": None}
-            return World(body.__module__, n, is_dist, given["mode"]), Turn(body.__name__, given["case"])
+            given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {"mode": modes[0], "case": None}
+            return World(body.__module__, n, is_dist, given["mode"], body.__name__ * is_alone), Turn(body.__name__, given["case"])
 
         made: Any = test if cases or len(modes) > 1 else test_of_one
         functools.update_wrapper(made, body)
@@ -67,7 +71,7 @@ def on_each_rank(n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode]
         made.turn_of, made.body, made.cases = turn_of, body, [_plain(case) for case in cases]
         if made is test:
             marks = {mode: [pytest.mark.once] * (mode == "interpret" and len(modes) > 1) for mode in modes}
-            named = [(k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)] or [(None, "", ())]
+            named: list[Any] = [(k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)] or [(None, "", ())]
             rows = [
                 pytest.param(mode, k, marks=[*marks[mode], *more], id="-".join(filter(None, [mode * (len(modes) > 1), name])))
                 for mode in modes
@@ -83,12 +87,13 @@ def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
     """Play the test's body, and with it those of all selected tests of its world; one that is run again plays alone."""
     world, turn = key
     if key not in _played or getattr(request.node, "execution_count", 1) > 1:
-        all_turns = [item.function.turn_of(item) for item in request.session.items if hasattr(getattr(item, "function", None), "turn_of")]
+        bodies: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in request.session.items]
+        all_turns = [test.turn_of(item) for test, item in bodies if hasattr(test, "turn_of")]
         turns = [turn] if key in _played else [each for its_world, each in all_turns if its_world == world]
         env = {"TRITON_DEFAULT_FP_FUSION": "1"} if world.mode == "fake" else {}
-        by_rank = values(on_ranks(world.n, _play, world.module, turns, mode=world.mode, env=env, is_dist=world.is_dist))
+        outcomes = on_ranks(world.n, _play, world.module, turns, mode=world.mode, env=env, is_dist=world.is_dist)
         for k, each in enumerate(turns):
-            _played[world, each] = [found[k] for found in by_rank]
+            _played[world, each] = [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
     failed = {rank: text for rank, (_, text) in enumerate(_played[key]) if text}
     assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
     first, *others = [value for value, _ in _played[key]]
@@ -111,7 +116,7 @@ def _plain(case: Any) -> Any:
 
 
 def _name(case: Any, k: int) -> str:
-    case = _plain(case)
+    case = getattr(case, "id", None) or _plain(case)
     return str(getattr(case, "__name__", case if isinstance(case, str | int) else k))
 
 
@@ -133,7 +138,7 @@ def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]
         triton.knobs.compilation.listener = None
         os.environ.clear()
         os.environ.update(environment)
-        if dist.is_initialized():
+        if dist.is_initialized() and k < len(turns) - 1:
             dist.barrier()
     return found
 

@@ -74,7 +74,7 @@ def test_two_groups_tune_at_once_and_the_world_for_itself(rank: int):
 
     x = torch.ones(4)
     given: Any = {"group": mine, "autotune_pg": mine}
-    assert [step(x, **options)[0].item() for options in (given, {}, given)] == [2.0, 4.0, 2.0]
+    assert [step(x, **each)[0].item() for each in (given, dict[str, Any](), given)] == [2.0, 4.0, 2.0]
     assert chosen(step) == [f"block={1 if rank < 2 else 2}", "block=4"]
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank // 2])
@@ -386,6 +386,7 @@ def test_ranks_with_different_keys_and_different_arguments(rank: int):
 def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
     """In prune_fn and in check a tuned function may be called, on all ranks alike; from reset it is refused."""
     refused: set[str] = set()
+    function: Any = None
 
     def again() -> None:
         """A tuning inside a tuning, where ranks may not talk: in reset, before a replay."""
@@ -395,7 +396,7 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
             refused.add(type(error).__name__)
 
     inner = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
-    function: Any = autotune(BLOCKS, lambda x: x, lambda config, x: inner(x) == x, reset=again, **QUICK)(lambda x, block: x)
+    function = autotune(BLOCKS, lambda x: x, lambda config, x: inner(x) == x, reset=again, **QUICK)(lambda x, block: x)
     assert (function(1), refused, len(inner.records)) == (1, {"NestedTuningError"}, 1)
     checked = autotune(BLOCKS, None, check=lambda x: inner(x) + 1, **QUICK)(lambda x, block: x + 1)
     assert (checked(5), len(checked.records)) == (6, 2)
@@ -404,7 +405,7 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
 @on_each_rank()
 def test_a_captured_graph_uses_what_is_known(rank: int):
     """A new key is an error with what to do, on each rank for itself; a known one and autotune=False are ordinary calls."""
-    function = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
+    function: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
     function(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -161,7 +161,8 @@ RESTORED = [("restore_value", (6.0, 14.0, 7.0, 7.0)), ("reset_to_zero", (1.0, 4.
 def test_restored_and_zeroed_tensors_are_those_of_one_launch(rank: int, case: tuple[str, tuple[float, ...]]):
     """Put back at the end of a replay, so that later kernels read what the launch wrote; zeroed once, before the run that counts."""
     name, expected = case
-    kernel, follower = autotuned(accumulate_kernel, **{name: ["y_ptr"]}), autotuned(blocks=(32, 64))
+    options: dict[str, Any] = {name: ["y_ptr"]}
+    kernel, follower = autotuned(accumulate_kernel, **options), autotuned(blocks=(32, 64))
     total, seen = torch.full((64,), 5.0), list[float]()
 
     def closure(x: torch.Tensor) -> torch.Tensor:

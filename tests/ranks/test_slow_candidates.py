@@ -29,6 +29,7 @@ def tuned(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespa
         ran[i] += 1
         ExactTime.pass_ms(seconds[i] * 1e3)
 
+    step: Any
     if face == "function":
 
         @autotune([{"i": i} for i in range(len(seconds))], None, cache=False, **options)
