@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         CaptureError,
         CommunicatesError,
         DistTuneError,
-        EndlessVariantsError,
         MachineError,
         NestedTuningError,
         NoValidConfigError,
@@ -49,7 +48,7 @@ __all__ = [  # noqa: RUF022  # by what it is for
     "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
-    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError", "EndlessVariantsError",
+    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError",
     "MachineError", "NestedTuningError", "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError",
     "StuckConfigError", "StuckDeviceError", "WrongResultError",
 ]  # fmt: skip

@@ -109,10 +109,6 @@ class CacheMissError(DistTuneError):
     """``DIST_TUNE_REQUIRE_CACHE`` is set and no record fits. The message says which field of the key differs from the nearest one."""
 
 
-class EndlessVariantsError(DistTuneError):
-    """A kernel would be compiled anew for each launch, because an argument that is compiled in keeps changing. The message names it."""
-
-
 class PeerFailedError(DistTuneError):
     """Another rank ended the tuning. The message names that rank and its exception.
 
@@ -179,7 +175,6 @@ class NestedTuningError(DistTuneError):
 SHARED_ERRORS: dict[str, type[DistTuneError]] = {
     error.__name__: error
     for error in (
-        EndlessVariantsError,
         MachineError,
         NoValidConfigError,
         RankMismatchError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
 from types import EllipsisType
@@ -22,7 +22,6 @@ from dist_tune.distributed import Calls, Ranks, check_group, ranks_of
 from dist_tune.errors import DistTuneError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_traced
-from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
@@ -266,21 +265,18 @@ class _FunctionTuner(Tuner):
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
             raise
+        if n_calls != self.last_tuned + 1:
+            self.tuned_keys.clear()
+        keys = self.tuned_keys.setdefault(signature, [])
+        if is_endless := len(keys) == _MANY_KEYS:
+            told = f"{len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}"
+            remedy = "let key_fn return only what decides whether a config can be used again"
+            tuning.refuse(f"has a key that never repeats: {told}; {remedy}")
         value = tuning.tune(partial(tuning.missed, launch), first)
         self.keep(tuning)
-        if not all(each.is_recalled for each in tuning.records):
-            if n_calls != self.last_tuned + 1:
-                self.tuned_keys.clear()
+        if is_endless or not all(each.is_recalled for each in tuning.records):
+            keys += [launch.key_text] * (not is_endless)
             self.last_tuned = n_calls
-            keys = self.tuned_keys.setdefault(signature, [])
-            keys.append(launch.key_text)
-            if len(keys) == _MANY_KEYS:
-                text = (
-                    f"key_fn of {launch.name} never repeats: {len(keys)} tunings in as many calls with arguments alike, keys "
-                    f"{', '.join(keys)}. Return only what decides whether a config can be used again"
-                )
-                with closing(Story(settings, ranks.rank, is_first=ranks.writes_progress)) as log:
-                    options.notices.say(log, "keys", text)
         return value
 
     def call_traced(self, args: Any, kwargs: Any) -> Any:

@@ -181,6 +181,11 @@ class Candidate:
         """Replaced by an earlier one with the same key."""
 
     @property
+    def is_loaded(self) -> bool:
+        """On the device."""
+        return isinstance(self._loaded, Resources)
+
+    @property
     def is_ready(self) -> bool:
         """Compiled, and not loaded yet."""
         return self._loaded is None and self.compilation.done.is_set() and not isinstance(self.compilation.result, Failure)

@@ -236,10 +236,11 @@ class Refusal:
 
 @contextmanager
 def refused() -> Iterator[Refusal]:
-    """Within ``noted``, launches of this thread raise ``NotLoaded`` where they would compile."""
+    """Launches of this thread raise ``NotLoaded`` where they would compile."""
     before, _thread.refusal = getattr(_thread, "refusal", None), Refusal()
     try:
-        yield _thread.refusal
+        with _watched():
+            yield _thread.refusal
     finally:
         _thread.refusal = before
 

@@ -121,10 +121,15 @@ class Compiler:
         self.queue(label, first)
 
     def rename(self, labels: Mapping[str, str]) -> None:
-        """Give sites other labels: old -> new."""
-        self._sites.update({labels[old]: self._sites.pop(old) for old in [*self._sites] if old in labels})
+        """Give sites other labels, and their variants (label, " > ", number): old -> new."""
+
+        def renamed(label: str) -> str:
+            base, mark, number = label.partition(" > ")
+            return labels.get(base, base) + mark + number
+
+        self._sites = {renamed(label): each for label, each in self._sites.items()}
         for compilation in self._by_key.values():
-            compilation.label = labels.get(compilation.label, compilation.label)
+            compilation.label = renamed(compilation.label)
 
     def keys(self, label: str) -> str:
         """The site's keys in Triton's disk cache, in a row."""
@@ -139,19 +144,15 @@ class Compiler:
             self._queue.extend(each for each in wanted if each.is_queued and each not in self._queue)
         self._start_threads()
 
-    def dequeue(self, label: str) -> None:
-        """Compile no more of a site for now, but go on with what has begun."""
-        mine = [each.compilation for each in self._sites[label]]
-        with self._lock:
-            self._queue = [each for each in self._queue if each not in mine]
-
-    def adopt(self, label: str, candidate: int, launch: Compilable, config: triton.Config) -> bool:
-        """Put the loaded candidate into the memory of a kernel object made anew; False if that object is another kernel."""
-        known, made_anew = self._sites[label][candidate].compilation, Candidate(launch, config)
-        if not known.done.is_set() or made_anew.compilation.key != known.key:
-            return False
-        made_anew.compilation = known
-        return not isinstance(made_anew.load(), Failure)
+    def known_as(self, labels: Sequence[str], candidate: int, launch: Compilable, config: triton.Config) -> str | None:
+        """Which of these sites the launch's kernel is compiled for, if any; its candidate, if loaded, is put into that kernel's memory."""
+        made = Candidate(launch, config)
+        known = {self._sites[label][candidate].compilation.key: label for label in reversed(labels)}
+        label = known.get(made.compilation.key)
+        if label is not None and self._sites[label][candidate].is_loaded:
+            made.compilation = self._sites[label][candidate].compilation
+            made.load()
+        return label
 
     def load(self, label: str, candidate: int, *, is_early: bool = False) -> Resources | Failure | None:
         """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter.

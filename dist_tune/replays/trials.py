@@ -102,7 +102,6 @@ class Trials:
         self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
         self._is_timed = any(trial.is_timed for trial in schedule.values())
         self._launched.clear()
-        self.variants.begin_replay()
 
     def take_undo(self) -> Undo:
         """The tensors that the last run changed; it is put back or forgotten by the caller."""
@@ -163,8 +162,6 @@ class Trials:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
             site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
             site.checker.restore()
-        if site.is_compiled and site.record is None and not self._is_timed:
-            self.variants.see(site, launch, self._replay)
         return self._launch_first(site, launch, trial)
 
     def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
@@ -201,13 +198,13 @@ class Trials:
 
     def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> Launched:
         """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
-        ready, is_asked = self.variants.ready(site, launch, index, self._replay)
+        ready, is_asked = self.variants.ready(site, launch, index)
         if not is_asked and self._is_timed:
             self.samples.lose(self._replay)
         return Failed() if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
 
     def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False) -> Launched:
-        """Launch one candidate, and time or check it if it is its turn; within replays only if it is loaded, or ``may_compile``."""
+        """Launch one candidate, and time or check it if it is its turn; only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
         # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
         span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
@@ -221,7 +218,7 @@ class Trials:
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
-        is_refused = bool(self._schedule) and site.is_compiled and site.record is None and not may_compile
+        is_refused = site.is_compiled and site.record is None and not may_compile
         noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
             with noted, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:

@@ -41,7 +41,7 @@ class Report:
     lost: list[int] = field(default_factory=list)
     """Disturbed replays that are to be run again, because a kernel was not compiled before."""
     has_new_variants: bool = False
-    """True if a rank met variants of sites that are to be compiled."""
+    """True if a launch on some rank asked for variants that are not compiled for all candidates in the race."""
     nesting: Nesting = field(default_factory=dict)
 
 

@@ -44,12 +44,8 @@ class RankManifest:
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
     """Environment variables that ranks should have in common."""
-    variants: dict[str, int] = field(default_factory=dict)
-    """Site -> variants of its kernel on this rank, where there are several."""
-    in_full: list[str] = field(default_factory=list)
-    """Variants to compile for all candidates."""
     endless: str = ""
-    """Reason why a site's variants have no end."""
+    """Why arguments, or keys, have no end, as this rank has found: reason enough to tune nothing."""
     n_threads: int = 1
     """That compile on this rank's host."""
     why_not: str = ""
@@ -111,11 +107,6 @@ class SiteManifest:
     """Settings that differ between ranks, with the values; empty if there are none."""
     is_isolating: bool = False
     """True if each new candidate runs alone first, because some rank asks for that."""
-    variants: dict[str, int] = field(default_factory=dict)
-    """On the rank with the most."""
-    in_full: list[str] = field(default_factory=list)
-    endless: str = ""
-    """"rank r: reason" of the first such rank."""
     n_threads: int = 1
     """That compile on the host with the most."""
     why_not: str = ""
@@ -173,6 +164,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         if differing and any(label.startswith(base) and label not in cached for label in sites)
     ]
     untuned = [(why if len(manifests) == 1 else f"{why} on rank {rank}") + ": not tuned; split it, or give reset=" for rank, why in against]
+    endless = [f"{mine.endless}: not tuned" + f" (rank {rank})" * (len(manifests) > 1) for rank, mine in manifests.items() if mine.endless]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
@@ -196,10 +188,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
         is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),
-        variants={label: max(mine.variants.get(label, 1) for mine in everyone) for each in everyone for label in each.variants},
-        in_full=sorted({label for mine in everyone for label in mine.in_full}),
-        endless=next((f"rank {rank}: {mine.endless}" for rank, mine in manifests.items() if mine.endless), ""),
-        why_not=next(iter([*untuned, *mixed]), ""),
+        why_not=next(iter([*untuned, *mixed, *endless]), ""),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 

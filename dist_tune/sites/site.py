@@ -31,19 +31,11 @@ class Variant:
     """A specialisation of the arguments of a site's launches, for which each candidate is a kernel of its own."""
 
     label: str
-    """In place of the site's label for the compiler; the first variant of a site has that one."""
+    """Of its compilations, on this rank alone; the first variant of a site has the site's."""
     arguments: dict[str, Argument]
     """Of its first launch, by name."""
     loaded: set[int] = field(default_factory=set)
-    """Candidates on the device; of the first variant they are in the compiler's hands."""
-    replays: set[int] = field(default_factory=set)
-    """Replays that met it since the latest meeting about variants, as far as that was noticed."""
-    is_known: bool = False
-    """True if the other ranks have heard of it."""
-    is_full: bool = False
-    """True if it is compiled for all candidates that are in the race; if not, for a stand-in until the finals. The same on all ranks."""
-    is_foreseen: bool = False
-    """True as long as no launch has met it."""
+    """Candidates on the device."""
 
     @property
     def compiled(self) -> dict[str, str]:
@@ -99,7 +91,7 @@ class Site:
     equal: dict[int, int] = field(default_factory=dict)
     """Candidate -> the one of lower index with the same kernel on all ranks."""
     variants: list[Variant] = field(default_factory=list)
-    """Specialisations of its arguments; ``compiled`` candidates without a variant are those of the first."""
+    """Specialisations of its arguments, if its candidates are compiled ahead."""
     untried: set[int] = field(default_factory=set)
     """Candidates that a guided search has not come to: not compiled, or of a function not run. The set of its entry."""
     near: int | None = None

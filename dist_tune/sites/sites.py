@@ -15,11 +15,11 @@ from dist_tune.cache import CacheLookup
 from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest, quiet_terminal
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
-from dist_tune.runtime import Slot, Timings, Tunable
+from dist_tune.runtime import Slot, Timings, Tunable, specialisation
 from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.labels import Labels
-from dist_tune.sites.site import Outcome, Site, take_failures
+from dist_tune.sites.site import Outcome, Site, Variant, take_failures
 
 
 class Sites:
@@ -78,13 +78,19 @@ class Sites:
             self._to_reset.discard(label)
             launch.reset_only(config)
 
-    def load(self, site: Site, index: int, *, is_early: bool = False) -> bool:
-        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here. ``is_early``: see the compiler."""
-        loaded = self._compiler.load(site.label, index, is_early=is_early)
+    def load(self, site: Site, index: int, variant: Variant | None = None, *, is_early: bool = False) -> bool:
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here. ``is_early``: see the compiler.
+
+        ``variant``: None for the first one.
+        """
+        variant = variant or site.variants[0]
+        loaded = self._compiler.load(variant.label, index, is_early=is_early)
         if isinstance(loaded, Resources):
-            site.resources[index] = loaded
+            site.resources.setdefault(index, loaded)
         if isinstance(loaded, Failure):
             self.reject(site, index, loaded)
+        else:
+            variant.loaded.add(index)
         return not isinstance(loaded, Failure)
 
     def reject(self, site: Site, index: int, failure: Failure) -> None:
@@ -151,6 +157,8 @@ class Sites:
         self.hits.update({renamed[old]: self.hits.pop(old) for old in [*self.hits] if old in renamed})
         self._hit_slots.update({renamed[old]: self._hit_slots.pop(old) for old in [*self._hit_slots] if old in renamed})
         for label, site in self.met.items():
+            for variant in site.variants:
+                variant.label = label + variant.label.removeprefix(site.label)
             site.label = label
         self._compiler.rename(renamed)
         self.lookup.rename(renamed)
@@ -236,6 +244,7 @@ class Sites:
             # Where there has to be a record only the first run needs anything.
             first = [] if self.lookup.is_required else site.tried
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
+            site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
             if kept_at := quiet_terminal.kept_at:
                 self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {kept_at}")

@@ -15,7 +15,7 @@ from dist_tune.output import events
 from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
-from dist_tune.tuning.notices import tell_of_unmet
+from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
 from dist_tune.tuning.results import Settled, make_record, page, summary, table_rows
 
 _LAST_RUN = (
@@ -54,6 +54,17 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
         context.story.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
     _tell(context, settled)
     return value
+
+
+def apply_known(context: TuningContext, closure: Closure, why_not: str) -> Any:
+    """Give up a race that has no end: each site gets the best config so far, nothing is kept, and the value is that of the last run."""
+    tell_of_untuned(context, why_not)
+    for label, entry in context.entries.items():
+        if (best := context.race[label].best) is not None:
+            context.sites.apply(label, Outcome(entry.texts[best]))
+    context.sites.journal.close(delete=True)
+    context.sites.leave_given_up()
+    return context.replays.last_run(closure)
 
 
 @Reduction

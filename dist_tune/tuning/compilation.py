@@ -13,10 +13,10 @@ from typing import Any
 
 from dist_tune.compiler import standing_in
 from dist_tune.distributed import Reduction
-from dist_tune.errors import Failures
+from dist_tune.errors import Failures, reasons
 from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
 from dist_tune.search import Report, reduce_reports
-from dist_tune.sites import Site, note_progress, take_failures
+from dist_tune.sites import Site, Variant, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
 from dist_tune.watch import Kind
 
@@ -38,6 +38,9 @@ class LoadReport:
     """Candidates that do not load."""
     first: dict[str, list[int]] = field(default_factory=dict)
     """Site -> for each candidate the first one with the same kernel; empty if all differ. A rank without the site leaves it out."""
+    n_variants: dict[str, int] = field(default_factory=dict)
+    endless: str = ""
+    """Why variants have no end, as this rank has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ class Loaded:
     """Candidates that cannot run on some rank."""
     equal: dict[str, dict[int, int]] = field(default_factory=dict)
     """Site -> candidate -> the one of lower index with the same kernel."""
+    n_variants: dict[str, int] = field(default_factory=dict)
+    """Site -> variants of its kernel, on the rank with the most."""
+    endless: str = ""
+    """Of the first rank that has found so."""
 
 
 @Reduction
@@ -57,7 +64,11 @@ def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
         for label, first in report.first.items():
             by_site.setdefault(label, []).append(first)
     equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
-    return Loaded(reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures, equal)
+    failures = reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures
+    n_variants = {
+        label: max(each.n_variants.get(label, 1) for each in reports.values()) for one in reports.values() for label in one.n_variants
+    }
+    return Loaded(failures, equal, n_variants, next((each.endless for each in reports.values() if each.endless), ""))
 
 
 def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -83,7 +94,9 @@ def first_equals(configs: Sequence[Any], kernels: Sequence[str]) -> list[int]:
 
 
 def _first_equals(context: TuningContext, site: Site) -> list[int]:
-    kernels = context.compiler.kernels(site.label)
+    """Equal in all variants so far."""
+    by_variant = zip(*(context.compiler.kernels(each.label) for each in site.variants), strict=True)
+    kernels = [" ".join(each) if all(each) else "" for each in by_variant]
     return first_equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
 
 
@@ -94,7 +107,7 @@ def compile_new(context: TuningContext, *, is_any_compiled: bool) -> Loaded:
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
-        if site.label not in context.replays.trials.variants.counts and (mine := loaded.equal.get(site.label)):
+        if mine := loaded.equal.get(site.label):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
             context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
@@ -107,6 +120,32 @@ def compile_waves(context: TuningContext, waves: Waves) -> Failures:
     sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
     is_any_compiled = any(not context.entries[label].n_warm_ups for label in waves)
     return load_all(context, sites, waves).failures if is_any_compiled else {}
+
+
+def lacking(context: TuningContext) -> dict[str, set[int]]:
+    """Site -> candidates in the race that are not loaded here for all variants that launches have asked for."""
+    found = {}
+    for label, site in context.sites.met.items():
+        if label in context.race and site.is_compiled and not site.is_new and not site.is_given_up:
+            wanted = set(context.race[label].alive()) - site.failures.keys()
+            if any(wanted - each.loaded for each in site.variants):
+                found[label] = wanted
+    return found
+
+
+def compile_variants(context: TuningContext) -> None:
+    """Compile and load what launches have asked for since the sites were entered, for the candidates in the race.
+
+    A candidate that fails for some variant on some rank is dropped on all. Variants without an end are noted in ``variants.endless``.
+
+    Raises:
+        NoValidConfigError: on all ranks.
+    """
+    wanted = lacking(context)
+    for label, failures in load_all(context, [context.sites.met[label] for label in wanted], wanted).failures.items():
+        if label in context.race:
+            context.race[label].drop(reasons(failures))
+    context.check_alive()
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
@@ -158,62 +197,74 @@ def _launches(site: Site, recorder: LaunchRecorder) -> list[Precompile]:
     return [as_recorded(site.label, mine)] if mine else []
 
 
-def load_all(context: TuningContext, new: Sequence[Site], wanted: Waves) -> Loaded:
-    """Compile and load the ``wanted`` candidates of some sites."""
-    _compile(context, new, {site.label: set(wanted[site.label]) for site in new})
-    for site in new:
-        for index in sorted(set(wanted[site.label]) - site.failures.keys()):
-            _load_one(context, site, index)
+_Unit = tuple[Site, Variant, set[int]]
+"""A variant of a site, and the candidates to compile and load for it."""
+
+
+def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Loaded:
+    """Compile and load the ``wanted`` candidates of some sites, for all of their variants."""
+    variants = context.replays.trials.variants
+    known = [(site, each) for site in sites for each in site.variants] if not variants.endless else []
+    units = [(site, each, set(wanted[site.label]) - each.loaded) for site, each in known]
+    _compile(context, units)
+    for site, variant, indices in units:
+        for index in sorted(indices - site.failures.keys()):
+            _load_one(context, site, variant, index)
     if told := standing_in():
         context.story.warning(told)
     context.compiler.close()
-    loaded = context.reduce("loaded", LoadReport(take_failures(new), {each.label: _first_equals(context, each) for each in new}), _reduced)
+    equals = {each.label: _first_equals(context, each) for each in sites}
+    n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
+    loaded = context.reduce("loaded", LoadReport(take_failures(sites), equals, n_variants, variants.endless), _reduced)
     context.note_machine(loaded.failures)
+    variants.counts.update(loaded.n_variants)
+    variants.endless = loaded.endless
     return loaded
 
 
-def _compile(context: TuningContext, sites: Sequence[Site], wanted: Mapping[str, set[int]]) -> None:
-    compiler, n_all = context.compiler, sum(map(len, wanted.values()))
-    for label, indices in wanted.items():
-        compiler.queue(label, indices)
-    for site in sites:
-        for n_pending in compiler.wait(site.label, wanted[site.label]):
+def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
+    compiler, n_all = context.compiler, sum(len(indices) for _, _, indices in units)
+    for _, variant, indices in units:
+        compiler.queue(variant.label, indices)
+    for site, variant, indices in units:
+        for n_pending in compiler.wait(variant.label, indices):
             note_progress()
-            context.replays.watchdog.note(f"compiling {site.label}")
-            context.ranks.beat(f"compiling {site.label}, {n_pending} candidates to go", may_last=True)
+            context.replays.watchdog.note(f"compiling {variant.label}")
+            context.ranks.beat(f"compiling {variant.label}, {n_pending} candidates to go", may_last=True)
             context.story.compiled(compiler.ended)
-            context.story.terminal.step(n_all - sum(len(compiler.pending(label) & each) for label, each in wanted.items()), n_all)
-            _load_ready(context, sites, wanted)
-        compiler.retry(site.label, wanted[site.label])
-        for index, failure in compiler.failures(site.label).items():
+            context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
+            _load_ready(context, units)
+        compiler.retry(variant.label, indices)
+        for index, failure in compiler.failures(variant.label).items():
             context.sites.reject(site, index, failure)
     context.story.compiled(compiler.ended)
 
 
-def _load_ready(context: TuningContext, sites: Sequence[Site], wanted: Mapping[str, set[int]]) -> None:
+def _load_ready(context: TuningContext, units: Sequence[_Unit]) -> None:
     """Load what is compiled of these, for a moment: this thread has nothing else to do meanwhile.
 
     All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet to make.
     """
     until = time.monotonic() + _LOAD_S
-    for site in sites:
-        for index in sorted(context.compiler.ready(site.label) & wanted[site.label]):
+    for site, variant, indices in units:
+        for index in sorted(context.compiler.ready(variant.label) & indices):
             if time.monotonic() > until:
                 return
             if index not in site.failures:
-                _load_one(context, site, index, is_early=True)
+                _load_one(context, site, variant, index, is_early=True)
 
 
-def _load_one(context: TuningContext, site: Site, index: int, *, is_early: bool = False) -> None:
+def _load_one(context: TuningContext, site: Site, variant: Variant, index: int, *, is_early: bool = False) -> None:
     note_progress()
-    context.replays.watchdog.note(f"loading candidate {index} of {site.label}")
-    context.ranks.beat(f"loading candidate {index} of {site.label}", may_last=True)
-    context.sites.load(site, index, is_early=is_early)
+    context.replays.watchdog.note(f"loading candidate {index} of {variant.label}")
+    context.ranks.beat(f"loading candidate {index} of {variant.label}", may_last=True)
+    context.sites.load(site, index, variant, is_early=is_early)
 
 
 def _site_of(launch: Precompile, function: Site) -> Site:
     """A kernel inside a function, with its launches as candidates."""
-    return Site(launch.label, launch.kernel, function.key, launch.configs, [function.texts[i] for i in launch.candidates])
+    texts = [function.texts[i] for i in launch.candidates]
+    return Site(launch.label, launch.kernel, function.key, launch.configs, texts, variants=[Variant(launch.label, {})])
 
 
 def _note_resources(function: Site, candidates: Sequence[int], kernel: Site) -> None:

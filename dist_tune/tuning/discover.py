@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
-from dist_tune.errors import AloneError, CacheMissError, EndlessVariantsError, RankMismatchError, StoreGoneError
+from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
 from dist_tune.output import amount
 from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
@@ -35,7 +35,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         RankMismatchError: ranks have different candidates for one site, or different configs again and again.
         CacheMissError: there must be a record, and there is none.
     """
-    replays, variants, n_disputes = context.replays, context.replays.trials.variants, 0
+    replays, n_disputes = context.replays, 0
     while n_disputes < _MAX_DISCOVERIES:
         try:
             manifest = _exchange(context, is_watched, gathers=not is_under_way)
@@ -59,15 +59,11 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             context.sites.evict(set(manifest.disputed))
             context.sites.distrust_records(set(manifest.refused))
             is_watched = True
-        number = replays.n_replays
-        if number == 0:  # of a function: with the config that is known, or the nearest one
+        if replays.n_replays == 0:  # of a function: with the config that is known, or the nearest one
             for label in set(manifest.to_tune) & context.sites.met.keys():
                 known = manifest.prior.get(label, PriorTimes())
                 context.sites.met[label].stand_in = known.winner if known.winner is not None else known.near
         replays.again(closure)
-        # What is compiled is what the latest run has met: an argument that counts shows in a second run, and not in the first.
-        if number > 0:
-            variants.rebase(number)
     raise RankMismatchError(
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
         f"Does the closure change the cache of its kernels?"
@@ -100,19 +96,6 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
         context.story.warning(told, shown=True)
     context.sites.refute(set(wrong))
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
-
-
-def note_variants(context: TuningContext, manifest: SiteManifest) -> None:
-    """Take in how many variants the sites have.
-
-    Raises:
-        EndlessVariantsError: on all ranks, if those of some site have no end.
-    """
-    if manifest.endless:
-        raise EndlessVariantsError(manifest.endless)
-    counts = context.replays.trials.variants.counts
-    for label, n_variants in manifest.variants.items():
-        counts[label] = max(n_variants, counts.get(label, 1))
 
 
 def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> bool:
@@ -159,7 +142,6 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             context.story.warning(f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment", shown=True)
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
-        note_variants(context, manifest)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
         if manifest.missed:
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
@@ -177,7 +159,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
     """This rank's manifest, with the candidates of the sites in ``spelled`` in full, and the codes of kernels in ``unread``."""
     met, lookup = context.sites.met, context.lookup
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
-    is_first, variants = context.ranks.is_first, context.replays.trials.variants
+    is_first = context.ranks.is_first
     return RankManifest(
         sites={label: digest(site.texts) for label, site in sites.items()},
         lists={label: site.texts for label, site in sites.items() if label in spelled},
@@ -202,8 +184,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
-        variants=variants.n_by_site(),
-        endless=variants.endless,
+        endless=context.replays.trials.variants.endless,
         why_not=context.replays.why_not(is_asking=bool(context.sites.new)),
         deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
         barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},

@@ -9,8 +9,7 @@ from dist_tune.sites import Outcome, SiteManifest
 from dist_tune.tuning.compilation import compile_new, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
-from dist_tune.tuning.notices import tell_of_sites
-from dist_tune.tuning.settling import compile_variants
+from dist_tune.tuning.notices import tell_of_sites, tell_of_untuned
 from dist_tune.tuning.warm_up import isolate, warm_up
 
 
@@ -43,18 +42,14 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
         tell_of_sites(context, labels)
         loaded = compile_new(context, is_any_compiled=any(label not in manifest.warm_ups for label in labels))
-        several = context.replays.trials.variants.counts  # candidates that are equal in one variant may differ in another
         for label in labels:
             failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
             if label in race:  # met later on this rank than on others
                 race[label].drop(failures)
             else:
                 entry, prior = context.entries[label], manifest.prior.get(label)
-                equal = {} if label in several else loaded.equal.get(label)
-                race.add(label, len(entry.texts), failures, prior, equal, entry.guide)
+                race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), entry.guide)
         context.check_alive()
-        if manifest.variants:
-            compile_variants(context)
         alone = [label for label in labels if context.entries[label].is_isolated]
         isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
         if not manifest.warm_ups:
@@ -92,9 +87,7 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
 
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk."""
-    text = f"{closure_name(context.name)} {manifest.why_not}"
-    if not context.notices.say(context.story, "not tuned", text):
-        context.story.info(text)
+    tell_of_untuned(context, manifest.why_not)
     met, failed = context.sites.met, Failures()
     chosen: dict[str, int] = {}
     todo = list(manifest.to_tune)

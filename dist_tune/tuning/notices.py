@@ -96,6 +96,13 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
         context.notices.say(context.story, "alone", text)
 
 
+def tell_of_untuned(context: TuningContext, why_not: str) -> None:
+    """Once for a decorated object, and each time in the log: a call is not tuned."""
+    text = f"{closure_name(context.name)} {why_not}"
+    if not context.notices.say(context.story, "not tuned", text):
+        context.story.info(text)
+
+
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     """Once for a decorated object: what plain objects hold and each replay changes, which is the step's own business."""
     if names:

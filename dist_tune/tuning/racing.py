@@ -9,11 +9,10 @@ from math import inf
 from dist_tune.errors import Failures, reasons
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
 from dist_tune.search import Replay, Report, Trial, reduce_reports
-from dist_tune.tuning.compilation import compile_waves
+from dist_tune.tuning.compilation import compile_variants, compile_waves, lacking
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.settling import compile_variants, settle
 from dist_tune.tuning.warm_up import isolate, warm_up
 
 _NOTE_EVERY_S = 0.1
@@ -22,7 +21,10 @@ _MAX_REPEATS = 4
 
 
 def run_race(context: TuningContext, closure: Closure) -> None:
-    """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between."""
+    """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between.
+
+    It ends early where launches ask for ever new variants of a kernel (``variants.endless``).
+    """
     race, replays = context.race, context.replays
     struck: set[int] = set()
     in_finals = False
@@ -39,15 +41,12 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         is_final = race.is_final
         if is_final != in_finals:  # from finals to a race where a site was missed before
             replays.trials.samples.restart()
-        if is_final and not in_finals:
-            in_finals = True
-            if replays.trials.variants.counts:
-                compile_variants(context, is_last=True)
-                continue  # less candidates that have failed
         in_finals = is_final
         context.story.phase("finals" if is_final else "race", race.bound)
         context.story.terminal.expect(race.n_queued)
         reduced = _run(context, closure, batch, finals_of(context.plan) if is_final else RACE, struck)
+        if replays.trials.variants.endless:
+            return
         race.tell(len(batch), reduced)
         context.expenses.end_phase("finals" if is_final else "race")
         if reduced.has_new_sites:
@@ -107,7 +106,9 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         for label, each in reduced.failures.items():
             failures[label] = each | failures.get(label, {})
         if reduced.has_new_variants:
-            settle(context, closure)
+            compile_variants(context)
+            if context.replays.trials.variants.endless:
+                return reduced
         todo = [schedule for k, schedule in enumerate(todo) if first + k in reduced.lost]
         is_spent = budget_s is not None and reduced.elapsed_s >= budget_s
         if not todo or n_repeats == _MAX_REPEATS or is_spent:
@@ -120,9 +121,8 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
 
 def _report(context: TuningContext, batch: list[Replay], struck: set[int]) -> Report:
     """Reduce the times of a batch. ``struck``: replays whose times count on no rank."""
-    samples, variants = context.replays.trials.samples, context.replays.trials.variants
-    failures = context.sites.take_failures()
-    has_new_variants = variants.has_news
+    samples = context.replays.trials.samples
+    failures, has_new_variants = context.sites.take_failures(), bool(lacking(context))
     while True:
         local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
         reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
@@ -150,8 +150,6 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         context.story.phase("compile")
         for label, failures in compile_waves(context, waves).items():
             race[label].drop(reasons(failures))
-        if context.replays.trials.variants.counts:  # a wave is compiled for the first variants only
-            compile_variants(context)
         context.expenses.end_phase("compile")
         isolate(
             context,
