@@ -81,7 +81,8 @@ class Variants:
         variant = Variant(f"{site.label} > {len(site.variants)}", specialisation(launch))
         first = site.variants[0].arguments
         told = [f"{name} is {each.text}" for name, each in variant.arguments.items() if name not in first or first[name] != each]
-        self._log.info(f"site={site.label} variant={len(site.variants)} is compiled: {'; '.join(told) or 'other code'}")
+        told += [f"{name} is not given" for name in first if name not in variant.arguments]
+        self._log.info(f"site={site.label} variant={len(site.variants) + 1} is compiled: {'; '.join(told) or 'other code'}")
         site.variants.append(variant)
         self._compiler.begin(variant.label, launch, site.configs, [])
         self._check_end(site)

@@ -6,7 +6,7 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 from dist_tune.runtime import interception
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
-from dist_tune.runtime.kernel import Argument, Launch, NoFitError, foreseen, has_heuristics, is_out_of_resources, specialisation
+from dist_tune.runtime.kernel import Argument, Launch, NoFitError, is_out_of_resources, specialisation
 from dist_tune.runtime.libraries import keepers, own_runs, unheard_tuners
 from dist_tune.runtime.recording import (
     LaunchRecorder,
@@ -25,6 +25,6 @@ from dist_tune.runtime.tunable import Slot, Timings, Tunable, Undo
 __all__ = [
     "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
     "RecordedKernel", "RecordedLaunch", "Slot", "StoreWatch", "Timings", "Tunable", "TunableFunction", "Undo",
-    "as_recorded", "dry_run", "foreseen", "has_heuristics", "interception", "is_out_of_resources", "keepers", "noting_training",
+    "as_recorded", "dry_run", "interception", "is_out_of_resources", "keepers", "noting_training",
     "own_runs", "precompiles", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

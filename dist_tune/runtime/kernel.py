@@ -20,7 +20,6 @@ import torch
 import triton
 from triton import knobs
 from triton.runtime import autotuner
-from triton.runtime.autotuner import Heuristics
 from triton.runtime.jit import JITFunction
 
 from dist_tune.cache import Code, anatomy, digest, nearest_key, read_code
@@ -396,8 +395,6 @@ def _parts_of(kernel: Any) -> dict[str, Any]:
     }
 
 
-_INTS = (1, 16, 3)
-"""Ints of the classes that Triton knows."""
 _MAX_CHARS = 40
 
 Kind = Literal["int", "tensor", "constexpr", "other"]
@@ -426,24 +423,6 @@ def specialisation(launch: Tunable) -> dict[str, Argument]:
         given = zip(kernel.params, classes, strict=True)
         return {each.name: _argument(each, named[each.name], found) for each, found in given if each.name in named}
     return {}
-
-
-def foreseen(launch: Tunable, names: list[str]) -> Iterator[Tunable]:
-    """The launch with other classes of these arguments, one argument at a time; only plain ints have foreseeable ones."""
-    assert isinstance(launch, Launch)
-    args, kwargs = launch.arguments
-    for name in names:
-        at = launch.kernel.arg_names.index(name)
-        for value in _INTS:
-            if at < len(args):
-                yield Launch(launch.kernel, (*args[:at], value, *args[at + 1 :]), kwargs)
-            else:
-                yield Launch(launch.kernel, args, {**kwargs, name: value})
-
-
-def has_heuristics(launch: Tunable) -> bool:
-    """True if constants of the kernel follow from arguments and config, so that launches of one specialisation may differ."""
-    return isinstance(launch, Launch) and isinstance(getattr(launch.kernel, "fn", None), Heuristics)
 
 
 def _argument(param: Any, value: Any, found: Any) -> Argument:
