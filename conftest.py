@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ settings.load_profile("quick")
 LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
 
 
+_AT_ONCE = ThreadPoolExecutor(3)
+_under_way: dict[pytest.Item, Future[object]] = {}
+"""Test of ranks -> its run in a thread of that pool."""
 _running: list[pytest.Item] = []
 _unmarked: dict[str, str] = {}
 """Test -> the error that it was given for a process; code under test may have taken the error for one of its own."""
@@ -63,6 +67,7 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
+    _AT_ONCE.shutdown(wait=False, cancel_futures=True)
     shutil.rmtree(os.environ["DIST_TUNE_CACHE_DIR"], ignore_errors=True)
 
 
@@ -99,6 +104,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         info = item._fixtureinfo  # type: ignore[attr-defined]
         for definition in (each[-1] for each in info.name2fixturedefs.values() if each[-1].scope == "module"):
             definition.finish(item._request)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests of ranks wait for deadlines more than they compute: those of a file that take no fixture run in threads, some at once."""
+    if not _runs_in_thread(pyfuncitem) or getattr(pyfuncitem, "execution_count", 1) > 1:
+        return None
+    for each in pyfuncitem.session.items if pyfuncitem not in _under_way else []:
+        if isinstance(each, pytest.Function) and each.path == pyfuncitem.path and _runs_in_thread(each):
+            _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
+    _under_way[pyfuncitem].result()
+    return True
+
+
+def _runs_in_thread(test: pytest.Function) -> bool:
+    return bool({"ranks", "faults"} & {*test.path.parts}) and {*test._fixtureinfo.argnames} == {*_cases(test)}
+
+
+def _cases(test: pytest.Function) -> dict[str, object]:
+    return test.callspec.params if hasattr(test, "callspec") else {}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -102,77 +101,3 @@ def test_fifty_steps_of_variable_lengths(kind: str, face: str):
     for rank, (_, got, seconds) in enumerate(results):
         assert got == (each[rank] if kind == "alone" else both)
         assert seconds < 15
-
-
-def _late(rank: int, face: str) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    decorate = contextual_autotune(is_dist=True, **QUICK)
-    step: Any = _step(kernel, True, decorate)
-    if face == "function":
-
-        @autotune([{"block": 1}, {"block": 2}], key_fn=None, n_warmup=0, n_repeat=1)
-        def step(x: torch.Tensor, block: int) -> float:  # a launch that waits for the late rank is no config that never returns
-            y = x.sum() + 32
-            dist.all_reduce(y)
-            return float(y)
-
-    sums = []
-    for n in (64, 128) if face == "contextual" else (64,):
-        time.sleep(2.5 if rank == 1 else 0.0)
-        sums.append(step(torch.zeros(n)))
-    return sums, len(step.records)
-
-
-@pytest.mark.parametrize("face", ["contextual", "function"])
-def test_a_late_rank_costs_waiting_and_not_the_job(face: str):
-    """More than two deadlines late, within the timeout of its group: all tune."""
-    got = values(on_ranks(2, _late, face, env={"DIST_TUNE_DEADLINE_S": "1"}))
-    assert got == [([128.0, 256.0], 2)] * 2 if face == "contextual" else [([64.0], 1)] * 2
-
-
-def _long_first_run(rank: int) -> Any:
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
-
-    @contextual_autotune(is_dist=True, group=group, **QUICK)
-    def step(x: torch.Tensor) -> float:
-        runs.append(1)
-        time.sleep(5.0 if rank == 1 and len(runs) == 1 else 0.0)
-        return float(launch(kernel, x)[0])
-
-    return step(torch.zeros(64)), len(step.records)
-
-
-def test_a_long_first_run_is_progress():
-    """It takes more than the deadline and the timeout of the group, and the other rank waits."""
-    assert values(on_ranks(2, _long_first_run, env={"DIST_TUNE_DEADLINE_S": "1"})) == [(1.0, 1)] * 2
-
-
-def _timeouts(rank: int) -> Any:
-    kernel, seen = autotuned(blocks=(16, 32)), []
-    world: Any = dist.group.WORLD
-    backend = world._get_backend(torch.device("cpu"))
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step(x: torch.Tensor) -> None:
-        seen.append(backend.options._timeout.total_seconds())
-        if x.numel() == 96:
-            raise ValueError("96")
-        launch(kernel, torch.zeros(64))
-
-    for n in (64, 65, 96):
-        try:
-            step(torch.zeros(n))
-        except ValueError:
-            seen.append(-1.0)
-        seen.append(backend.options._timeout.total_seconds())
-    return seen
-
-
-def test_timeouts_are_lowered_only_while_ranks_tune():
-    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also after an error."""
-    for seen in values(on_ranks(2, _timeouts)):
-        assert seen[0] == 60.0
-        assert set(seen[1:-6]) == {3.0}
-        assert seen[-6:] == [60.0, 60.0, 60.0, 60.0, -1.0, 60.0]

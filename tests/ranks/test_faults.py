@@ -162,43 +162,6 @@ def test_the_slowest_rank_decides():
     assert n_timings == 3
 
 
-def _user_error(rank: int, who: list[int], when: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        y = launch(kernel, x)
-        if rank in who and len(runs) == when:
-            raise ValueError(f"rank {rank} had enough")
-        dist.all_reduce(y)
-        return y
-
-    try:
-        step(torch.zeros(64))
-    finally:
-        assert is_unpatched()
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("when", [1, 3, 5])
-def test_the_users_exception_on_one_rank_ends_the_tuning_on_all(when: int):
-    """In discovery, in a timed replay and in the final run: the rank raises its own, the others name it."""
-    outcomes = on_ranks(3, _user_error, [1], when)
-    assert (outcomes[1].error, outcomes[1].message) == ("ValueError", "rank 1 had enough")
-    others = [outcomes[0], outcomes[2]]
-    same_error(others, "PeerFailedError", "rank 1", "ValueError: rank 1 had enough")
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("when", [1, 3])
-def test_the_same_exception_on_all_ranks_stays_the_users(when: int):
-    """Every rank raises its own."""
-    outcomes = on_ranks(2, _user_error, [0, 1], when)
-    assert [o.error for o in outcomes] == ["ValueError"] * 2
-
-
 def _error_without_collective(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32))
     runs = []

@@ -161,7 +161,7 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path, damage: str):
 def test_times_of_replays_after_a_skipped_collective_are_not_kept(tmp_path: Path):
     """Ranks agree on none before they know of it."""
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache"), "DIST_TUNE_DEADLINE_S": "3"}
-    assert all(each.error for each in on_ranks(2, run, "race", "skip_collective", env=env))
+    assert all(each.error for each in on_ranks(2, run, "race", "skip collective", env=env))
     assert [events(path, "agreed") for path in journals(tmp_path)] == [[], []]
 
 

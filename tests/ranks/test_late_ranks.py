@@ -3,75 +3,56 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from dist_tune import AbsentRanksError, PeerFailedError, contextual_autotune
-from dist_tune.testing import Outcome, values
+from dist_tune import autotune
+from dist_tune.testing import values
+from tests.cases import further
+from tests.faults.jobs import stop_for
 from tests.ranks.kernels import autotuned, best, launch, tuned
-from tests.ranks.phases import DEADLINE_S, PHASES, once_in, stop_for, two_kernels
+from tests.ranks.stuck import threads_left
+from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
 
-ENV = {"DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}"}
+IMPATIENT = {"DIST_TUNE_DEADLINE_S": "1"}
 
 
-def names_of_late(outcomes: list[Outcome]) -> set[tuple[int, int]]:
-    """(Rank whose log says so, rank that it says is late)."""
-    return {(rank, int(late)) for rank, each in enumerate(outcomes) for late in re.findall(r"WARNING rank (\d) is late", each.log)}
+def _late(rank: int, face: str) -> Any:
+    kernel = autotuned(blocks=(16, 32))
+
+    def work(x: torch.Tensor, block: int = 0) -> float:
+        y = (launch(kernel, x) if face == "contextual" else x + 1).sum()
+        dist.all_reduce(y)
+        return float(y)
+
+    step = tuned(kernel, work)
+    if face == "function":
+        step = autotune([{"block": 1}, {"block": 2}], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)(work)
+    sums = []
+    for n in (64, 128):
+        time.sleep(2.5 if rank == 1 else 0.0)
+        sums.append(step(torch.zeros(n)))
+    return sums, len(step.records)
 
 
-def _stopped(rank: int, phase: str, who: int) -> Any:
-    step, winners = two_kernels(once_in(phase, (lambda: stop_for(3.0)) if rank == who else lambda: None))
-    y = step(torch.ones(64))
-    return winners(), y[0].item(), [each.name for each in threading.enumerate() if "heartbeat" in each.name]
+@pytest.mark.parametrize("face", ["contextual", further("function")])
+def test_a_late_rank_costs_waiting_and_not_the_job(face: str):
+    """More than two deadlines late, within the timeout of its group: all tune."""
+    assert values(on_ranks(2, _late, face, env=IMPATIENT)) == [([128.0, 256.0], 2)] * 2
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("phase", [each if each in ("discover", "race") else pytest.param(each, marks=pytest.mark.slow) for each in PHASES])
-def test_a_rank_that_is_stopped_for_less_than_the_deadline_costs_waiting(phase: str, who: int):
-    """SIGSTOP for 3 s: the same winners on both, the right value, and the log of the other rank names the one that was stopped."""
-    outcomes = on_ranks(2, _stopped, phase, who, env=ENV)
-    first, second = values(outcomes)
-    assert first == second
-    assert first[1:] == (6.0, [])
-    assert names_of_late(outcomes) == {(1 - who, who)}, outcomes[1 - who].log
-    assert f"rank {who} did not run for" in outcomes[who].log
+def _in_first_run(rank: int, wait: str, seconds: float, timeout_s: float) -> Any:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
+    kernel, runs = autotuned(), []
 
-
-def _stopped_for_long(rank: int) -> Any:
-    step, _ = two_kernels(once_in("race", (lambda: stop_for(8.0)) if rank == 1 else lambda: None))
-    began = time.monotonic()
-    try:
-        step(torch.ones(64))
-    except AbsentRanksError as error:
-        return error.ranks, time.monotonic() - began, str(error)
-
-
-def test_a_rank_that_stays_stopped_after_a_collective_has_failed_is_not_waited_for():
-    """Twice the deadline at most (2 s here), although its process can be seen to be stopped: no wait saves the tuning any more.
-
-    The one that was stopped is past 1.75 deadlines when it goes on: its timer ends it, or it is told the same.
-    """
-    first, late = on_ranks(2, _stopped_for_long, env={"DIST_TUNE_DEADLINE_S": "2"})
-    assert late.error == "Died" or values([late])[0][0] == (1,), late
-    ((ranks, seconds, told),) = values([first])
-    assert ranks == (1,)
-    assert seconds < 6.0, told
-    assert "rank 1 last seen at" in told
-    assert "its process is stopped" in told
-
-
-def _alone(rank: int, wait: str, seconds: float) -> Any:
-    kernel = autotuned()
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)
     def step(x: torch.Tensor) -> torch.Tensor:
         runs.append(1)
         if rank == 1 and len(runs) == 1:
@@ -79,84 +60,81 @@ def _alone(rank: int, wait: str, seconds: float) -> Any:
             stop_for(seconds) if wait == "stop" else time.sleep(seconds)
         return launch(kernel, x)
 
-    step(torch.ones(64))
-    return best(kernel), step.records[0].winner
+    call = tuned(kernel, step, group=group)
+    call(torch.ones(64))
+    return best(kernel), call.records[0].winner
 
 
-WAITS = [("stop", 3.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("sleep", 4.0), ("stop", 8.0)))]
+WAITS = [("stop", 3.0, 60, "5"), ("sleep", 3.5, 1, "1"), further("sleep", 4.0, 60, "5"), further("stop", 8.0, 60, "5")]
 
 
-@pytest.mark.parametrize(("wait", "seconds"), WAITS)
-def test_a_rank_that_is_late_in_its_first_run_is_waited_for(wait: str, seconds: float):
-    """Without a collective; also one that is stopped for longer than the deadline, and less than the group's timeout."""
-    outcomes = on_ranks(2, _alone, wait, seconds, env=ENV)
+@pytest.mark.parametrize(("wait", "seconds", "timeout_s", "deadline_s"), WAITS)
+def test_a_rank_that_is_late_in_its_first_run_is_waited_for(wait: str, seconds: float, timeout_s: float, deadline_s: str):
+    """Without a collective: one that runs longer than the deadline and its group's timeout, and one that is stopped for less than that."""
+    outcomes = on_ranks(2, _in_first_run, wait, seconds, timeout_s, env={"DIST_TUNE_DEADLINE_S": deadline_s})
     first, second = values(outcomes)
     assert first == second
-    assert names_of_late(outcomes) == {(0, 1)}
-    assert "its first run of tests.ranks.test_late_ranks._alone.<locals>.step, call 1" in outcomes[0].log
-
-
-def _retried(rank: int) -> Any:
-    kernel = autotuned()
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        if rank == 1 and len(runs) == 1:
-            raise ValueError("once")
-        if rank == 0 and len(runs) == 1:
-            time.sleep(1.0)  # rank 1 waits in its second call by then
-        return launch(kernel, x)
-
-    told = []
-    for _ in range(2):
-        try:
-            step(torch.ones(64))
-        except (ValueError, PeerFailedError) as error:
-            told.append(str(error))
-    return told, len(step.records)
-
-
-def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
-    """Also when the one that raised has called again, and waits there: the late one does not pass the call untuned."""
-    first, second = values(on_ranks(2, _retried))
-    assert second == (["once"], 1)
-    (told,), n_records = first
-    assert n_records == 1
-    assert "rank 1" in told
-    assert "ValueError: once" in told
+    assert re.findall(r"WARNING rank (\d) is late", outcomes[0].log) == ["1"]
+    assert "rank 0 is late" not in outcomes[1].log
+    assert "its first run of tests.ranks.test_late_ranks._in_first_run.<locals>.step, call 1" in outcomes[0].log
+    assert wait == "sleep" or "rank 1 did not run for" in outcomes[1].log
 
 
 def _slow(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
+    kernel, runs = autotuned(blocks=(16, 32)), [0]
 
-    def closure(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(3.0 * rank)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        time.sleep(1.2 * rank * (runs[0] <= 5))
         return launch(kernel, x)
 
-    tuned(kernel, closure)(torch.zeros(64))
-    return best(kernel)
+    y = tuned(kernel, step, reset=lambda: time.sleep(1.5 * rank if runs[0] == 1 else 0.0))(torch.zeros(64))
+    return best(kernel), y[0].item(), threads_left()
 
 
-def test_a_rank_with_slow_replays_is_waited_for():
-    """Its own watchdog allows what its first run took; its peers do, too."""
-    one, other = values(on_ranks(2, _slow, env={"DIST_TUNE_DEADLINE_S": "1"}))
+def test_what_takes_long_for_good_reason_is_waited_for():
+    """On one rank a first run, a reset and replays beyond the deadline: neither its own watchdog nor its peers give it up."""
+    one, other = values(on_ranks(2, _slow, env=IMPATIENT))
     assert one == other
+    assert one[1:] == (1.0, [])
 
 
-def _slow_reset(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-
-    def reset() -> None:
-        time.sleep(3.0 * rank)
-
-    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=reset)(lambda x: launch(kernel, x))
+def _comes_too_late(rank: int) -> None:
+    group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=0.5))
+    step = tuned(autotuned(blocks=(16, 32)), group=group)
+    time.sleep(2.5 if rank == 2 else 0.0)
     step(torch.zeros(64))
-    return best(kernel)
 
 
-def test_a_rank_with_a_slow_reset_is_waited_for():
-    """The user's function has ten deadlines on its own rank, and its peers wait as long."""
-    one, other = values(on_ranks(2, _slow_reset, env={"DIST_TUNE_DEADLINE_S": "1"}))
-    assert one == other
+def test_a_rank_that_comes_too_late_gets_the_verdict_too():
+    """Ranks 0 and 1 give rank 2 up, later than their group and the deadline; when it comes, it reads that and does not wait."""
+    same_error(on_ranks(3, _comes_too_late, env=IMPATIENT), "AbsentRanksError", "ranks [2] did not come", within_s=5)
+
+
+def _timeouts(rank: int) -> Any:
+    kernel, seen = autotuned(blocks=(16, 32)), []
+    world: Any = dist.group.WORLD
+    backend = world._get_backend(torch.device("cpu"))
+
+    def step(x: torch.Tensor) -> None:
+        seen.append(backend.options._timeout.total_seconds())
+        if x.numel() == 96:
+            raise ValueError("96")
+        launch(kernel, torch.zeros(64))
+
+    call = tuned(kernel, step)
+    for n in (64, 65, 96):
+        try:
+            call(torch.zeros(n))
+        except ValueError:
+            seen.append(-1.0)
+        seen.append(backend.options._timeout.total_seconds())
+    return seen
+
+
+def test_timeouts_are_lowered_only_while_ranks_tune():
+    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also after an error."""
+    for seen in values(on_ranks(2, _timeouts)):
+        assert seen[0] == 60.0
+        assert set(seen[1:-6]) == {3.0}
+        assert seen[-6:] == [60.0, 60.0, 60.0, 60.0, -1.0, 60.0]

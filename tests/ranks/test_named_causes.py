@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import autotune, contextual_autotune
+from dist_tune import contextual_autotune
 from dist_tune.distributed import Ranks
 from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch
-from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -38,27 +37,6 @@ def test_a_rank_that_makes_more_calls_than_its_peer_goes_on_alone():
     assert all(seconds < 10 for seconds in values(on_ranks(2, _makes_more_calls, timeout_s=30)))
 
 
-def _too_slow_on_one_rank(rank: int) -> None:
-    @autotune([{"block": block} for block in (16, 32, 64)], None, n_warmup=0, n_repeat=1, cache=False)
-    def step(x: torch.Tensor, block: int) -> torch.Tensor:
-        if rank == 1 and block == 64:
-            time.sleep(DEADLINE_S + 1.5)
-        y = x.clone()
-        dist.all_reduce(y)
-        return y
-
-    step(torch.ones(4))
-
-
-def test_a_config_that_is_late_for_a_collective_on_one_rank_is_named():
-    """It takes longer than the deadline, which the collective waits: rank and config stand before gloo's text."""
-    for outcome in on_ranks(2, _too_slow_on_one_rank, timeout_s=30):
-        assert outcome.error == "PeerFailedError", f"{outcome.error}: {outcome.message}\n{outcome.notes}"
-        cause = outcome.message.partition("; so rank")[0]
-        assert cause.startswith("rank 1 was late"), outcome.message
-        assert "block=64" in cause
-
-
 def _exits(rank: int, at_run: int, talks: bool) -> None:
     kernel = autotuned(blocks=(16, 32))
     runs = []
@@ -74,16 +52,6 @@ def _exits(rank: int, at_run: int, talks: bool) -> None:
         return y
 
     step(torch.ones(64))
-
-
-@pytest.mark.parametrize(("at_run", "talks"), [(1, True), (3, True), (3, False)])
-def test_a_process_that_ends_is_told_of_at_once(at_run: int, talks: bool):
-    """With os._exit, in its first run or in a replay, whether peers wait in a collective or in a meeting."""
-    first, _ = on_ranks(2, _exits, at_run, talks, env={"DIST_TUNE_DEADLINE_S": "20"}, timeout_s=60)
-    assert first.error == "AbsentRanksError", f"{first.error}: {first.message}"
-    assert first.message.startswith("rank 1 last seen at: ")
-    assert "its process has ended" in first.message
-    assert first.seconds < 10
 
 
 def test_a_process_that_ends_before_the_first_meeting_leaves_the_call_untuned():

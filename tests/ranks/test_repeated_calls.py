@@ -221,3 +221,26 @@ def test_counts_that_differ_strand_no_rank(news: Any, n_known: int):
         assert got == both
         assert n >= n_known
         assert seconds < 8
+
+
+def _retried(rank: int) -> Any:
+    kernel, runs = autotuned(), []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 1:
+            raise ValueError("once")
+        if rank == 0 and len(runs) == 1:
+            time.sleep(1.0)  # rank 1 waits in its second call by then
+        return launch(kernel, x)
+
+    call = tuned(kernel, step)
+    return _until_it_works(lambda: call(torch.ones(64))), len(call.records)
+
+
+def test_a_rank_that_comes_late_to_a_call_that_failed_hears_of_it():
+    """Also when the one that raised has called again, and waits there: the late one does not pass the call untuned."""
+    (told, n_records), second = values(on_ranks(2, _retried))
+    assert second == (["once"], 1)
+    assert n_records == 1
+    assert "rank 1 raised ValueError: once" in told[0]

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import autotune, contextual_autotune
+from dist_tune import contextual_autotune
 from dist_tune.testing import Outcome, values
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
@@ -61,31 +61,6 @@ def first_run_hangs(rank: int, who: int) -> Any:
     return tuned(kernel, lambda x: launch(kernel, x), is_dist=dist.is_initialized())(torch.zeros(64)).sum().item()
 
 
-def test_what_takes_long_for_good_reason_is_not_ended():
-    """A first run, a reset and a slow config beyond the deadline, on two ranks one of which computes all the while."""
-    got = values(on_ranks(2, takes_long, env={"DIST_TUNE_DEADLINE_S": "1.5"}, timeout_s=60))
-    assert got == [(2.0, [])] * 2
-
-
-def takes_long(rank: int) -> Any:
-    kernel, runs = autotuned(), [0]
-
-    def reset() -> None:
-        time.sleep(2.0 if runs[0] == 1 else 0.0)
-
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=reset)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs[0] += 1
-        if runs[0] == 1:
-            time.sleep(4.0)
-        y = launch(kernel, x)
-        dist.all_reduce(y)
-        return y
-
-    y = step(torch.zeros(64))
-    return y[0].item(), threads_left()
-
-
 def test_nothing_watches_a_steady_call():
     """While a tuning is under way there is one thread more, and after it none, and no timer of faulthandler that could end the process."""
     (got,) = values(on_ranks(1, steady, env={"DIST_TUNE_DEADLINE_S": "0.5"}, is_dist=False))
@@ -112,25 +87,6 @@ def steady(rank: int) -> Any:
     end = time.monotonic() + 1.5
     ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter lock
     return seen, after | during, time.monotonic() > end - 1.0
-
-
-def test_a_function_that_never_returns_with_a_config_is_named():
-    """``autotune``: in its untimed run."""
-    first, second = on_ranks(2, function_hangs, timeout_s=25)
-    left_with(second, 86)
-    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
-    for word in ("rank 1", "candidate 1", "block=2", "warm-up"):
-        assert word in first.message, first.message
-
-
-def function_hangs(rank: int) -> Any:
-    @autotune([{"block": block} for block in (1, 2, 4)], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)
-    def function(x: torch.Tensor, block: int) -> torch.Tensor:
-        if block == 2 and rank == 1:
-            time.sleep(1000)
-        return x + 1
-
-    return function(torch.zeros(4)).sum().item()
 
 
 def test_a_process_that_was_stopped_is_not_late():
