@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,261 +15,201 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
 from dist_tune.runtime import StoreWatch, noting_training
-from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch
-from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import log, on_each_rank
+from tests.tuning.steps import QUICK, Case, New, beside_plain
 
 pytestmark = pytest.mark.once
 
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0, "is_dist": True}
-
 
 class _Doubled(torch.autograd.Function):
-    kernel: Any = None
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kernel: Any) -> torch.Tensor:
+        ctx.kernel = kernel
+        return launch(kernel, x.detach().float()).to(x.dtype) + x
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return launch(_Doubled.kernel, x.detach().float()).to(x.dtype) + x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        launch(_Doubled.kernel, grads[0].float())
-        return 2 * grads[0]
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        launch(ctx.kernel, grads[0].float())
+        return 2 * grads[0], None
 
 
 class Layer(torch.nn.Module):
     """A linear layer, a kernel in the forward and in the backward pass, and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linear = torch.nn.Linear(64, 64)
+        self.linear, self.kernel = torch.nn.Linear(64, 64), kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.nn.functional.dropout(_Doubled.apply(self.linear(x)), 0.5)
+        y: torch.Tensor = torch.nn.functional.dropout(_Doubled.apply(self.linear(x), self.kernel), 0.5)
         return y
 
 
-def forward_and_backward(model: Any) -> Callable[[torch.Tensor], Any]:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().mean()
-        loss.backward()
-        return loss.detach()
+Step = Callable[[torch.Tensor], Any]
 
+
+def sharded(layer: Layer) -> Layer:
+    fully_shard(layer)
+    return layer
+
+
+def checkpointed(layer: Layer) -> Any:
+    plain = layer.forward
+    layer.forward = lambda x: checkpoint(plain, x, use_reentrant=False)  # type: ignore[method-assign]
+    return DistributedDataParallel(layer)
+
+
+def the_pass(model: Any, both: Step) -> Step:
+    return both
+
+
+def accumulating(model: Any, both: Step) -> Step:
+    """Gradients are there before the first call."""
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    return both
+
+
+def zeroed(model: Any, both: Step) -> Step:
+    accumulating(model, both)
+    return lambda x: (model.zero_grad(), both(x))[1]
+
+
+def autocast(model: Any, both: Step) -> Step:
+    step: Step = torch.autocast("cpu", dtype=torch.bfloat16)(both)
     return step
 
 
-def layer(rank: int) -> Any:
-    model = DistributedDataParallel(Layer())
-    return forward_and_backward(model), model
+def trained(model: Any, both: Step, make: Callable[..., Any]) -> Step:
+    optimizer = make(model.parameters(), lr=0.01)
+    return lambda x: (optimizer.zero_grad(), both(x), optimizer.step())[1]
 
 
-def accumulating(rank: int) -> Any:
-    """Gradients are there before the first call."""
-    model = DistributedDataParallel(Layer())
-    for each in model.parameters():
-        each.grad = torch.ones_like(each)
-    return forward_and_backward(model), model
-
-
-def in_buckets(rank: int) -> Any:
-    """Gradients that are views of the buckets in which they are reduced."""
-    model = DistributedDataParallel(Layer(), gradient_as_bucket_view=True)
-    return forward_and_backward(model), model
-
-
-def zeroed(rank: int) -> Any:
-    """Gradients are there before the first call, and made anew in each."""
-    model = DistributedDataParallel(Layer())
-    for each in model.parameters():
-        each.grad = torch.ones_like(each)
-    step = forward_and_backward(model)
-
-    def anew(x: torch.Tensor) -> Any:
-        model.zero_grad()
-        return step(x)
-
-    return anew, model
-
-
-def checkpointed(rank: int) -> Any:
-    inner = Layer()
-    model = DistributedDataParallel(inner)
-    inner.forward, plain = lambda x: checkpoint(plain, x, use_reentrant=False), inner.forward  # type: ignore[method-assign]
-    return forward_and_backward(model), model
-
-
-def mixed_precision(rank: int) -> Any:
-    model = DistributedDataParallel(Layer())
-    step = forward_and_backward(model)
-
-    def autocast(x: torch.Tensor) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return step(x)
-
-    return autocast, model
-
-
-def sharded(rank: int) -> Any:
-    model = Layer()
-    fully_shard(model)
-    return forward_and_backward(model), model
-
-
-TUNED = [layer, in_buckets, zeroed, checkpointed, mixed_precision, sharded]
-
-
-def _trained(model: Any, optimizer: Any) -> Any:
-    step = forward_and_backward(model)
-
-    def train(x: torch.Tensor) -> Any:
-        optimizer.zero_grad()
-        loss = step(x)
-        optimizer.step()
-        return loss
-
-    return train, model
-
-
-def trained(rank: int) -> Any:
-    model = DistributedDataParallel(Layer())
-    return _trained(model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
-
-
-def trained_sharded(rank: int) -> Any:
-    model = Layer()
-    fully_shard(model)
-    return _trained(model, torch.optim.AdamW(model.parameters(), lr=0.01))
-
-
-def zero(rank: int) -> Any:
-    model = DistributedDataParallel(Layer())
-    return _trained(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01))
-
-
-def loaded(rank: int) -> Any:
-    model = DistributedDataParallel(Layer())
+def loaded(model: Any, both: Step) -> Step:
     batches = iter(torch.utils.data.DataLoader(torch.rand(6, 64), batch_size=1))  # type: ignore[arg-type]
-    step = forward_and_backward(model)
-    return lambda x: step(x + next(batches)), model
+    return lambda x: both(x + next(batches))
 
 
-def alone(rank: int) -> Any:
+def drawn_alone(model: Any, both: Step) -> Step:
     """The second rank draws from a generator of its own."""
-    model, draw = DistributedDataParallel(Layer()), random.Random(0).random if rank == 1 else random.random
-    step = forward_and_backward(model)
-    return lambda x: step(x * draw()), model
+    random.seed(dist.get_rank())
+    draw = random.Random(0).random if dist.get_rank() == 1 else random.random
+    return lambda x: both(x * draw())
 
 
-def counted_alone(rank: int) -> Any:
+def counted_alone(model: Any, both: Step) -> Step:
     """The second rank adds to a tensor that it has captured, as only another run shows."""
-    model, total = DistributedDataParallel(Layer()), torch.zeros(())
-    step = forward_and_backward(model)
+    total, rank = torch.zeros(()), dist.get_rank()
 
     def counted(x: torch.Tensor) -> Any:
-        loss = step(x)
+        loss = both(x)
         if rank == 1:
             total.data.add_(1)
         return loss + total
 
-    return counted, model
+    return counted
 
 
-NOT_TUNED = [accumulating, trained, trained_sharded, zero, loaded, alone, counted_alone]
+DDP = DistributedDataParallel
+TUNED: dict[str, Any] = {
+    "layer": (DDP, the_pass),
+    "gradients that are views of buckets": (partial(DDP, gradient_as_bucket_view=True), the_pass),
+    "zeroed": (DDP, zeroed),
+    "checkpointed": (checkpointed, the_pass),
+    "mixed precision": (DDP, autocast),
+    "sharded": (sharded, the_pass),
+}
+NOT_TUNED: dict[str, Any] = {
+    "accumulating": (DDP, accumulating),
+    "trained": (DDP, partial(trained, make=partial(AdamW, fused=True))),
+    "trained sharded": (sharded, partial(trained, make=AdamW)),
+    "ZeRO": (DDP, partial(trained, make=partial(ZeroRedundancyOptimizer, optimizer_class=AdamW))),
+    "loaded": (DDP, loaded),
+    "drawn alone": (DDP, drawn_alone),
+    "counted alone": (DDP, counted_alone),
+}
 
 
-def _outcome(rank: int, make: Any, is_tuned: bool) -> Any:
-    _Doubled.kernel = autotuned(blocks=(16, 32) if is_tuned else (16,))
-    torch.manual_seed(rank)
-    random.seed(rank)
-    step, model = make(rank)
-    step = contextual_autotune(**QUICK)(step) if is_tuned else step
-    xs = [torch.full((4, 64), float(i + rank)) for i in range(1, 4)]
+def case_of(new: New, wrap: Callable[[Layer], Any], prepare: Callable[[Any, Step], Step]) -> Case:
+    model = wrap(Layer(new()))
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def after() -> Any:
+        local = (
+            getattr(each, "to_local", lambda each=each: each)() for p in model.parameters() for each in (p, p.grad) if each is not None
+        )
+        return [each.detach().clone() for each in local]
+
+    step = prepare(model, both)
     torch.manual_seed(5)
-    losses = [step(x).item() for x in xs]
-    local = [getattr(each, "to_local", lambda each=each: each)() for p in model.parameters() for each in (p, p.grad) if each is not None]
-    dist.barrier()
-    return (losses, [each.detach().tolist() for each in local], torch.rand(1).item()), len(step.records) if is_tuned else 0
+    return step, [(torch.full((4, 64), float(i + dist.get_rank())),) for i in range(1, 4)], after
 
 
-def _both(rank: int, name: str) -> Any:
-    make = globals()[name]
-    expected, _ = _outcome(rank, make, is_tuned=False)
-    found, n_records = _outcome(rank, make, is_tuned=True)
-    return found == expected, n_records
-
-
-@pytest.mark.parametrize("name", [each.__name__ for each in TUNED])
-def test_a_layer_with_its_backward_pass_is_tuned_in_its_first_call(name: str):
+@on_each_rank(cases=list(TUNED))
+def test_a_layer_with_its_backward_pass_is_tuned_in_its_first_call(rank: int, case: str):
     """Values, gradients and random numbers are those of plain calls, to the bit."""
-    assert values(on_ranks(2, _both, name)) == [(True, 1)] * 2
+    assert beside_plain(lambda new: case_of(new, *TUNED[case])) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in NOT_TUNED])
-def test_a_step_that_must_not_be_repeated_is_not_tuned_on_any_rank(name: str):
+@on_each_rank(cases=list(NOT_TUNED))
+def test_a_step_that_must_not_be_repeated_is_not_tuned_on_any_rank(rank: int, case: str):
     """Values, parameters and gradients are those of plain calls, to the bit; one line says why, with the rank."""
-    outcomes = on_ranks(2, _both, name)
-    assert values(outcomes) == [(True, 0)] * 2
-    for each in outcomes:
-        line = next(line for line in each.log.splitlines() if ": not tuned; split it, or give reset=" in line)
-        assert ("on rank 1" in line) if "alone" in name else ("on rank 0" in line)
+    assert beside_plain(lambda new: case_of(new, *NOT_TUNED[case])) == [(True, False)] * 2
+    lines = [line for line in log().splitlines() if ": not tuned; split it, or give reset=" in line]
+    assert len(lines) >= 2
+    assert all(("on rank 1" if "alone" in case else "on rank 0") in line for line in lines)
 
 
-def _raises_alone(rank: int) -> Any:
-    _Doubled.kernel = autotuned(blocks=(16, 32))
-    runs = []
+@on_each_rank(is_alone=True)
+def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
+    """Its peer waits in a collective until the deadline; the first run is the call's on both."""
+    os.environ["DIST_TUNE_DEADLINE_S"] = "1"
+    kernel, runs = autotuned(blocks=(16, 32)), []
 
-    @contextual_autotune(**QUICK)
+    @contextual_autotune(is_dist=True, **QUICK)
     def step(x: torch.Tensor) -> float:
         runs.append(1)
-        y = launch(_Doubled.kernel, x)
+        y = launch(kernel, x)
         if rank == 1 and len(runs) == 2:
             raise IndexError("past the end")
         dist.all_reduce(y)
         return y[0].item()
 
-    return step(torch.zeros(64)), len(step.records)
+    assert (step(torch.zeros(64)), len(step.records)) == (2.0, 0)
+    assert "when it runs again" in log()
 
 
-def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all():
-    """Its peer waits in a collective until the deadline; the first run is the call's on both."""
-    outcomes = on_ranks(2, _raises_alone)
-    assert values(outcomes) == [(2.0, 0)] * 2
-    assert all("when it runs again" in each.log for each in outcomes)
+@on_each_rank()
+def test_threads_that_listen_at_once_leave_nothing_patched(rank: int):
+    """Two threads make first calls at once; the last one to leave puts Triton's and torch's own functions back."""
 
+    def patched() -> Any:
+        return [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
 
-def _later(rank: int) -> Any:
-    """Two threads make first calls at once."""
-    before = [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
-    barrier = threading.Barrier(2)
+    before, barrier = patched(), threading.Barrier(2)
 
     def call() -> None:
-        kernel = autotuned(blocks=(16, 32))
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            barrier.wait(5)
-            y = launch(kernel, x)
-            barrier.wait(5)
-            return y
-
         with noting_training(), StoreWatch().first_run():
-            step(torch.zeros(64))
+            barrier.wait(5)
+            launch(autotuned(blocks=(16,)), torch.zeros(64))
+            barrier.wait(5)
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    after = [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
-    return before == after
-
-
-def test_threads_that_listen_at_once_leave_nothing_patched():
-    """The last one to leave puts Triton's and torch's own functions back."""
-    assert values(on_ranks(1, _later, is_dist=False)) == [True]
+    assert patched() == before
