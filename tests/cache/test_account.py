@@ -46,23 +46,11 @@ def test_each_candidate_has_one_fate():
     ]  # fmt: skip
     told = "8 tried: 2 in the finals, 1 raced out, 1 not timed, 1 the same kernel as another"
     assert fates(of(*rows)).text == f"{told}, 3 cannot run here (2 shared memory, 1 ValueError), 1 untried"
-
-
-def test_what_never_ran_is_not_raced_out():
-    """The budget was spent before its turn, or the replays in which it should have run did not meet the site."""
-    spent, missed = "not raced: the budget of 1 s was spent", "was not met in time to be measured"
-    rows = [
-        timed(1.0, 2.0),
-        {**UNTIMED, "left": spent},
-        {**UNTIMED, "left": missed},
-        timed(1.1, 2.0, left="not raced: slower in an earlier tuning"),
-    ]
+    # What never ran is not raced out: the budget was spent before its turn, or no replay met the site in time.
+    spent, missed = ({**UNTIMED, "left": left} for left in ("not raced: the budget of 1 s was spent", "was not met in time to be measured"))
+    rows = [timed(1.0, 2.0), spent, missed, timed(1.1, 2.0, left="not raced: slower in an earlier tuning")]
     assert fates(of(*rows)).text == "2 tried: 1 timed, 1 not timed, 2 not raced"
-
-
-def test_without_a_race_there_are_no_finals():
-    """An exhaustive search times all of them."""
-    assert fates(of(timed(1.0, 2.0), timed(1.1, 2.1))).text == "2 tried: 2 timed"
+    assert fates(of(timed(1.0, 2.0), timed(1.1, 2.1))).text == "2 tried: 2 timed"  # an exhaustive search has no finals
 
 
 @pytest.mark.parametrize(

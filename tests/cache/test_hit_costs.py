@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import triton
 
 from dist_tune.cache import read_code
-from dist_tune.configs import describe_all
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
 from tests.programs import run_python
@@ -30,15 +28,6 @@ def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, mon
     counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "_body_of_tree", "_codes_in")
     assert counted["_body_of_tree"] == 11
     assert counted["_codes_in"] <= 1
-
-
-def test_a_config_that_is_listed_twice_is_described_once():
-    """The candidates that pruning leaves are in the kernel's list as well: equal texts for one description; a copy is described anew."""
-    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
-    counted = calls_in(lambda: describe_all([*configs, *configs[1:]]), "describe")
-    assert counted["describe"] == 3
-    texts = describe_all([*configs, *configs[1:], triton.Config({"BLOCK": 64})])
-    assert texts == [*texts[:3], *texts[1:3], texts[2]]
 
 
 @pytest.mark.once

@@ -47,13 +47,17 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     assert not path.exists()
 
 
-def test_a_damaged_line_ends_the_file(tmp_path: Path):
-    """One warning; what comes later is written in its place."""
-    path = tmp_path / "one.jsonl"
+def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One warning; what comes later is written in its place. A large file is not read to its end: what is beyond is measured again."""
+    path, large = tmp_path / "one.jsonl", tmp_path / "large.jsonl"
     path.write_bytes(line(1) + b"\ndamaged\n" + line(2) + b"\ncut o")
+    large.write_bytes((line(1) + b"\n") * 2)
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
         assert held(path, line(3)) == [1]
     assert held(path) == [1, 3]
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+    with pytest.warns(UserWarning, match="its 2. line is damaged"):
+        assert held(large) == [1]
 
 
 @pytest.mark.processes
@@ -131,12 +135,3 @@ def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, what: str):
     with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
         quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
     assert read_quarantine(path) == []
-
-
-def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is beyond the bound is measured again."""
-    monkeypatch.setattr(module, "MAX_BYTES", 100)
-    path = tmp_path / "one.jsonl"
-    path.write_bytes((line(1) + b"\n") * 2)
-    with pytest.warns(UserWarning, match="its 2. line is damaged"):
-        assert held(path) == [1]

@@ -1,24 +1,31 @@
-"""What one rank says of its cache, and what it keeps, without any ranks."""
+"""What one rank says of its cache, what it keeps, why no record fits, and which comes nearest; without any ranks."""
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dist_tune.cache.lookup import CacheLookup, LookupResult
-from dist_tune.cache.records import TuningRecord, environment
+from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, nearest_shape
+from dist_tune.cache.records import CacheKey, TuningRecord
+from dist_tune.cache.records import environment as environment_here
 from dist_tune.cache.store import Cache
 from dist_tune.settings import Settings
-from tests.cached_records import candidate, record
+from tests.cached_records import NOON, candidate, environment, record
 
 pytestmark = pytest.mark.once
 
 TEXTS = [each.config for each in record().candidates]
 NAMED = ("model.gemm", "[4096,2752,torch.bfloat16]")
 SITE = "model.gemm[4096,2752,torch.bfloat16]"
-HERE = environment(2, 2)
+SOURCE = "0123456789abcdef"
+HERE = environment_here(2, 2)
+UNMEASURED = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i in range(3)]
 
 
 class Log:
@@ -49,7 +56,7 @@ def kept(folder: Path, *records: TuningRecord) -> Path:
     return folder
 
 
-def look_up(mine: CacheLookup, texts: list[str] = TEXTS, named: tuple[str, str] = NAMED, source: str = "0123456789abcdef") -> Any:
+def look_up(mine: CacheLookup, texts: list[str] = TEXTS, named: tuple[str, str] = NAMED, source: str = SOURCE) -> Any:
     return mine.look_up(SITE, named, lambda: source, texts)
 
 
@@ -60,28 +67,27 @@ def asked(mine: CacheLookup) -> tuple[TuningRecord | None, LookupResult]:
 
 
 def test_what_was_kept_is_found(tmp_path: Path):
-    """By the next job, which tells its key and the winner."""
-    first = lookup(tmp_path)
+    """By the next job, which tells its key and the winner; and that it will not use the record, where its config does not run."""
+    first, next_job = lookup(tmp_path), lookup(tmp_path)
     nothing, miss = asked(first)
     assert (nothing, miss.winner, miss.miss, miss.is_open) == (None, "", "", True)
     first.keep(found())
-    one, ticket = asked(lookup(tmp_path))
-    assert one == found()
-    assert ticket == LookupResult(miss.key, TEXTS[1])
-    assert lookup(tmp_path).source(SITE) == ""
-    assert first.source(SITE) == "0123456789abcdef"
+    one, ticket = asked(next_job)
+    assert (one, ticket) == (found(), LookupResult(miss.key, TEXTS[1]))
+    assert next_job.ticket(SITE, one, runs=False) == ticket._replace(is_open=False)
+    assert (first.source(SITE), lookup(tmp_path).source(SITE)) == (SOURCE, "")
 
 
 @pytest.mark.parametrize(
     ("named", "source", "texts", "differing", "is_new_shape"),
     [
-        (("model.gemm", "[1]"), "0123456789abcdef", TEXTS, ["key: [1] here"], True),
-        (("model.gemm", "[1]"), "0123456789abcdef", TEXTS[:2], ["key: [1] here", "candidates"], True),
+        (("model.gemm", "[1]"), SOURCE, TEXTS, ["key: [1] here"], True),
+        (("model.gemm", "[1]"), SOURCE, TEXTS[:2], ["key: [1] here", "candidates"], True),
         (("model.gemm", "[1]"), "f" * 16, TEXTS, ["source", "key: [1] here"], False),
         (NAMED, "f" * 16, TEXTS, ["source"], False),
-        (NAMED, "0123456789abcdef", TEXTS[:2], ["candidates"], False),
-        (("other.gemm", NAMED[1]), "0123456789abcdef", TEXTS, [], False),
-        (NAMED, "0123456789abcdef", TEXTS, [], False),
+        (NAMED, SOURCE, TEXTS[:2], ["candidates"], False),
+        (("other.gemm", NAMED[1]), SOURCE, TEXTS, [], False),
+        (NAMED, SOURCE, TEXTS, [], False),
     ],
 )
 def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
@@ -95,25 +101,12 @@ def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
     assert miss.is_new_shape == is_new_shape
 
 
-def test_a_config_that_does_not_run_closes_the_vote(tmp_path: Path):
-    """The others hear that there is a record, and that this rank will not use it."""
-    mine = lookup(kept(tmp_path, found()))
-    one, ticket = asked(mine)
-    assert mine.ticket(SITE, one, runs=False) == ticket._replace(is_open=False)
-
-
 def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
-    """It tells its key, under which it will keep what comes of it."""
+    """It tells its key, under which it will keep what comes of it; without a cache no key, and nothing is touched."""
     _, ticket = asked(lookup(kept(tmp_path, found())))
-    one, told = asked(lookup(tmp_path, always_tune=True))
-    assert (one, told) == (None, LookupResult(ticket.key, is_open=False))
     mine = lookup(tmp_path, always_tune=True)
-    look_up(mine, TEXTS[:2])
+    assert asked(mine) == (None, LookupResult(ticket.key, is_open=False))
     assert mine.prior_times(SITE, TEXTS[:2]).times == {}
-
-
-def test_without_a_cache_nothing_is_touched(tmp_path: Path):
-    """No folder, no key, nothing kept."""
     mine = lookup(tmp_path / "cache", is_used=False)
     assert asked(mine) == (None, LookupResult("", is_open=False))
     mine.keep(found())
@@ -124,8 +117,7 @@ def test_without_a_cache_nothing_is_touched(tmp_path: Path):
 def test_the_folder_is_named_once_it_was_asked(tmp_path: Path):
     """Two that share it say the same; before any look-up nothing is made."""
     one, other = lookup(tmp_path / "cache"), lookup(tmp_path / "cache")
-    assert one.folder == ""
-    assert not (tmp_path / "cache").exists()
+    assert (one.folder, (tmp_path / "cache").exists()) == ("", False)
     asked(one)
     asked(other)
     assert one.folder == other.folder != ""
@@ -148,61 +140,54 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     assert asked(lookup(tmp_path))[0] is None
     mine = lookup(tmp_path, version_check=False)
     assert asked(mine)[0] is not None
-    lines = mine._log.lines  # type: ignore[attr-defined]
-    assert lines[0].startswith("shown=True ")
-    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in lines[0]
+    told = mine._log.lines[0]  # type: ignore[attr-defined]
+    assert told.startswith("shown=True ")
+    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in told
     elsewhere = kept(tmp_path / "elsewhere", found(environment=HERE.model_copy(update={"device": "another GPU"})))
     assert asked(lookup(elsewhere, version_check=False))[0] is None
 
 
-def known(folder: Path, texts: list[str], *records: TuningRecord) -> tuple[dict[int, float], int | None]:
-    """What it knows of these candidates: index -> reduced time, and the winner."""
-    mine = lookup(kept(folder, *records))
+HOURS = [found().tuned_at.replace(hour=hour) for hour in (20, 22)]
+DAMAGED = [candidate(0, latency_ms=None, failure="rank 1: no"), candidate(1), candidate(2, latency_ms=0.0), candidate(3, closure_ms=None)]
+SMALL = found(candidates=[candidate(0), candidate(1)], tuned_at=HOURS[0])
+
+
+@pytest.mark.parametrize(
+    ("records", "texts", "times_ms", "winner"),
+    [
+        ([found()], ["new", TEXTS[2], TEXTS[1]], {1: 2.1, 2: 1.1}, 2),  # by their description, whatever their order is now
+        ([found()], [TEXTS[0], "new"], {0: 0.1}, None),  # without its winner
+        # What failed or was not measured is not known; nor is a time of zero, which no clock gives and a file may hold.
+        ([found(candidates=DAMAGED)], [*(each.config for each in DAMAGED), "new"], {1: 1.1}, 1),
+        # The one that knows most: a winner has beaten those of its own list, and no others. Of equals the newest.
+        ([SMALL, found(winner=2)], [*TEXTS, "new"], {0: 0.1, 1: 1.1, 2: 2.1}, 2),
+        (
+            [SMALL, found(winner=2), found(candidates=[candidate(i, latency_ms=5.0) for i in range(4)], winner=0, tuned_at=HOURS[1])],
+            [*TEXTS, "new"], {0: 5.0, 1: 5.0, 2: 5.0}, 0,
+        ),
+    ],
+)  # fmt: skip
+def test_times_of_another_list_are_known(
+    tmp_path: Path, records: list[TuningRecord], texts: list[str], times_ms: dict[int, float], winner: int | None
+):
+    """With all that is needed to keep them in the new record."""
+    mine = lookup(kept(tmp_path, *records))
     look_up(mine, texts)
-    each = mine.prior_times(SITE, texts)
-    return {i: times.kernel_ms for i, times in each.times.items()}, each.winner
-
-
-def test_candidates_of_another_list_are_known_by_their_description(tmp_path: Path):
-    """Whatever their order is now; with all that is needed to keep them in the new record."""
-    texts = ["new", TEXTS[2], TEXTS[1]]
-    assert known(tmp_path, texts, found()) == ({1: 2.1, 2: 1.1}, 2)
-    assert known(tmp_path, [TEXTS[0], "new"], found()) == ({0: 0.1}, None), "without its winner"
-    mine = lookup(tmp_path)
-    look_up(mine, texts)
-    times, original = mine.prior_times(SITE, texts).times[2], found().candidates[1]
-    assert (times.closure_ms, times.spread_ms, times.n_replays) == (original.closure_ms, original.spread_ms, original.n_replays)
-    assert times.rank_latencies_ms == original.rank_latencies_ms
-
-
-def test_what_failed_or_was_not_measured_is_not_known(tmp_path: Path):
-    """Nor is a time of zero, which no clock gives and a file may hold."""
-    candidates = [
-        candidate(0, latency_ms=None, failure="rank 1: no"),
-        candidate(1),
-        candidate(2, latency_ms=0.0),
-        candidate(3, closure_ms=None),
-    ]
-    texts = [each.config for each in candidates]
-    assert known(tmp_path, [*texts, "new"], found(candidates=candidates)) == ({1: 1.1}, 1)
-
-
-def test_of_several_tunings_the_one_that_knows_most_counts(tmp_path: Path):
-    """And the newest of those: a winner has beaten those of its own list, and no others."""
-    small = found(candidates=[candidate(0), candidate(1)], tuned_at=found().tuned_at.replace(hour=20))
-    assert known(tmp_path, [*TEXTS, "new"], small, found(winner=2)) == ({0: 0.1, 1: 1.1, 2: 2.1}, 2)
-    newest = found(candidates=[candidate(i, latency_ms=5.0) for i in range(4)], winner=0, tuned_at=found().tuned_at.replace(hour=22))
-    assert known(tmp_path, [*TEXTS, "new"], newest) == ({0: 5.0, 1: 5.0, 2: 5.0}, 0)
+    prior = mine.prior_times(SITE, texts)
+    assert ({i: times.kernel_ms for i, times in prior.times.items()}, prior.winner) == (times_ms, winner)
+    (i, times), original = next(iter(prior.times.items())), {each.config: each for each in records[-1].candidates}
+    kept_of = original[texts[i]]
+    assert (times.closure_ms, times.spread_ms, times.n_replays) == (kept_of.closure_ms, kept_of.spread_ms, kept_of.n_replays)
+    assert times.rank_latencies_ms == kept_of.rank_latencies_ms
 
 
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
     """One that nothing is known of would be taken for a result for ever; where one alone runs there was no choice."""
-    unmeasured = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i in range(3)]
     for record_, n_kept in (
-        (found(candidates=unmeasured), 0),
-        (found(candidates=[candidate(0), unmeasured[1], candidate(2)]), 0),
+        (found(candidates=UNMEASURED), 0),
+        (found(candidates=[candidate(0), UNMEASURED[1], candidate(2)]), 0),
         (found(source=""), 0),
-        (found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), unmeasured[1]]), 1),
+        (found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), UNMEASURED[1]]), 1),
         (found(), 2),
     ):
         lookup(tmp_path).keep(record_)
@@ -216,3 +201,105 @@ def test_a_record_that_is_kept_has_an_id(tmp_path: Path):
         mine.keep(each)
         assert len([path for path in tmp_path.glob("*/*.json") if path.stem.startswith(mine.record_id(each))]) == 1
     assert mine.record_id(found(source="")) == ""
+
+
+# -- keys that differ --------------------------------------------------------------------------------------------------
+
+
+def wanted(**changes: Any) -> CacheKey:
+    return record(**changes).cache_key
+
+
+def test_the_nearest_record_differs_in_the_fewest_fields():
+    """Of equals the newest; a record of another kernel is near nothing."""
+    far = record(source="x", environment=environment(triton="3.9.0"))
+    near = [record(source="x", tuned_at=NOON + timedelta(days=day)) for day in (0, 2, 1)]
+    for records, chosen in (([far, *near], near[1]), ([far], far), ([record(kernel="other")], None), ([], None)):
+        assert nearest(wanted(), records) == chosen
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reason"),
+    [
+        ({"environment": environment(triton="3.9.0")}, "triton: 3.6.0 here, 3.9.0 in the record. DIST_TUNE_VERSION_CHECK=0 accepts it."),
+        (
+            {"environment": environment(cuda=None, torch="2.9")},
+            "torch: 2.13.0 here, 2.9 in the record; cuda: 13.0 here, None in the record.",
+        ),
+        ({"environment": environment(world_size=8)}, "world_size: 4 here, 8 in the record."),
+        ({"source": "x"}, "source: the code of model.gemm, or of something it calls, has changed."),
+        ({"n_candidates": 5}, "candidates: the list of configs to choose from is another."),
+        ({"key": "x" * 1000}, "key: [4096,2752,torch.bfloat16] here, " + "x" * 120 + "... in the record."),
+        ({"source": "x", "key": "[1]"}, "has changed; key: [4096"),
+    ],
+)
+def test_an_explanation_names_what_differs(recorded: dict[str, Any], reason: str):
+    """With both values where a person can compare them, and with what to do where something can be done."""
+    text = explain(wanted(), [record(**recorded)])
+    assert text.startswith("The nearest record of model.gemm (tuned 2026-03-01 12:00 UTC) differs in ")
+    assert reason in text
+    assert ("VERSION_CHECK" in text) == (set(recorded) == {"environment"} and "world_size" not in text)
+    assert explain(wanted(), [record(kernel="other")]) == "There is no record of model.gemm."
+    assert explain(wanted(), [record(), record(source="x")]).startswith("There is a record of model.gemm that fits (tuned 2026")
+
+
+def shape_of(key: str, *others: str) -> str | None:
+    found = nearest_shape(wanted(key=key), [record(key=other) for other in others])
+    return None if found is None else found.key
+
+
+@pytest.mark.parametrize(
+    ("key", "others", "chosen"),
+    [
+        ("[4096,4096]", ["[1024,4096]", "[8192,4096]", "[4096,512]"], "[8192,4096]"),
+        ("[4096,4096]", ["[2048,2048]", "[4000,2048]", "[16384,4096]"], "[4000,2048]"),
+        ("[100]", ["[50]", "[190]"], "[190]"),
+        ("[100]", ["[100]", "[101]"], "[100]"),
+        ("[0,64]", ["[1,64]", "[0,32]", "[0,4]"], "[0,32]"),
+        ("[-1]", ["[8]", "[-2]"], "[-2]"),
+        ("[1e-05]", ["[1e-06]", "[1.0]", "[1e-09]"], "[1e-06]"),
+        (f"[{10**200}]", ["[1]", f"[{10**199}]", f"[-{10**200}]"], f"[{10**199}]"),
+        ("[1e999]", ["[1e999]", "[1.0]", "[0.0]"], "[1e999]"),
+        ("<=1024", ["<=64", "<=512"], "<=512"),
+    ],
+)
+def test_the_nearest_shape(key: str, others: list[str], chosen: str):
+    """By factors: half as large is as far as twice as large. Zeros, signs and numbers of any size are no error."""
+    assert shape_of(key, *others) == shape_of(key, *reversed(others)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        *((f"[64,{one}]", f"[64,{other}]") for one, other in [
+            ("torch.float16", "torch.float32"), ("cuda:0", "cuda:1"), ("sm_90", "sm_100"), ("'2'", "'4'"), ('"2 x"', '"4 x"'),
+            ("True", "False"), ("1", "1.0"), ("0x10", "0x20"), ("v1.2", "v1.3"), ("x", "<integer>"),
+        ]),
+        *(("[-1]", "[1]"), ("[64]", "[64,64]"), ("[64]", "(64)"), ("[64]", "[]"), ("[" + "1" * 5000 + "]", "[2]")),
+    ],
+)  # fmt: skip
+def test_other_keys_are_no_shapes_of_this_one(key: str, other: str):
+    """Digits in a word or in quotes tell kinds apart, not sizes; another type or number of sizes is another kind."""
+    assert (shape_of(key, other), shape_of(other, key), shape_of(key, key)) == (None, None, key)
+
+
+def test_a_near_shape_is_the_newest_of_equals_and_differs_in_nothing_else():
+    """All but the key must be equal: the winner must be one of the candidates, and its times of this machine."""
+    records = [record(key=key, tuned_at=NOON + timedelta(days=day)) for key, day in (("[32]", 0), ("[128]", 2), ("[32]", 1))]
+    assert nearest_shape(wanted(key="[64]"), records) == nearest_shape(wanted(key="[64]"), records[::-1]) == records[1]
+    other: list[dict[str, Any]] = [{"source": "x"}, {"n_candidates": 2}, {"environment": environment(torch="x")}, {"kernel": "x"}]
+    assert nearest_shape(wanted(key="[64]"), [record(key="[32]", **changes) for changes in other]) is None
+
+
+@given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", max_size=60))
+def test_any_text_is_a_key(key: str):
+    """No key is an error, and each is nearest to itself."""
+    assert shape_of(key, "0", key) in (key, "0")
+
+
+@pytest.mark.parametrize("key", ["'\\" * 50_000, "'\"" * 50_000 + "'", "1" * 100_000, "1.e" * 50_000, "-" * 100_000, "a:" * 50_000])
+def test_a_long_key_takes_no_long_time(key: str):
+    """Files may hold any text; reading a key takes time in proportion to its length."""
+    began = time.thread_time()
+    nearest_shape(wanted(key=key), [record(key=key + "x")])
+    assert time.thread_time() - began < 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,47 +19,42 @@ from tests.function_options import BLOCKS, QUICK, quiet
 pytestmark = pytest.mark.once
 
 
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+@pytest.fixture(autouse=True)
+def _umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
-def modes(folder: Path) -> dict[str, set[str]]:
-    """Modes of all files, and of all folders with this one."""
+def mode(path: Path) -> str:
+    return f"{stat.S_IMODE(path.stat().st_mode):04o}"
+
+
+def modes(folder: Path) -> tuple[set[str], set[str]]:
+    """Modes of all folders with this one, and of all files."""
     paths = [folder, *folder.rglob("*")]
-    return {kind: {f"{stat.S_IMODE(each.stat().st_mode):04o}" for each in paths if each.is_dir() == (kind == "folders")} for kind in
-            ("folders", "files")}  # fmt: skip
+    return {mode(each) for each in paths if each.is_dir()}, {mode(each) for each in paths if not each.is_dir()}
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o377])
 @pytest.mark.parametrize(("is_shared", "expected"), [(False, ("0700", "0600")), (True, ("0770", "0660"))])
 def test_what_the_cache_makes_is_its_owners_or_the_groups_as_well(tmp_path: Path, mask: int, is_shared: bool, expected: tuple[str, str]):
     """Records, and folders above it that were missing, under any umask; no other user's in any case."""
-    with umask(mask):
-        Cache(tmp_path / "made" / "cache", is_shared=is_shared).store(record())
-    assert modes(tmp_path / "made") == {"folders": {expected[0]}, "files": {expected[1]}}
+    os.umask(mask)
+    Cache(tmp_path / "made" / "cache", is_shared=is_shared).store(record())
+    assert modes(tmp_path / "made") == ({expected[0]}, {expected[1]})
 
 
-def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path):
-    """A set-group-ID bit of the folder is in those made in it."""
+def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A set-group-ID bit of the folder is in those made in it. An export, which is to be handed on, follows the umask as any file."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o2770)
     path = Cache(tmp_path / "cache", is_shared=True).store(record())
     assert path is not None
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o2770
-
-
-def test_an_export_follows_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As any file that is to be handed on."""
+    assert mode(path.parent) == "2770"
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    Cache(tmp_path / "cache").store(record())
-    with umask(0o022):
-        assert main(["cache", "export", str(tmp_path / "export.json")]) == 0
-    assert stat.S_IMODE((tmp_path / "export.json").stat().st_mode) == 0o644
+    assert main(["cache", "export", str(tmp_path / "export.json")]) == 0
+    assert mode(tmp_path / "export.json") == "0644"
 
 
 @pytest.mark.parametrize(("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")])
@@ -70,17 +63,15 @@ def test_a_tuning_makes_private_files_alone(tmp_path: Path, monkeypatch: pytest.
     quiet(monkeypatch, tmp_path / "made")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "made" / "cache"))
     monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)
-    seen: list[dict[str, set[str]]] = []
+    seen: list[tuple[set[str], set[str]]] = []
 
     def step(x: int, block: int) -> int:
         seen.append(modes(tmp_path / "made" / "cache"))
         return x
 
-    options = {**QUICK, "cache": True}
-    with umask(0o022):
-        autotune(BLOCKS, lambda x: x, **options)(step)(1)
+    autotune(BLOCKS, lambda x: x, **{**QUICK, "cache": True})(step)(1)
     path = tmp_path / "made" / "cache" / "quarantine" / "x.jsonl"
     quarantine(path, QuarantinedConfig(kernel="f", key="k", config="c", rank=0, since=1.0), SHARED if shared else PRIVATE)
-    assert all(each["folders"] == {folders} and each["files"] <= {files} for each in seen if each["files"])
-    assert modes(tmp_path / "made" / "cache") == {"folders": {folders}, "files": {files}}
-    assert modes(tmp_path / "made" / "logs") == {"folders": {"0700"}, "files": {"0600"}}
+    assert {(*made[0], *made[1]) for made in seen if made[1]} == {(folders, files)}
+    assert modes(tmp_path / "made" / "cache") == ({folders}, {files})
+    assert modes(tmp_path / "made" / "logs") == ({"0700"}, {"0600"})

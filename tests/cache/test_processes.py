@@ -20,45 +20,32 @@ from dist_tune.cache import Cache, TuningRecord, record_in
 from tests.cached_records import candidate, environment, record
 from tests.programs import run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
-
-ROOT = Path(__file__).parents[2]
 N_PROCESSES = 8
 RACE_S = 2.0
 SITES = [(name, key, triton) for name in ("gemm", "a/b", "reduce") for key in ("[64]", "[128]") for triton in ("3.6.0", "3.9.0")]
 
 
-def run(*arguments: object) -> Any:
-    """What the program reports, as JSON on its last line."""
-    done = run_python(__file__, *map(str, arguments), cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout_s=RACE_S + 90)
+@pytest.mark.once
+@pytest.mark.processes
+def test_many_processes_lose_nothing_and_killed_ones_leave_whole_files(tmp_path: Path):
+    """8 processes store keys of their own and common ones: each finds whole records all the time, and no key is lost.
+
+    20 more are killed in the middle of their writes; every record is whole, and what they left is no record.
+    """
+    env = {**os.environ, "PYTHONPATH": "."}
+    done = run_python(__file__, str(tmp_path), cwd=Path(__file__).parents[2], env=env, timeout_s=RACE_S + 90)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_many_processes_lose_nothing(tmp_path: Path):
-    """8 processes store keys of their own and common ones: each finds whole records all the time, and no key is lost."""
-    reports = run("race", tmp_path, RACE_S)
+    reports = json.loads(done.stdout.splitlines()[-1])
     assert [each for each in reports if each.get("error")] == []
     stored = {path for each in reports for path in each["stored"]}
-    assert {str(path) for path in tmp_path.rglob("*") if path.is_file()} == stored, "something was lost, or left behind"
-    for path in stored:
-        assert record_in(Path(path).read_bytes()).best.index == 1
-
-
-def test_killed_processes_leave_whole_files(tmp_path: Path):
-    """20 processes are killed in the middle of their writes; every record is whole, and what they left is swept later."""
-    assert run("kill", tmp_path, 20) > 0, "no process was killed while it wrote"
-    records = list(tmp_path.rglob("*.json"))
-    assert len(records) == len(SITES)
-    for path in records:
+    assert {str(path) for path in (tmp_path / "race").rglob("*") if path.is_file()} == stored, "something was lost, or left behind"
+    left = [path for path in (tmp_path / "kill").rglob("*") if path.is_file() and path.suffix != ".json"]
+    assert left, "no process was killed while it wrote"
+    assert {path.suffix for path in left} == {".tmp"}
+    killed = list((tmp_path / "kill").rglob("*.json"))
+    assert len(killed) == len(SITES)
+    for path in (*map(Path, stored), *killed):
         assert record_in(path.read_bytes()).best.index == 1
-    left = [path for path in tmp_path.rglob("*") if path.is_file() and path not in records]
-    assert all(path.suffix == ".tmp" for path in left)
-    for path in left:
-        os.utime(path, (0, 0))
-    for site in SITES:
-        assert Cache(tmp_path).store(tuning(site, 1 << 60)) is not None
-    assert not [path for path in left if path.exists()]
 
 
 def tuning(site: tuple[str, str, str], n_samples: int) -> TuningRecord:
@@ -67,9 +54,9 @@ def tuning(site: tuple[str, str, str], n_samples: int) -> TuningRecord:
     return record(kernel=name, key=key, candidates=measured, environment=environment(triton=triton))
 
 
-def race(folder: Path, seconds: float) -> list[dict[str, Any]]:
+def race(folder: Path) -> list[dict[str, Any]]:
     """The paths that each process has stored, or its error."""
-    end, reports = time.monotonic() + seconds, [folder.with_name(f"report-{number}") for number in range(N_PROCESSES)]
+    end, reports = time.monotonic() + RACE_S, [folder.with_name(f"report-{number}") for number in range(N_PROCESSES)]
     for number, report in enumerate(reports):
         if os.fork() == 0:
             try:
@@ -96,8 +83,8 @@ def _raced(folder: Path, number: int, end: float) -> list[str]:
     return [*stored]
 
 
-def kill(folder: Path, n: int) -> int:
-    """Kill processes that only write, one after the other, each after another few milliseconds; how many were writing."""
+def kill(folder: Path, n: int = 20) -> None:
+    """Kill processes that only write, one after the other, each after another few milliseconds."""
     for site in SITES:
         Cache(folder).store(tuning(site, 0))
     for _ in range(n):
@@ -107,7 +94,6 @@ def kill(folder: Path, n: int) -> int:
         time.sleep(0.02 + random.random() / 20)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return len([*folder.rglob("*.tmp")])
 
 
 def _store_forever(cache: Cache) -> None:
@@ -124,4 +110,5 @@ def _store_forever(cache: Cache) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")  # nothing is broken here, and a lost file would only be a warning
-    print(json.dumps(race(Path(sys.argv[2]), float(sys.argv[3])) if sys.argv[1] == "race" else kill(Path(sys.argv[2]), int(sys.argv[3]))))
+    kill(Path(sys.argv[1], "kill"))
+    print(json.dumps(race(Path(sys.argv[1], "race"))))

@@ -81,6 +81,14 @@ def test_a_site_met_late_gets_its_whole_table():
     assert world.trials("single") == [Trial(0, is_timed=False)] * 8
 
 
+def test_times_without_a_late_rank_do_not_count():
+    """It may be the slowest: what others measured before it met the site is measured again."""
+    search = entered(3, table(0, 1))
+    search.tell(len(search.batch()), Report({"s": {i: Times(1.0 + i, 2.0, n_owners=1) for i in range(3)}}))
+    search.tell(0, Report({"s": {1: Times(3.0, 3.0, n_owners=2)}}))
+    assert [replay["s"] for replay in search.batch()] == [Trial(0, is_timed=True), Trial(2, is_timed=True)]
+
+
 def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
     """Long replays are reported one by one: when all others have failed, the last one has not run yet, and fails as well."""
     search = entered(3, Plan(0, search="exhaustive"))
