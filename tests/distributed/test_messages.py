@@ -24,11 +24,12 @@ from dist_tune.distributed.messages import (
     Run,
     aborted,
     error_of,
+    is_secondary,
     mismatched,
     read,
     timed_out,
 )
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, PeerFailedError
+from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, DistTuneError, NoValidConfigError, PeerFailedError
 
 pytestmark = pytest.mark.once
 
@@ -236,3 +237,13 @@ def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, secon
     """A run that takes fewer collectives on all ranks is no cause, nor is one that only some have come to."""
     headers = {0: first._replace(topic=f"{FAILED}gloo"), 1: second}
     assert mismatched(headers, {0: "", 1: ""}, CALL).text.startswith(f"{cause}; so rank 0 left f" if cause else "rank 0 left f")
+
+
+GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+CAUSES = [RuntimeError("my signal timed out"), ValueError("gloo"), NoValidConfigError("site nccl_kernel")]
+
+
+@pytest.mark.parametrize("error", [GLOO, dist.DistNetworkError("x"), *CAUSES])
+def test_only_a_broken_collective_is_a_consequence(error: Exception):
+    """Words of gloo and NCCL count in a RuntimeError of torch; in an error of ours they are a kernel's name."""
+    assert is_secondary(error) is (error not in CAUSES)
