@@ -10,11 +10,7 @@ from dist_tune.runtime.kernel import Argument, Launch, NoFitError, is_out_of_res
 from dist_tune.runtime.libraries import keepers, own_runs, unheard_tuners
 from dist_tune.runtime.recording import (
     LaunchRecorder,
-    Precompile,
-    PredictedFailure,
-    RecordedKernel,
     RecordedLaunch,
-    as_recorded,
     dry_run,
     precompiles,
     refusing_talk,
@@ -23,8 +19,7 @@ from dist_tune.runtime.stores import StoreWatch, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable, Undo
 
 __all__ = [
-    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "Precompile", "PredictedFailure",
-    "RecordedKernel", "RecordedLaunch", "Slot", "StoreWatch", "Timings", "Tunable", "TunableFunction", "Undo",
-    "as_recorded", "dry_run", "interception", "is_out_of_resources", "keepers", "noting_training",
+    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot", "StoreWatch",
+    "Timings", "Tunable", "TunableFunction", "Undo", "dry_run", "interception", "is_out_of_resources", "keepers", "noting_training",
     "own_runs", "precompiles", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launches of Triton's kernels, recorded while they are made or in place of them, and compiled ahead with other configs.
+"""Launches of Triton's kernels: heard while they are made, recorded or left out, and compiled ahead with other configs.
 
 All but the launches of a dry run is done, with outputs of any content, so a dry run is for code that does not wait for the results of
 kernels. Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
@@ -10,9 +10,12 @@ Knows Triton's launches and torch's operators; nothing of search or files.
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
 from threading import get_ident
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from dist_tune.compiler import replaced
+from dist_tune.compiler import SharedContext, replaced
 from dist_tune.configs import FunctionConfig
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import CommunicatesError
@@ -30,10 +33,71 @@ from dist_tune.measure import RngState, tensors_in
 
 _MAX_OF_KERNEL = 2
 """Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""
+_MAX_LAUNCHES = 8
+"""Of one function; each costs about 0.1 ms a candidate to ask for."""
 _MAX_OF_DRY_RUN = 64
 """Launches of a dry run, which ends there: a loop that waits for a kernel's result has no other end."""
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 """Namespaces of torch's operators that other ranks take part in."""
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+# -- what a thread hears -----------------------------------------------------------------------------------------------
+
+Run = Callable[..., Any]
+Around = Callable[[Run, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""``around(run, kernel, args, kwargs)``, in place of ``run(kernel, *args, **kwargs)``."""
+_around: dict[int, list[Around]] = {}
+
+
+@contextmanager
+def heard(by_thread: dict[int, list[Any]], value: Any) -> Iterator[None]:
+    """Let this thread hear ``value``, after all that it hears already."""
+    mine = by_thread.setdefault(get_ident(), [])
+    mine.append(value)
+    try:
+        yield
+    finally:
+        mine.pop()
+        if not mine:
+            del by_thread[get_ident()]
+
+
+def here(by_thread: dict[int, list[Any]]) -> list[Any]:
+    """All that this thread hears, or if it is one of autograd's the only thread that hears anything."""
+    is_autograd = len(by_thread) == 1 and isinstance(threading.current_thread(), threading._DummyThread)
+    return next(iter([*by_thread.values()]), []) if is_autograd else by_thread.get(get_ident(), [])
+
+
+@contextmanager
+def around_launches(around: Around) -> Iterator[None]:
+    """Call ``around`` in place of each launch that is made in this block, also by autograd's threads."""
+    with _launches(), heard(_around, around):
+        yield
+
+
+def _heard_run(run: Run) -> Run:
+    def within(run: Run, around: Around) -> Run:
+        return lambda kernel, *args, **kwargs: around(run, kernel, args, kwargs)
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        return reduce(within, [] if kwargs.get("warmup") else here(_around), run)(kernel, *args, **kwargs)
+
+    return launch
+
+
+@contextmanager
+def _heard_launches() -> Iterator[None]:
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    with ExitStack() as stack:
+        for cls in (JITFunction, *([interpreter.InterpretedFunction] if interpreter is not None else [])):
+            stack.enter_context(replaced(cls, "run", _heard_run))
+        yield
+
+
+# Shared, because a second thread that makes a first call would put back the first one's wrapper.
+_launches = SharedContext(_heard_launches)
+
+# -- recorded launches -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +112,37 @@ class Pointer:
         return self.address
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLaunch:
-    """A kernel's launch inside a function."""
+class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
+    """A kernel's launch inside a function, as it was made with one of its configs, or as predicted for one. A ``Compilable`` for itself.
 
-    label: str
-    """The function's site."""
-    candidate: int
-    kernel: Any
-    args: tuple[Any, ...]
-    """With pointers in place of tensors."""
-    kwargs: dict[str, Any]
+    As a ``triton.Config`` it has the ints that are compiled in, by which the compiler estimates its cost.
+    """
+
+    def __init__(self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int, hook: Any = None) -> None:
+        """``label``: of the function's site. ``given``: arguments and options, those by position first, with pointers for tensors."""
+        self.label, self.candidate, self.kernel, self.given, self.n_args = label, candidate, kernel, given, n_args
+        ints = {name: value for name, value in given.items() if type(value) is int}
+        constants = {each.name: ints[each.name] for each in kernel.params if each.is_constexpr and each.name in ints}
+        super().__init__(constants, pre_hook=hook, **{name: ints[name] for name in _OPTIONS if name in ints})
 
     @property
-    def given(self) -> dict[str, Any]:
-        """All arguments and options by name."""
-        return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
+    def has_descriptor(self) -> bool:
+        """True if an argument is a tensor descriptor."""
+        return any(hasattr(value, "block_shape") for value in self.given.values())
 
+    @staticmethod
+    def compile(launch: RecordedLaunch) -> Any:
+        """Triton's compiled kernel for the launch, not launched."""
+        given = dict(launch.given)
+        if launch.pre_hook is not None and launch.has_descriptor:
+            launch.pre_hook(given)
+        args = [given.pop(name) for name in launch.kernel.arg_names[: launch.n_args]]
+        return launch.kernel.run(*args, **{**given, "warmup": True})
 
-@dataclass(frozen=True, slots=True)
-class PredictedFailure:
-    """A launch that some rank cannot make."""
-
-    kernel: Any
-    given: dict[str, Any]
-    """Arguments and options by name."""
-    reason: str
-    """With the rank."""
-
-    def is_of(self, launch: RecordedLaunch) -> bool:
+    def is_like(self, other: RecordedLaunch) -> bool:
         """True for a launch with the same constants and options, and arguments of the same kinds."""
-        mine, theirs = self.given, launch.given
-        if launch.kernel is not self.kernel or mine.keys() != theirs.keys():
+        mine, theirs = self.given, other.given
+        if other.kernel is not self.kernel or mine.keys() != theirs.keys():
             return False
         values = {each.name for each in self.kernel.params if not each.is_constexpr}
         return all(_kind(mine[name]) == _kind(theirs[name]) if name in values else is_same(mine[name], theirs[name]) for name in mine)
@@ -97,14 +160,14 @@ class LaunchRecorder:
 
     def __init__(self) -> None:
         self.launches: list[RecordedLaunch] = []
-        self.failures: dict[tuple[str, int], list[PredictedFailure]] = {}
-        """(site, candidate) -> launches that fail."""
+        self.failures: list[tuple[RecordedLaunch, str]] = []
+        """Launches that some rank cannot make, and why."""
         self._at: tuple[str, int] | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record launches of this thread inside ``running``."""
-        with _before_launches(self._note):
+        with around_launches(self._note):
             yield
 
     @contextmanager
@@ -116,16 +179,15 @@ class LaunchRecorder:
         finally:
             self._at = before
 
-    def _note(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._at is None:
-            return True
-        launch = _recorded(*self._at, kernel, args, kwargs)
-        for each in self.failures.get(self._at, ()):
-            if each.is_of(launch):
-                raise PredictedFailureError(each.reason)
-        if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
-            self.launches.append(launch)
-        return True
+    def _note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._at is not None and isinstance(kernel, JITFunction):
+            launch = _recorded(*self._at, kernel, args, kwargs)
+            for each, reason in self.failures:
+                if (each.label, each.candidate) == self._at and each.is_like(launch):
+                    raise PredictedFailureError(reason)
+            if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
+                self.launches.append(launch)
+        return run(kernel, *args, **kwargs)
 
 
 class _Ended(BaseException):
@@ -162,12 +224,12 @@ def refusing_talk(name: str) -> Iterator[None]:
     """End a run of this thread before it communicates with other ranks, with a ``CommunicatesError`` that has the problem's name."""
     watch = Watch(name)
 
-    def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(map(is_symmetric, tensors_in((args, kwargs)).values())):
             raise watch.refusal(f"gives symmetric memory to {kernel.fn.__qualname__}")
-        return True
+        return run(kernel, *args, **kwargs)
 
-    with _before_launches(note), watch:
+    with around_launches(note), watch:
         yield
 
 
@@ -182,42 +244,25 @@ def dry_run(run: Callable[[], Any], label: str, candidate: int) -> list[Recorded
     launches: list[RecordedLaunch] = []
     ident, state = get_ident(), RngState()
 
-    def note(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         launches.append(_recorded(label, candidate, kernel, args, kwargs))
         if len(launches) >= _MAX_OF_DRY_RUN:
             raise _Ended
-        return False
 
     def skip(run: Callable[..., object]) -> Callable[..., object]:
         return lambda tuner, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
 
     try:
-        with suppress(_Ended), _before_launches(note), replaced(Autotuner, "run", skip):
+        with suppress(_Ended), around_launches(note), replaced(Autotuner, "run", skip):
             run()
     finally:
         state.restore()
     return launches
 
 
-@contextmanager
-def _before_launches(note: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]) -> Iterator[None]:
-    """Call ``note(kernel, args, kwargs)`` before each launch of this thread, which is made if it returns True."""
-    ident = get_ident()
-
-    def wrap(run: Callable[..., object]) -> Callable[..., object]:
-        def noted(kernel: Any, *args: Any, **kwargs: Any) -> object:
-            is_made = get_ident() != ident or kwargs.get("warmup") or note(kernel, args, kwargs)
-            return run(kernel, *args, **kwargs) if is_made else None
-
-        return noted
-
-    with replaced(JITFunction, "run", wrap):
-        yield
-
-
 def _recorded(label: str, candidate: int, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedLaunch:
-    given = {name: _without_memory(value) for name, value in kwargs.items()} | {"grid": None}  # which may hold tensors, too
-    return RecordedLaunch(label, candidate, kernel, tuple(map(_without_memory, args)), given)
+    given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
+    return RecordedLaunch(label, candidate, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
 
 
 def _without_memory(value: Any) -> Any:
@@ -239,86 +284,24 @@ def is_same(value: object, other: object) -> bool:
     return value is other or (type(value) is type(other) and isinstance(value, bool | int | float | str) and value == other)
 
 
-_MAX_LAUNCHES = 8
-"""Of one function; each costs about 0.1 ms a candidate to ask for."""
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-
-
-class LaunchConfig(triton.Config):  # type: ignore[misc]  # untyped
-    """A recorded launch with other values of some arguments."""
-
-    def __init__(self, launch: RecordedLaunch, changed: dict[str, Any], hook: Any = None) -> None:
-        self.launch = launch
-        self.kernel = launch.kernel
-        self.changed = changed
-        """Kernel's argument or option -> value. No others: a default that is spelled out makes another key in Triton's memory."""
-        options = {name: value for name, value in changed.items() if name in _OPTIONS}
-        super().__init__({name: value for name, value in changed.items() if name not in _OPTIONS}, pre_hook=hook, **options)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """All arguments and options by name."""
-        return {**self.launch.given, **self.changed}
-
-
-class RecordedKernel:
-    """The kernels of recorded launches. A ``Compilable``."""
-
-    def compile(self, config: LaunchConfig) -> Any:
-        """Triton's compiled kernel for the launch, not launched."""
-        launch, given = config.launch, config.given
-        if config.pre_hook is not None and _has_descriptor(launch):
-            config.pre_hook(given)
-        args = [given.pop(name) for name in config.kernel.arg_names[: len(launch.args)]]
-        return config.kernel.run(*args, **{**given, "warmup": True})
-
-
-@dataclass(frozen=True, slots=True)
-class Precompile:
-    """Candidates of a function's site at its launches."""
-
-    label: str
-    """The function's site and the kernel, in place of a site's label."""
-    kernel: str
-    configs: list[LaunchConfig]
-    """Launches to compile."""
-    function: str
-    """The function's site."""
-    candidates: Sequence[int]
-    """The function's candidate of each launch."""
-
-
-def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]) -> list[Precompile]:
-    """The launches of all candidates of a function's site, as far as recorded ones predict them."""
-    found: list[Precompile] = []
+def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]) -> list[list[RecordedLaunch]]:
+    """The launches of all candidates of a function's site, a list for each recorded one that predicts them."""
+    found: list[list[RecordedLaunch]] = []
     launches = [each for each in launches if each.label == function][:_MAX_LAUNCHES]
     if not launches:
         return []
     fields = [_fields(config) for config in candidates]
-    hooks = [_hook(config) for config in candidates]
+    hooks = [next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None) for config in candidates]
     for each in launches:
         mine, given = fields[each.candidate], each.given
         names = {name.lower(): name for name in mine}
-        # Kernel's argument -> field of the config.
+        # Kernel's argument -> field of the config. No others are exchanged: a default that is spelled out makes another key for Triton.
         followed = {name: field for name, value in given.items() if (field := names.get(name.lower())) and is_same(value, mine[field])}
-        if not followed or (_has_descriptor(each) and None in hooks):
+        if not followed or (each.has_descriptor and None in hooks):
             continue
-        configs = [
-            LaunchConfig(each, {name: one.get(field, given[name]) for name, field in followed.items()}, hook)
-            for one, hook in zip(fields, hooks, strict=True)
-        ]
-        kernel = each.kernel.fn.__qualname__.rpartition("<locals>.")[2]
-        found.append(Precompile(f"{function} > {len(found)}.{kernel}", kernel, configs, function, range(len(configs))))
+        changed = [{name: one.get(field, given[name]) for name, field in followed.items()} for one in fields]
+        found.append([RecordedLaunch(function, i, each.kernel, {**given, **changed[i]}, each.n_args, hook) for i, hook in enumerate(hooks)])
     return found
-
-
-def as_recorded(function: str, launches: Sequence[RecordedLaunch]) -> Precompile:
-    """The launches of dry runs with candidates of a function's site, as they will be made."""
-    # Constants that are given again change nothing but the estimate of the compile cost.
-    configs = [LaunchConfig(each, {name: value for name, value in each.kwargs.items() if type(value) is int}) for each in launches]
-    return Precompile(
-        f"{function} > dry runs", launches[0].kernel.fn.__qualname__, configs, function, [each.candidate for each in launches]
-    )
 
 
 def _fields(config: FunctionConfig) -> dict[str, Any]:
@@ -327,11 +310,3 @@ def _fields(config: FunctionConfig) -> dict[str, Any]:
     for name, value in config.items():
         fields |= value.all_kwargs() if isinstance(value, triton.Config) else {name: value}
     return fields
-
-
-def _hook(config: FunctionConfig) -> Any:
-    return next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None)
-
-
-def _has_descriptor(launch: RecordedLaunch) -> bool:
-    return any(hasattr(value, "block_shape") for value in (*launch.args, *launch.kwargs.values()))

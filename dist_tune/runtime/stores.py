@@ -7,22 +7,19 @@ and atomics go to are read from Triton's IR. Knows Triton's launches and torch's
 from __future__ import annotations
 
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from threading import get_ident
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import SharedContext, replaced
 from dist_tune.distributed import is_symmetric
+from dist_tune.runtime.recording import around_launches, heard, here
 
 _HEADER = re.compile(r"tt\.func public @\S+?\((?P<arguments>.*)\) (?:attributes|->|\{)")
 _POINTER = re.compile(r"%([\w$.-]+): (?:!tt\.ptr|!tt\.tensordesc)")
@@ -91,7 +88,7 @@ class StoreWatch:
             self._compiled.setdefault(kernel, {})[id(compiled)] = compiled
             return compiled
 
-        with _around_launches(around):
+        with around_launches(around):
             yield
 
     @contextmanager
@@ -106,7 +103,7 @@ class StoreWatch:
                     keep(f"{name} of {kernel.__name__}", tensor)
             return run(kernel, *args, **kwargs)
 
-        with _around_launches(around):
+        with around_launches(around):
             yield
 
     def _names(self, kernel: Any) -> set[str] | None:
@@ -124,59 +121,18 @@ class StoreWatch:
 
 
 @contextmanager
-def _around_launches(around: Callable[..., Any]) -> Iterator[None]:
-    """Call ``around(run, kernel, args, kwargs)`` in place of each launch in this thread's tuned call, also of autograd's threads."""
-    with _launches(), _put(_around, around):
-        yield
-
-
-@contextmanager
 def noting_training() -> Iterator[list[Any]]:
     """The optimizers, schedulers and scalers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
     stepped: list[Any] = []
-    with _training(), _put(_stepped, stepped):
+    with _training(), heard(_stepped, stepped):
         yield stepped
 
 
-_around: dict[int, Callable[..., Any]] = {}
-_stepped: dict[int, list[Any]] = {}
-"""Thread -> what it hears."""
-
-
-@contextmanager
-def _put(heard: dict[int, Any], value: Any) -> Iterator[None]:
-    heard[get_ident()] = value
-    try:
-        yield
-    finally:
-        del heard[get_ident()]
-
-
-def _here(heard: dict[int, Any]) -> Any:
-    """What this thread hears, or if it is one of autograd's the only thread that hears anything."""
-    is_autograd = len(heard) == 1 and isinstance(threading.current_thread(), threading._DummyThread)
-    return next(iter([*heard.values()]), None) if is_autograd else heard.get(get_ident())
-
-
-def _launch(run: Callable[..., Any]) -> Callable[..., Any]:
-    def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        around = None if kwargs.get("warmup") else _here(_around)
-        return run(kernel, *args, **kwargs) if around is None else around(run, kernel, args, kwargs)
-
-    return launch
-
-
-@contextmanager
-def _heard_launches() -> Iterator[None]:
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    with ExitStack() as stack:
-        for cls in (JITFunction, *([interpreter.InterpretedFunction] if interpreter is not None else [])):
-            stack.enter_context(replaced(cls, "run", _launch))
-        yield
+_stepped: dict[int, list[list[Any]]] = {}
 
 
 def _note(owner: Any) -> None:
-    if (stepped := _here(_stepped)) is not None:
+    for stepped in here(_stepped):
         stepped.append(owner)
 
 
@@ -199,8 +155,7 @@ def _heard_training() -> Iterator[None]:
         yield
 
 
-# Shared, because a second thread that makes a first call would put back the first one's wrappers.
-_launches, _training = SharedContext(_heard_launches), SharedContext(_heard_training)
+_training = SharedContext(_heard_training)
 
 
 def _with_subclasses(cls: type) -> Iterator[type]:

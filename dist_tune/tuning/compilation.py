@@ -14,7 +14,7 @@ from typing import Any
 from dist_tune.compiler import standing_in
 from dist_tune.distributed import Reduction
 from dist_tune.errors import Failures, reasons
-from dist_tune.runtime import LaunchRecorder, Precompile, PredictedFailure, RecordedKernel, RecordedLaunch, as_recorded, precompiles
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report, reduce_reports
 from dist_tune.sites import Site, Variant, note_progress, take_failures
 from dist_tune.tuning.context import TuningContext
@@ -154,25 +154,23 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
     A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
     """
     met, compiler = context.sites.met, context.compiler
-    found = {each.label: each for site in met.values() for each in _launches(site, recorder)}
+    found = {label: launches for site in met.values() for label, launches in _launches(site, recorder).items()}
     known: set[str] = set()
-    for label, each in list(found.items()):
-        compiler.begin(label, RecordedKernel(), each.configs, [])
+    for label, launches in list(found.items()):
+        compiler.begin(label, RecordedLaunch, launches, [])
         if compiler.keys(label) in known:  # the same kernel once more, as in the next layer
             del found[label]
         else:
             known.add(compiler.keys(label))
-    kernels = {label: _site_of(each, met[each.function]) for label, each in found.items()}
-    asked = {label: (waves or {}).get(each.function, met[each.function].tried) for label, each in found.items()}
-    wanted = {label: [k for k, i in enumerate(each.candidates) if i in asked[label]] for label, each in found.items()}
+    functions = {label: met[launches[0].label] for label, launches in found.items()}
+    kernels = {label: _site_of(label, launches, functions[label]) for label, launches in found.items()}
+    asked = {label: (waves or {}).get(function.label, function.tried) for label, function in functions.items()}
+    wanted = {label: [k for k, each in enumerate(launches) if each.candidate in asked[label]] for label, launches in found.items()}
     # A function may do anything with its config, so equal kernels mean nothing.
     failed = load_all(context, list(kernels.values()), wanted).failures
-    for label, each in found.items():
-        _note_resources(met[each.function], each.candidates, kernels[label])
-        for k, failure in failed.get(label, {}).items():
-            launch = each.configs[k]
-            predicted = PredictedFailure(launch.kernel, launch.given, failure.reason)
-            recorder.failures.setdefault((each.function, each.candidates[k]), []).append(predicted)
+    for label, launches in found.items():
+        _note_resources(functions[label], launches, kernels[label])
+        recorder.failures += [(launches[k], failure.reason) for k, failure in failed.get(label, {}).items()]
 
 
 def dry_runs(context: TuningContext, waves: Waves | None) -> list[RecordedLaunch]:
@@ -190,11 +188,13 @@ def dry_runs(context: TuningContext, waves: Waves | None) -> list[RecordedLaunch
     return found
 
 
-def _launches(site: Site, recorder: LaunchRecorder) -> list[Precompile]:
-    if site.dry_run is None:
-        return precompiles(site.label, site.configs, recorder.launches)
-    mine = [each for each in recorder.launches if each.label == site.label]
-    return [as_recorded(site.label, mine)] if mine else []
+def _launches(site: Site, recorder: LaunchRecorder) -> dict[str, list[RecordedLaunch]]:
+    """Launches to compile for a function's site, by a label in place of a site's."""
+    if site.dry_run is not None:
+        mine = [each for each in recorder.launches if each.label == site.label]
+        return {f"{site.label} > dry runs": mine} if mine else {}
+    found = precompiles(site.label, site.configs, recorder.launches)
+    return {f"{site.label} > {n}.{_name_of(launches)}": launches for n, launches in enumerate(found)}
 
 
 _Unit = tuple[Site, Variant, set[int]]
@@ -261,16 +261,20 @@ def _load_one(context: TuningContext, site: Site, variant: Variant, index: int, 
     context.sites.load(site, index, variant, is_early=is_early)
 
 
-def _site_of(launch: Precompile, function: Site) -> Site:
+def _name_of(launches: Sequence[RecordedLaunch]) -> str:
+    return str(launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2])
+
+
+def _site_of(label: str, launches: list[RecordedLaunch], function: Site) -> Site:
     """A kernel inside a function, with its launches as candidates."""
-    texts = [function.texts[i] for i in launch.candidates]
-    return Site(launch.label, launch.kernel, function.key, launch.configs, texts, variants=[Variant(launch.label, {})])
+    texts = [function.texts[each.candidate] for each in launches]
+    return Site(label, _name_of(launches), function.key, launches, texts, variants=[Variant(label, {})])
 
 
-def _note_resources(function: Site, candidates: Sequence[int], kernel: Site) -> None:
+def _note_resources(function: Site, launches: Sequence[RecordedLaunch], kernel: Site) -> None:
     mine = function.resources
     for k, resources in kernel.resources.items():
-        if (i := candidates[k]) not in mine or resources.shared_bytes > mine[i].shared_bytes:  # of several kernels the neediest
+        if (i := launches[k].candidate) not in mine or resources.shared_bytes > mine[i].shared_bytes:  # of several kernels the neediest
             mine[i] = resources
 
 
