@@ -101,7 +101,7 @@ class Variants:
             self.endless = f"{asked}, because the kernel, or a value that it captures or takes from triton.heuristics, is another one"
             return
         shown = ", ".join(each.text for each in list(found.values())[:_MAX_SHOWN])
-        no_constant = f"take tl.constexpr off {name} and " if next(iter(found.values())).kind == "constexpr" else ""
+        no_constant = f"take tl.constexpr off {name} and " if next(iter(found.values())).is_constexpr else ""
         self.endless = (
             f"{asked}: its argument {name} is compiled in, and had {len(found)} values ({shown}, ...). If it decides nothing about "
             f'the code, {no_constant}decorate the kernel with @triton.jit(do_not_specialize=["{name}"]); if it does, put it into key='

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import isfunction
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -397,18 +397,16 @@ def _parts_of(kernel: Any) -> dict[str, Any]:
 
 _MAX_CHARS = 40
 
-Kind = Literal["int", "tensor", "constexpr", "other"]
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a launch as the compiler sees it."""
 
-    kind: Kind
     compiled: str
     """Equal for arguments that share a kernel."""
     text: str
     """The value and its class, for people."""
+    is_constexpr: bool = False
 
 
 def specialisation(launch: Tunable) -> dict[str, Argument]:
@@ -427,19 +425,11 @@ def specialisation(launch: Tunable) -> dict[str, Argument]:
 
 def _argument(param: Any, value: Any, found: Any) -> Argument:
     if hasattr(value, "block_shape"):  # the config's hook sets the blocks, later
-        return Argument("other", f"descriptor {getattr(value.base, 'dtype', '')}", "a descriptor")
-    compiled = str(found)
-    if param.is_constexpr:
-        return Argument("constexpr", compiled, _shown(value))
-    if hasattr(value, "data_ptr"):
-        is_aligned = value.data_ptr() % 16 == 0
-        return Argument("tensor", compiled, "aligned to 16 bytes" if is_aligned else f"at an address of {value.data_ptr() % 16} modulo 16")
-    if type(value) is int:
-        kind = "1, a constant" if value == 1 else "a multiple of 16" if value % 16 == 0 else "no multiple of 16"
-        return Argument("int", compiled, f"{value} ({kind})")
-    return Argument("other", compiled, _shown(value))
-
-
-def _shown(value: Any) -> str:
+        return Argument(f"descriptor {getattr(value.base, 'dtype', '')}", "a descriptor")
     text = repr(value) if isinstance(value, bool | int | float | str | None) else getattr(value, "__name__", type(value).__name__)
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    if hasattr(value, "data_ptr"):
+        offset = value.data_ptr() % 16
+        text = f"at an address of {offset} modulo 16" if offset else "aligned to 16 bytes"
+    elif type(value) is int and not param.is_constexpr:
+        text += " (1, a constant)" if value == 1 else " (a multiple of 16)" if value % 16 == 0 else " (no multiple of 16)"
+    return Argument(str(found), text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}...", param.is_constexpr)
