@@ -11,7 +11,6 @@ from dist_tune.measure.clocks import (
     Clock,
     Lead,
     Span,
-    WallSpan,
     device_clock,
     is_capturing,
     is_interpreted,
@@ -28,7 +27,7 @@ from dist_tune.measure.memory import Region, overwrite, parts_of, plain_tensors,
 from dist_tune.measure.state import StepState, peak_bytes, sums_of
 
 __all__ = [
-    "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState", "WallSpan",
+    "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "Region", "RngState", "Span", "StepState",
     "benchmark_config", "device_clock", "difference", "is_capturing", "is_interpreted", "is_traced", "matches",
     "measure", "median", "no_full_collections", "overwrite", "parts_of", "peak_bytes", "plain_tensors", "spread", "sums_of", "tensors_in",
     "wait_for_device", "without_outliers",

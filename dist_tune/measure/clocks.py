@@ -37,45 +37,53 @@ _TRACERS = frozenset({"FakeTensorMode", "FunctionalTensorMode", "ProxyTorchDispa
 _WITHOUT_DATA = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
-class WallSpan:
-    """Host time; right where a launch returns only when it is done, as under the interpreter."""
+class Clock:
+    """A source of spans: of the current CUDA device, or of the host, which is right where a launch returns only when it is done."""
 
-    __slots__ = ("_begin", "_end")
     now: ClassVar[Callable[[], float]] = staticmethod(lambda: time.perf_counter())
-    """Seconds of the clock that is read."""
+    """Seconds of the host's clock that is read."""
 
-    def __init__(self) -> None:
-        self._begin = self._end = 0.0
+    def __init__(self, *, is_cuda: bool) -> None:
+        self.is_cuda = is_cuda
+        self._cycles_per_ms = 2e6  # at least as long as asked on any clock up to 2 GHz
 
-    def begin(self) -> None:
-        """Start the host's clock."""
-        self._begin = WallSpan.now()
+    def span(self) -> Span:
+        """A span of work, not yet begun."""
+        return Span(*((torch.cuda.Event(enable_timing=True) if self.is_cuda else _HostEvent()) for _ in range(2)))
 
-    def end(self) -> None:
-        """Stop the host's clock."""
-        self._end = WallSpan.now()
+    def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
+        """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not timed. Nothing on the host."""
+        if not self.is_cuda:
+            return
+        if is_cold:
+            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(n_bytes, dtype=torch.uint8, device="cuda").zero_()
+        if lead_ms:
+            torch.cuda._sleep(int(lead_ms * self._cycles_per_ms))
 
-    def has_begun(self) -> bool:
-        """Host work has begun when it was called."""
+
+class _HostEvent:
+    """A CUDA event of a device that is the host: what was recorded has passed."""
+
+    def record(self) -> None:
+        self.at_s = Clock.now()
+
+    def query(self) -> bool:
         return True
 
-    def is_done(self) -> bool:
-        """Host work is done when it has returned."""
-        return True
-
-    def ms(self) -> float:
-        """Milliseconds of host time."""
-        return (self._end - self._begin) * 1e3
+    def elapsed_time(self, end: _HostEvent) -> float:
+        return (end.at_s - self.at_s) * 1e3
 
 
-class CudaSpan:
-    """A pair of CUDA events on the stream that is current when each is recorded."""
+class Span:
+    """One measured stretch of work, between two events on the stream that is current when each is recorded."""
 
     __slots__ = ("_begin", "_end")
 
-    def __init__(self) -> None:
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+    def __init__(self, begin: Any, end: Any) -> None:
+        self._begin, self._end = begin, end
 
     def begin(self) -> None:
         """Record the first event, in the order of the device's queue."""
@@ -94,48 +102,8 @@ class CudaSpan:
         return bool(self._end.query())
 
     def ms(self) -> float:
-        """Milliseconds of device time between the two events. Call only when done."""
+        """Milliseconds between the two events. Call only when done."""
         return float(self._begin.elapsed_time(self._end))
-
-
-Span = WallSpan | CudaSpan
-"""One measured stretch of work."""
-
-
-class WallClock:
-    """Clock of a machine without a GPU."""
-
-    def span(self) -> Span:
-        """A span of host time, not yet begun."""
-        return WallSpan()
-
-    def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
-        """Nothing: the host is the device."""
-
-
-class CudaClock:
-    """Clock of the current CUDA device."""
-
-    def __init__(self) -> None:
-        self._cycles_per_ms = 2e6  # at least as long as asked on any clock up to 2 GHz
-
-    def span(self) -> Span:
-        """A span of device time, not yet begun."""
-        return CudaSpan()
-
-    def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
-        """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not timed."""
-        if is_cold:
-            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
-            with suppress(torch.OutOfMemoryError):
-                torch.empty(n_bytes, dtype=torch.uint8, device="cuda").zero_()
-        if lead_ms:
-            torch.cuda._sleep(int(lead_ms * self._cycles_per_ms))
-
-
-Clock = WallClock | CudaClock
-"""A source of spans for one kind of device."""
 
 
 _NEVER = 1 << 30
@@ -200,7 +168,7 @@ def is_interpreted() -> bool:
 
 def device_clock() -> Clock:
     """The clock of the device that runs the kernels: CUDA events on a GPU, wall time on the host."""
-    return CudaClock() if torch.cuda.is_available() and not is_interpreted() else WallClock()
+    return Clock(is_cuda=torch.cuda.is_available() and not is_interpreted())
 
 
 def wait_for_device() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from dist_tune.distributed import is_symmetric
-from dist_tune.measure.memory import is_mapping, plain_tensors
+from dist_tune.measure.memory import has_same_bits, is_mapping, memory_of, plain_tensors
 
 _MAX_DEPTH = 6
 """Of objects within objects."""
@@ -62,30 +62,32 @@ class Holder(NamedTuple):
     is_state: bool
     """True for containers among the arguments, and for optimizers, schedulers and scalers."""
 
-    def read(self) -> Any:
-        """A shallow copy of the contents."""
+    def read(self) -> dict[Any, Any]:
+        """The contents by key, place or name; the items of a set are keys."""
         value = self.value
-        kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
-        if kind is None:
-            return _attributes(value)
-        return list(value) if kind is deque else kind(value)  # not value.copy(): a subclass has its own
+        if isinstance(value, list | deque):
+            return dict(enumerate(value))
+        return dict.fromkeys(value) if isinstance(value, set) else dict(value) if isinstance(value, dict) else _attributes(value)
 
-    def part(self, key: Any) -> str:
-        """Name of an item or attribute."""
+    def changes(self, before: dict[Any, Any]) -> list[str]:
+        """Names of items or attributes that are others than before."""
+        now = self.read()
+        if isinstance(self.value, list | set | deque) and len(before) != len(now):
+            return [self.name or "?"]
+        others = [key for key in before.keys() | now.keys() if not _is_same(before.get(key, _ABSENT), now.get(key, _ABSENT))]
         if isinstance(self.value, dict | list | set | deque):
-            return f"{self.name}[{key!r:.40}]"
-        return f"{self.name}.{key}" if self.name and key else f"{self.name}{key}"
+            return [f"{self.name}[{key!r:.40}]" for key in others]
+        return [f"{self.name}.{key}" if self.name and key else f"{self.name}{key}" for key in others]
 
-    def write(self, contents: Any) -> None:
-        """Put such a copy back, where something was exchanged."""
+    def write(self, contents: dict[Any, Any]) -> None:
+        """Put such contents back, where something was exchanged."""
         value, now = self.value, self.read()
-        kept, found = ([*each, *each.values()] if isinstance(each, dict) else list(each) for each in (contents, now))
-        if len(kept) == len(found) and all(map(operator.is_, kept, found)):
+        if len(now) == len(contents) and all(map(operator.is_, [*now, *now.values()], [*contents, *contents.values()])):
             return
         kind: Any = next((kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(value, kind)), None)
-        if kind is not None:
+        if kind is not None:  # not value.clear(): a subclass has its own
             kind.clear(value)
-            (kind.extend if kind in (list, deque) else kind.update)(value, contents)
+            (kind.extend if kind in (list, deque) else kind.update)(value, contents.values() if kind in (list, deque) else contents)
         elif isinstance(value, CellType):
             value.cell_contents = contents[""]
         elif isinstance(value, _Globals):
@@ -147,6 +149,8 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         if isinstance(value, torch.Tensor):
             if value.is_leaf and value.requires_grad:
                 found.parameters.append((name, value))
+                for tensor in plain_tensors(value.grad) if value.grad is not None else ():
+                    _enter(found, tensor, Leaf(f"{name}.grad", tensor, True, ()))
             if type(value) in (torch.Tensor, torch.nn.Parameter):  # and no wrapper, whose attributes are its parts
                 waiting += [_Found(f"{name}.{path}", each, kind, depth + 1, owners) for path, each in vars_of(value).items()]
             for tensor in plain_tensors(value):
@@ -282,6 +286,28 @@ def vars_of(value: Any) -> dict[str, Any]:
         return dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         return {}
+
+
+def _is_same(mine: Any, other: Any) -> bool:
+    """True for one value or equal ones. Of objects of other kinds only the type is compared: a step may make them anew."""
+    if mine is other:
+        return True
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, torch.Tensor):
+        pairs = list(zip(plain_tensors(mine), plain_tensors(other), strict=True))
+        return all(a.shape == b.shape and a.dtype == b.dtype and has_same_bits(*_memories(a, b)) for a, b in pairs)
+    if isinstance(mine, int | float | complex | str | bytes):
+        return bool(mine == other or (mine != mine and other != other))
+    if isinstance(mine, list | tuple):
+        return len(mine) == len(other) and all(map(_is_same, mine, other))
+    if is_mapping(mine):
+        return mine.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in mine.items())
+    return len(mine) == len(other) if isinstance(mine, set) else True
+
+
+def _memories(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [each.detach() if (memory := memory_of(each)) is None else memory for each in tensors]
 
 
 def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:

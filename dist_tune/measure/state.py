@@ -7,26 +7,14 @@ Knows tensors and who holds them; nothing of candidates or ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 
 from dist_tune.measure.compare import difference
-from dist_tune.measure.memory import (
-    Region,
-    Snapshot,
-    bits_of,
-    has_same_bits,
-    is_mapping,
-    memory_of,
-    n_bytes_of,
-    plain_tensors,
-    tensors_in,
-    version_of,
-)
+from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, n_bytes_of, plain_tensors, tensors_in, version_of
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _MAX_NAMED = 5
@@ -37,23 +25,25 @@ _PIECE = 1 << 21
 class _Look(NamedTuple):
     """What tells without a copy whether a tensor was changed."""
 
+    content: tuple[Any, ...]
+    """Shape, strides and sum of bits, weighed by place; of a tensor without memory of its own the number of torch's writes."""
     version: int | None
-    form: tuple[Any, ...]
-    """Shape and strides."""
-    place: tuple[Any, ...]
-    """And the address."""
-    bits: torch.Tensor | None
-    """Their sum, weighed by place, on the device."""
+    address: int
     node: Any
     """The tensor's place in the graph of autograd."""
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Address, shape and strides."""
+        return self.address, *self.content[:-1]
+
     @classmethod
     def at(cls, tensor: torch.Tensor) -> _Look:
-        memory = memory_of(tensor)
+        """Now. Waits for the device."""
+        memory, version = memory_of(tensor), version_of(tensor)
         if memory is None:
-            return cls(version_of(tensor), (), (), None, tensor.grad_fn)
-        form = memory.shape, memory.stride()
-        return cls(version_of(tensor), form, (*form, memory.data_ptr()), _sum_of_bits(memory), tensor.grad_fn)
+            return cls((version,), version, 0, tensor.grad_fn)
+        return cls((memory.shape, memory.stride(), int(_sum_of_bits(memory))), version, memory.data_ptr(), tensor.grad_fn)
 
 
 class _Copied(NamedTuple):
@@ -76,12 +66,12 @@ class StepState:
         self._call: tuple[Any, tuple[Any, ...], Mapping[str, Any]] = function, args, kwargs
         self._is_watched = is_watched
         self._reached = reachable(*self._call)
-        self._tensors = _with_gradients(self._reached)
-        self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()} if is_watched else {}
+        self._tensors = self._reached.leaves
+        self._looks = self._look() if is_watched else {}
         self._untouched: set[int] = set()
         """Tensors that the first run has left as they were."""
-        self._aside: dict[int, _Aside] = {}
-        """Gradients that the first run has made, by identity: each run makes its own."""
+        self._aside: list[_Aside] = []
+        """Gradients that the first run has made: each run makes its own."""
         self._values = Snapshot()
         self._copied: dict[Region, _Copied] = {}
         self._holders: list[tuple[Holder, Any]] = []
@@ -91,14 +81,20 @@ class StepState:
         self.repeated: list[str] = []
         """Names of what plain objects hold and the probe has changed: each replay does so again."""
 
+    def _look(self) -> dict[int, _Look]:
+        return {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
+
+    def _changed(self) -> list[Leaf]:
+        """What has changed since the last look."""
+        return [self._tensors[key] for key, look in self._look().items() if key in self._looks and look.content != self._looks[key].content]
+
     def why_not(self, stepped: Iterable[Any]) -> str:
         """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
         for each in stepped:
             return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
         if why := self._cannot():
             return why
-        known = [(self._tensors[key], look.node) for key, look in self._looks.items()]
-        moved = [each.name for each, node in known if each.tensor.grad_fn is not node]
+        moved = [self._tensors[key].name for key, look in self._looks.items() if self._tensors[key].tensor.grad_fn is not look.node]
         return f"changes the autograd graph of {_listed(moved)}" if moved else ""
 
     def _cannot(self) -> str:
@@ -110,38 +106,35 @@ class StepState:
         """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
         before, known = self._looks, self._tensors
         self._reached = reachable(*self._call)
-        self._tensors = _with_gradients(self._reached)
-        self._looks = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
-        same = before.keys() & self._looks.keys() - _differing(before, self._looks, counts_writes=True)
-        other = _differing(before, self._looks, counts_writes=False)
-        moved = [self._tensors[key] for key in other if before[key].place != self._looks[key].place]
+        self._tensors = self._reached.leaves
+        self._looks = self._look()
+        both = {key: (before[key], look) for key, look in self._looks.items() if key in before}
+        self._untouched = {key for key, (mine, theirs) in both.items() if mine[:3] == theirs[:3]}
+        moved = [key for key, (mine, theirs) in both.items() if mine.content != theirs.content and mine.place != theirs.place]
         del known  # until here no identity is given away again
         if why := self._cannot():
             return why
-        if moved := [each for each in moved if each.is_state]:  # by resize_ or .data =, which a probe would do again
-            return f"gives other memory to {_listed(each.name for each in moved)}"
+        if names := [self._tensors[key].name for key in moved if self._tensors[key].is_state]:  # by resize_ or .data =: a probe would again
+            return f"gives other memory to {_listed(names)}"
         made = set[int]()
         for name, tensor in self._reached.parameters:
             self._gradients.append((tensor, tensor.grad))
             parts = {id(each) for each in plain_tensors(tensor.grad)} if tensor.grad is not None else set()
             if tensor.grad is not None and self._is_watched and not parts & before.keys():
-                self._aside[id(tensor.grad)] = _Aside(name, tensor, tensor.grad)
+                self._aside.append(_Aside(name, tensor, tensor.grad))
                 made |= parts
-        self._untouched = same
-        changed = [each for key, each in self._tensors.items() if key not in same | made and (each.is_state or self._is_watched)]
+        left = self._untouched | made
+        changed = [each for key, each in self._tensors.items() if key not in left and (each.is_state or self._is_watched)]
         for each in sorted(changed, key=lambda each: not each.is_state):
             if not self._copy(each.name, each.tensor, each) and each.is_state:
                 return f"changes {each.name}, of which no copy can be made"
-        self._by_storage = {
-            each.tensor.untyped_storage()._cdata: each for key, each in self._tensors.items() if self._looks[key].bits is not None
-        }
+        self._by_storage = {each.tensor.untyped_storage()._cdata: each for key, each in self._tensors.items() if self._looks[key].address}
         self._holders = [(each, each.read()) for each in self._reached.holders]
         return ""
 
     def changed(self) -> str:
         """Names of what has changed since the last look; after a yes, of what the first run had left alone. Waits for the device."""
-        now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
-        return _listed(self._tensors[key].name for key in _differing(self._looks, now, counts_writes=False))
+        return _listed(each.name for each in self._changed())
 
     def keep_written(self, name: str, tensor: torch.Tensor) -> None:
         """Before a kernel of the probe writes to memory that was there before it: copy that."""
@@ -150,13 +143,10 @@ class StepState:
 
     def compare(self) -> str:
         """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
-        now = {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
-        other = _differing(self._looks, now, counts_writes=False)
-        found = [(self._tensors[key].name, self._tensors[key].is_state) for key in other]
-        written = self._values.changed()
-        found += [(self._copied[key].name, self._copied[key].is_state) for key in self._copied if key in written]
-        found += [(name, each.is_state) for each, contents in self._holders for name in _changes(each, contents)]
-        for aside in self._aside.values():
+        found = [(each.name, each.is_state) for each in self._changed()]
+        found += [(self._copied[key].name, self._copied[key].is_state) for key in self._values.changed()]
+        found += [(name, each.is_state) for each, contents in self._holders for name in each.changes(contents)]
+        for aside in self._aside:
             grad = aside.parameter.grad
             if grad is None or difference(list(plain_tensors(grad)), list(plain_tensors(aside.grad))):
                 found.append((f"{aside.name}.grad", True))
@@ -191,11 +181,11 @@ class StepState:
         self._forget()
         self._tensors = {key: self._tensors[key] for key in self._untouched if self._tensors[key].is_state}
         self._looks = {key: self._looks[key] for key in self._tensors}
-        self._aside = {key: each._replace(grad=torch.empty(0)) for key, each in self._aside.items()}
+        self._aside = [each._replace(grad=torch.empty(0)) for each in self._aside]
 
     def begin_replay(self) -> None:
         """Before each run but the first: gradients that a run makes are not there yet."""
-        for each in self._aside.values():
+        for each in self._aside:
             each.parameter.grad = None
 
     def _copy(self, name: str, tensor: torch.Tensor, leaf: Leaf | None) -> bool:
@@ -209,25 +199,6 @@ class StepState:
         is_shared = leaf is not None and not self._reached.shared.isdisjoint(leaf.owners)
         self._copied[region] = _Copied(name, is_state, is_put_back=is_state or not is_shared)
         return True
-
-
-def _with_gradients(reached: Reachable) -> dict[int, Leaf]:
-    grads = [(name, each) for name, tensor in reached.parameters if tensor.grad is not None for each in plain_tensors(tensor.grad)]
-    return reached.leaves | {id(each): Leaf(f"{name}.grad", each, True, ()) for name, each in grads}
-
-
-def _differing(before: Mapping[int, _Look], after: Mapping[int, _Look], *, counts_writes: bool) -> set[int]:
-    """Keys of both whose tensors were changed in between; ``counts_writes``: or written to. Waits for the device."""
-    pairs = {key: (before[key], look) for key, look in after.items() if key in before}
-    differing = {key for key, (mine, theirs) in pairs.items() if mine.form != theirs.form or (mine.bits is None) != (theirs.bits is None)}
-    counted = {key for key, (mine, theirs) in pairs.items() if (mine.version, mine.place) != (theirs.version, theirs.place)}
-    sums = [(key, mine.bits, theirs.bits) for key, (mine, theirs) in pairs.items() if mine.bits is not None and theirs.bits is not None]
-    differing |= counted if counts_writes else counted - {key for key, _, _ in sums}
-    for _, of_device in groupby(sorted(sums, key=lambda each: str(each[1].device)), key=lambda each: each[1].device):
-        keys, mine, theirs = zip(*of_device, strict=True)
-        is_other = (torch.stack(mine) != torch.stack(theirs)).tolist()
-        differing.update(key for key, is_changed in zip(keys, is_other, strict=True) if is_changed)
-    return differing
 
 
 def sums_of(value: Any) -> list[int]:
@@ -254,39 +225,6 @@ def _weights(device: torch.device, n: int) -> torch.Tensor:
     """Random odd numbers."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.randint(-(1 << 63), (1 << 63) - 1, (n,), generator=generator, device=device) | 1
-
-
-def _changes(holder: Holder, before: Any) -> Iterator[str]:
-    """Names of items or attributes that are others than before."""
-    now = holder.read()
-    if isinstance(before, dict):
-        for key in before.keys() | now.keys():
-            if key not in before or key not in now or not _is_same(before[key], now[key]):
-                yield holder.part(key)
-    elif not _is_same(before, now):
-        yield holder.name or "?"
-
-
-def _is_same(mine: Any, other: Any) -> bool:
-    """True for one value or equal ones. Of objects of other kinds only the type is compared: a step may make them anew."""
-    if mine is other:
-        return True
-    if type(mine) is not type(other):
-        return False
-    if isinstance(mine, torch.Tensor):
-        pairs = list(zip(plain_tensors(mine), plain_tensors(other), strict=True))
-        return all(a.shape == b.shape and a.dtype == b.dtype and has_same_bits(*_memories(a, b)) for a, b in pairs)
-    if isinstance(mine, int | float | complex | str | bytes):
-        return bool(mine == other or (mine != mine and other != other))
-    if isinstance(mine, list | tuple):
-        return len(mine) == len(other) and all(map(_is_same, mine, other))
-    if is_mapping(mine):
-        return mine.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in mine.items())
-    return len(mine) == len(other) if isinstance(mine, set) else True
-
-
-def _memories(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [each.detach() if (memory := memory_of(each)) is None else memory for each in tensors]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from dist_tune.measure import WallSpan
+from dist_tune.measure import Clock
 
 
 class _Utils:
@@ -47,7 +47,7 @@ class ExactTime:
         if cls.is_kept:
             return
         cls.is_kept = True
-        WallSpan.now = cls.now
+        Clock.now = cls.now
         builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
         set_grid, sleep = builder.set_grid_dim, time.sleep
 

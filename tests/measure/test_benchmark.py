@@ -4,30 +4,29 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from dist_tune.errors import WrongResultError
-from dist_tune.measure import benchmark, clocks
+from dist_tune.measure import benchmark
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
-from dist_tune.measure.clocks import WallClock
+from dist_tune.measure.clocks import Clock
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "device_clock", WallClock)
+    monkeypatch.setattr(benchmark, "device_clock", lambda: Clock(is_cuda=False))
 
 
 @pytest.fixture
 def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Turns the clock on by so many microseconds."""
     now = [0.0]
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Clock, "now", lambda: now[0])
 
     def turn(us: float) -> None:
         now[0] += us * 1e-6

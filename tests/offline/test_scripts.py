@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from dist_tune import NoValidConfigError
-from dist_tune.measure import WallSpan
+from dist_tune.measure import Clock
 from dist_tune.offline import (
     Outcome,
     Problem,
@@ -46,7 +46,7 @@ def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
-    monkeypatch.setattr(WallSpan, "now", ExactTime.now)
+    monkeypatch.setattr(Clock, "now", ExactTime.now)
 
 
 def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] = lambda config: torch.ones(4)) -> Any:
@@ -116,16 +116,19 @@ def test_a_share_of_a_large_space_is_tried(search: Any, n_configs: int, n_tried:
 
 
 def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search():
+    """The callback changes a copy of each, which runs and is returned, with AMD's keys; the space stays as it is."""
     made: Counter[str] = Counter()
+    space = get_search_space(small=True) * 2 + [{**get_search_space(small=True)[0], "waves_per_eu": 8}]
 
     def make(config: Config) -> Any:
         made[json.dumps(config)] += 1
-        return (lambda: ExactTime.pass_ms(config["num_warps"])), None
+        return (lambda: ExactTime.pass_ms(config["double"])), None
 
-    best = tune_kernel(get_search_space(small=True) * 2 + [{**get_search_space(small=True)[0], "waves_per_eu": 8}], make, num_iters=1)
+    best = tune_kernel(space, make, lambda config: config.update(double=2 * config["num_warps"]), num_iters=1)
     assert (set(made.values()), len(made)) == ({1}, 8)
     assert not any("waves" in config or "nonkdim" in config for config in made)
-    assert best in get_search_space(small=True)
+    assert {name: value for name, value in best.items() if name != "double"} in get_search_space(small=True)
+    assert (best["double"], space[:8]) == (8, get_search_space(small=True))
 
 
 def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
@@ -161,7 +164,7 @@ def test_every_dropped_config_has_its_reason_in_the_log(tmp_path: Path):
 
 
 def test_nothing_that_runs_is_an_error_with_the_reasons():
-    """Also where it is the very first run that shows it."""
+    """Also where it is the very first run that shows it, or the tolerance."""
     with pytest.raises(NoValidConfigError, match=r"(?s)none of its 6 configs.*wrong by 1"):
         tune_kernel(SPACE, sleeping(lambda config: 0, lambda config: torch.zeros(4)), num_iters=1)
 
@@ -171,6 +174,10 @@ def test_nothing_that_runs_is_an_error_with_the_reasons():
     with pytest.raises(NoValidConfigError, match="unexpected keyword 'dtyp'") as caught:
         tune_kernel(SPACE, make, num_iters=1)
     assert isinstance(caught.value.__cause__, TypeError)
+    near = sleeping(lambda config: 0, lambda config: torch.ones(4) + 0.05)
+    assert tune_kernel([{"i": 1}], near, num_iters=1, atol=0.1) == {"i": 1}
+    with pytest.raises(NoValidConfigError, match=r"wrong by 0\.05"):
+        tune_kernel([{"i": 1}], near, num_iters=1, atol=0.01, rtol=0.01)
 
 
 def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
@@ -187,34 +194,6 @@ def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune_kernel(SPACE, sleeping(lambda config: 0, lose), num_iters=1)
     assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
-
-
-def test_tolerances_and_tuples():
-    """An error of 0.05 is within an atol of 0.1, also inside a tuple, and beyond 0.01."""
-    eights = torch.ones(2).to(torch.float8_e4m3fn)
-
-    def make(config: Config) -> Any:
-        return (lambda: (torch.ones(4) + 0.05 * config["i"], eights.clone())), (torch.ones(4), eights.clone())
-
-    assert tune_kernel([{"i": 1}], make, num_iters=1, atol=0.1) == {"i": 1}
-    with pytest.raises(NoValidConfigError, match=r"wrong by 0\.05"):
-        tune_kernel([{"i": 1}], make, num_iters=1, atol=0.01, rtol=0.01)
-
-
-def test_the_callback_changes_what_runs_and_what_is_returned():
-    """Once a config, on a copy: the space stays as it is."""
-    space, seen = [{"i": 1}, {"i": 2}], []
-
-    def make(config: Config) -> Any:
-        seen.append(dict(config))
-        return (lambda: ExactTime.pass_ms(config["double"])), None
-
-    def callback(config: Config) -> None:
-        config["double"] = 2 * config["i"]
-
-    assert tune_kernel(space, make, callback, num_iters=1) == {"i": 1, "double": 2}
-    assert sorted(seen, key=str) == [{"i": 1, "double": 2}, {"i": 2, "double": 4}]
-    assert space == [{"i": 1}, {"i": 2}]
 
 
 def test_max_configs_and_budget_end_the_search():
@@ -248,15 +227,12 @@ PAIR = r"must return \(run, ground_truth\).* got "
         ({"num_iters": 0}, ValueError, "need num_iters >= 1, got 0"),
         ({"search": "magic"}, ValueError, "search must be one of .* got 'magic'"),
         ({"budget_s": 0}, ValueError, "budget_s"),
-        ({"max_configs": 0}, ValueError, "max_configs"),
         ({"max_configs": "x"}, TypeError, "max_configs must be an int, got 'x'"),
-        ({"atol": "x"}, TypeError, "atol must be a number, got 'x'"),
         ({"rtol": float("inf")}, ValueError, "rtol"),
         ({"group": "tp"}, TypeError, "group must be a process group.* got 'tp'"),
         ({"config_callback": 3}, TypeError, "config_callback must be a function.* got 3"),
         ({"make_run_and_gt_fn": 3}, TypeError, "make_run_and_gt_fn must be a function.* got 3"),
         ({"make_run_and_gt_fn": lambda config: lambda: 1}, TypeError, f"{PAIR}the function"),
-        ({"make_run_and_gt_fn": lambda config: (3, None)}, TypeError, rf"{PAIR}\(3, None\)"),
         ({"make_run_and_gt_fn": lambda config: (object(), None, 4)}, TypeError, f"{PAIR}a tuple of 3 values"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
-from dist_tune.measure.clocks import WallSpan
+from dist_tune.measure import Span
 from dist_tune.replays.replays import Replayer
 from dist_tune.testing import on_ranks, values
 from dist_tune.tuning import tuning
@@ -99,11 +99,11 @@ def test_the_device_rests_and_the_host_is_few_replays_ahead():
 def n_clocks(rank: int) -> dict[bool, set[int]]:
     """Clocks begun in replays of a race, by whether the replay times a candidate; two sites, of which one is through before the other."""
     kernels = [autotuned(blocks=blocks) for blocks in ((16, 32), (16, 32, 64, 128, 256, 512))]
-    begun: list[WallSpan] = []
+    begun: list[Span] = []
     in_replays: dict[bool, set[int]] = {True: set(), False: set()}
-    begin, run = WallSpan.begin, Replayer.run
+    begin, run = Span.begin, Replayer.run
 
-    def counted_begin(self: WallSpan) -> None:
+    def counted_begin(self: Span) -> None:
         begun.append(self)
         begin(self)
 
@@ -114,7 +114,7 @@ def n_clocks(rank: int) -> dict[bool, set[int]]:
             in_replays[any(trial.is_timed for trial in schedule.values())].add(len(begun))
         return value
 
-    WallSpan.begin, Replayer.run = counted_begin, counted_run  # type: ignore[method-assign]
+    Span.begin, Replayer.run = counted_begin, counted_run  # type: ignore[method-assign]
     x = torch.arange(64.0)
 
     @contextual_autotune(is_dist=False, cache=False)
@@ -122,7 +122,7 @@ def n_clocks(rank: int) -> dict[bool, set[int]]:
         return [launch(kernel, x) for kernel in kernels]
 
     step()
-    WallSpan.begin, Replayer.run = begin, run  # type: ignore[method-assign]
+    Span.begin, Replayer.run = begin, run  # type: ignore[method-assign]
     return in_replays
 
 
