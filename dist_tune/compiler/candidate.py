@@ -9,21 +9,16 @@ CUDA may wait for running kernels while it loads a module, and one of them may b
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import triton
 from triton.runtime import _async_compile
 
-from dist_tune.compiler.output import quiet_terminal
-from dist_tune.compiler.processes import Worker
-from dist_tune.compiler.triton_cache import claim, known_need, remember_need
-from dist_tune.compiler.worker import unlock
-from dist_tune.errors import FailureKind, kind_of
+from dist_tune.compiler.compilation import Compilation, Failure, attempt
+from dist_tune.errors import FailureKind
 
 _digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Of compiled kernels, which Triton keeps for the next tuning in this process: making them anew took a tenth of its processor
@@ -46,113 +41,6 @@ class Resources:
     """Registers per thread; None if nothing was assembled."""
     n_spills: int | None
     """Bytes of registers spilled to local memory, per thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The reason why a candidate cannot run on this rank."""
-
-    reason: str
-    """"ExceptionType: message" on one line."""
-    output: str = ""
-    """The compiler's own output while it failed: PTX, MLIR."""
-    shared_bytes: int | None = None
-    """Shared memory that it needs, if known."""
-    kind: FailureKind = FailureKind.COMPILE
-
-
-def reason_of(error: BaseException) -> str:
-    """An exception on one line, for log and vote."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
-
-
-class Compilation:
-    """One kernel from source to Triton's disk cache, shared by all candidates with its key: queued, then running, then done."""
-
-    def __init__(self, key: str, compile_: Callable[[], Any] | None, result: Any = None) -> None:
-        self.key = key
-        """Key in Triton's disk cache, in hex; empty if nothing is compiled."""
-        self.label, self.candidate, self.turn = "", 0, (0, 0.0, 0)
-        """The first site and candidate that asked for it, with its sort key there."""
-        self.done = threading.Event()
-        self.result = result
-        """When done: Triton's compiled kernel, a ``Failure``, or None if nothing is compiled, as under the interpreter."""
-        self.started_at: float | None = None
-        """Monotonic clock, in seconds; None while queued."""
-        self.held_since: float | None = None
-        """When another process, which compiles it now, was found to; by the same clock."""
-        self.n_held = 0
-        """Times that this was found."""
-        self.is_given_up = False
-        """Failed by ``give_up``; a thread may still be running it."""
-        self.is_waiting = False
-        """True while another thread runs stages for both."""
-        self.worker: Worker | None = None
-        """The process that its stages run in."""
-        self._claimed: IO[bytes] | None = None
-        self._compile = self._again = compile_
-        self._lock = threading.Lock()
-        if compile_ is None:
-            self.done.set()
-
-    @property
-    def is_queued(self) -> bool:
-        """Not started and not done."""
-        return self.started_at is None and not self.done.is_set()
-
-    def run(self, shared_limit_bytes: int | None, note: Callable[[Any], None] = lambda result: None) -> bool:
-        """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread.
-
-        ``note`` is called with the result before others see it.
-        """
-        with claim(self.key) as claimed:
-            with self._lock:
-                if claimed is None or self._compile is None:
-                    self.held_since = self.held_since or time.monotonic()
-                    self.n_held += 1
-                    return False
-                compile_, self._compile = self._compile, None
-                self.started_at, self._claimed = time.monotonic(), claimed
-            result: Any = Failure("SystemExit: a hook of the compiler ended its thread")
-            try:
-                result = _attempt(lambda: self._compiled(compile_, claimed, shared_limit_bytes))
-            finally:
-                note(result)
-                self._finish(result)
-        return True
-
-    def run_again(self) -> None:
-        """Compile once more, if it was the machine that failed: when nothing else is compiled."""
-        again, self._again = self._again, None
-        if again is not None and isinstance(self.result, Failure) and self.result.kind is FailureKind.MACHINE:
-            self.result = _attempt(again)
-
-    def give_up(self, reason: str) -> None:
-        """Let it fail from another thread: it may never end."""
-        self.is_given_up = self.is_given_up or not self.done.is_set()
-        self._finish(Failure(reason))
-        if self.worker is not None:
-            self.worker.end()
-        if self._claimed is not None:
-            unlock(self._claimed)
-
-    def _compiled(self, compile_: Callable[[], Any], claimed: IO[bytes], limit_bytes: int | None) -> Any:
-        needed_bytes = known_need(claimed)
-        if limit_bytes is not None and needed_bytes is not None and needed_bytes > limit_bytes:
-            raise triton.OutOfResources(needed_bytes, limit_bytes, "shared memory")
-        try:
-            return compile_()
-        except triton.OutOfResources as error:
-            if error.name == "shared memory" and error.required != needed_bytes:
-                remember_need(claimed, error.required)
-            raise
-
-    def _finish(self, result: Any) -> None:
-        with self._lock:
-            if not self.done.is_set():
-                self.result, self._compile = result, None
-                self.done.set()
 
 
 class Asked(BaseException):
@@ -197,10 +85,10 @@ class Candidate:
         """
         compiled = self.compilation.result
         if compiled is None or isinstance(compiled, Failure):  # None under the interpreter, and with a hook of the user's
-            self._loaded = compiled
+            return compiled
         for is_last in (False, True):  # once more, if it was the machine that failed
-            if self._loaded is None and compiled is not None:
-                loaded = _attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+            if self._loaded is None:
+                loaded = attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
                 if is_last or not isinstance(loaded, Failure) or loaded.kind is not FailureKind.MACHINE:
                     self._loaded = loaded
                 elif is_early:
@@ -230,7 +118,7 @@ class Candidate:
 
         token = _async_compile.active_mode.set(_AskOnly())
         try:
-            found = _attempt(ask)
+            found = attempt(ask)
         except Asked as asked:
             key, compile_, self._finalize = asked.args
             return Compilation(key, compile_)
@@ -244,21 +132,6 @@ class Candidate:
             self._finalize = None
         compiled._init_handles()
         return Resources(_int(compiled.metadata, "shared"), _int(compiled, "n_regs"), _int(compiled, "n_spills"))
-
-
-def _attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, shared_bytes: int | None = None) -> Any:
-    """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's output."""
-    start = quiet_terminal.n_bytes()
-    try:
-        return step()
-    except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
-        # Raised further, it would end a compiling thread, and the ranks would wait for the result.
-        text = ""
-        if not isinstance(error, triton.OutOfResources):  # of which the compiler writes nothing: what is there is another's
-            text = quiet_terminal.take(start)
-        elif error.name == "shared memory":
-            shared_bytes = error.required
-        return Failure(reason_of(error), text, shared_bytes, kind_of(error, kind))
 
 
 def _int(holder: Any, name: str) -> int:

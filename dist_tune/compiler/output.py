@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from dist_tune.compiler.patches import SharedContext, replaced
 from dist_tune.compiler.worker import locked
 
 MAX_CHARS = 200_000
-"""Kept of one compiler's output: half from its beginning, half from its end."""
+"""Kept of one compiler's output."""
 _PREFIX = "dist_tune-"
-_ALIVE, _LAST_WORDS = "alive", "stderr"
-"""Files in the folder: one that its process holds as long as it lives, and what is written to descriptor 2."""
+_FILE = "stderr"
+"""In the folder: what is written to descriptor 2. Its process holds it as long as it lives."""
 _DAY_S = 86_400.0
 _made: list[str] = []
 """The folder, while there is one."""
@@ -52,23 +53,13 @@ def sweep(*, is_own: bool = False) -> None:
         root = tempfile.gettempdir()
         # Names first: a pattern of pathlib's takes a full folder milliseconds.
         for folder in [Path(root, name) for name in os.listdir(root) if name.startswith(_PREFIX)]:
-            with suppress(OSError):  # another process sweeps, too
-                if _is_left(folder) or (is_own and str(folder) in _made and not _has_last_words(folder)):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_left(folder: Path) -> bool:
-    if folder.lstat().st_uid != os.getuid() or not (folder / _ALIVE).exists() or _has_last_words(folder):
-        return False
-    with locked(str(folder / _ALIVE)) as file:
-        return file is not None and not isinstance(file, io.BytesIO)
-
-
-def _has_last_words(folder: Path) -> bool:
-    with suppress(FileNotFoundError):
-        status = (folder / _LAST_WORDS).lstat()
-        return status.st_size > 0 and time.time() - status.st_mtime < _DAY_S
-    return False
+            with suppress(OSError):  # another process sweeps, too; or the folder is being made
+                words = (folder / _FILE).lstat()
+                if folder.lstat().st_uid != os.getuid() or (words.st_size and time.time() - words.st_mtime < _DAY_S):
+                    continue
+                with locked(str(folder / _FILE)) as file:
+                    if (is_own and str(folder) in _made) or not (file is None or isinstance(file, io.BytesIO)):
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -79,9 +70,9 @@ def _folder() -> Iterator[None]:
             _made.append(tempfile.mkdtemp(prefix=_PREFIX))
             stack.callback(shutil.rmtree, _made[0], ignore_errors=True)
             stack.callback(_made.clear)
-            mine = os.path.join(_made[0], f"{_ALIVE}.new")
+            mine = os.path.join(_made[0], f"{_FILE}.new")
             stack.enter_context(locked(mine))
-            os.rename(mine, os.path.join(_made[0], _ALIVE))  # now that it is locked: another process may sweep at any moment
+            os.rename(mine, os.path.join(_made[0], _FILE))  # now that it is locked: another process may sweep at any moment
         yield
     sweep()  # a rank of this host may have been killed meanwhile
 
@@ -107,25 +98,15 @@ class _TemporaryFiles:
 def heard(*values: object, sep: str = " ", end: str = "\n") -> None:
     """``print``, while the terminal is kept quiet to descriptor 2."""
     if quiet_terminal.kept_at:
-        _to(2)((sep.join(map(str, values)) + end).encode())
+        _write(2, (sep.join(map(str, values)) + end).encode())
     else:
         print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
-
-
-def shortened(text: str) -> str:
-    """At most ``MAX_CHARS`` of a text, from its beginning and its end."""
-    n_left_out = len(text) - MAX_CHARS
-    if n_left_out <= 0:
-        return text
-    return f"{text[: MAX_CHARS // 2]}\n[{n_left_out} characters left out]\n{text[-MAX_CHARS // 2 :]}"
 
 
 class QuietTerminal:
     """The redirection of one process, shared by all tunings that compile."""
 
     def __init__(self) -> None:
-        self.redirected = SharedContext(self._redirected)
-        """Entered by each tuning; the last one to leave gives the terminal back, with all text that no failed compilation took."""
         self._file: Any = None
         self._lock = threading.Lock()
 
@@ -140,15 +121,16 @@ class QuietTerminal:
             return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
     def take(self, start: int) -> str:
-        """Text that was written since there were ``start`` bytes, and not taken before.
+        """Text that was written since there were ``start`` bytes, and not taken before; the first ``MAX_CHARS`` of it.
 
         Writers cannot be told apart: of several compilations at work, the first to fail takes it all.
         """
         with self._lock:
-            return shortened(_taken(self._file, start).decode(errors="replace")) if self._file is not None else ""
+            return _taken(self._file, start).decode(errors="replace")[:MAX_CHARS] if self._file is not None else ""
 
     @contextmanager
-    def _redirected(self) -> Iterator[None]:
+    def redirected(self) -> Iterator[None]:
+        """Within it, descriptor 2 leads to a file; at its end the terminal has all text that no failed compilation took."""
         _flush()
         with ExitStack() as stack:
             stack.enter_context(replaced(code_generator, "print", lambda own: heard))
@@ -159,15 +141,13 @@ class QuietTerminal:
             with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
                 terminal = os.dup(2)
                 stack.callback(os.close, terminal)
-                file = Path(temporary_folder() or os.devnull, _LAST_WORDS).open("w+b", buffering=0)  # noqa: SIM115  # closed after it is read
-                stack.callback(file.close)
+                file = stack.enter_context(Path(temporary_folder() or os.devnull, _FILE).open("w+b", buffering=0))
                 os.dup2(file.fileno(), 2)
                 self._file = file
                 stack.callback(self._restore, terminal)
-                for stream in {id(each): each for each in (sys.stderr, sys.__stderr__)}.values():
-                    with suppress(OSError, ValueError):  # closed, or no file
-                        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == 2:
-                            stack.enter_context(replaced(stream.buffer, "write", lambda own: _to(terminal)))
+                with suppress(ValueError):  # closed
+                    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr.fileno() == 2:
+                        stack.enter_context(replaced(sys.stderr.buffer, "write", lambda own: partial(_write, terminal)))
             yield
 
     def _restore(self, terminal: int) -> None:
@@ -178,7 +158,7 @@ class QuietTerminal:
         with self._lock:
             rest, self._file = _taken(self._file, 0), None  # not before: other threads may write meanwhile
         with suppress(OSError):  # the terminal is gone
-            _to(terminal)(rest)
+            _write(terminal, rest)
 
 
 def _taken(file: Any, start: int) -> bytes:
@@ -189,23 +169,19 @@ def _taken(file: Any, start: int) -> bytes:
     return content.replace(b"\0", b"")
 
 
-def _to(descriptor: int) -> Callable[[bytes], int]:
+def _write(descriptor: int, content: bytes) -> int:
     """The ``write`` of a binary stream to this descriptor."""
-
-    def write(content: bytes) -> int:
-        content = bytes(content)  # a memoryview counts elements
-        left = content
-        while left:
-            left = left[os.write(descriptor, left) :]
-        return len(content)
-
-    return write
+    content = bytes(content)  # a memoryview counts elements
+    left = content
+    while left:
+        left = left[os.write(descriptor, left) :]
+    return len(content)
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr, sys.__stderr__):
+    for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, None, or without flush
-            stream.flush()  # type: ignore[union-attr]
+            stream.flush()
 
 
 quiet_terminal = QuietTerminal()

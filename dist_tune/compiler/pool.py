@@ -13,19 +13,19 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import prod, sqrt
 from typing import Any
 
 import triton
 from triton.compiler.compiler import max_shared_mem
 
-from dist_tune.compiler.candidate import Candidate, Compilable, Compilation, Failure, Resources
-from dist_tune.compiler.output import folder_in_use, quiet_terminal, temporary_folder
-from dist_tune.compiler.patches import FrontEnd, Job, patched
-from dist_tune.compiler.processes import CannotStartError, CompilerCrashError, Worker, Workers, is_possible
+from dist_tune.compiler.candidate import Candidate, Compilable, Resources
+from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, patched
+from dist_tune.compiler.output import folder_in_use, quiet_terminal
+from dist_tune.compiler.patches import SharedContext
+from dist_tune.compiler.processes import is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, writable_folder
-from dist_tune.compiler.worker import Made, compile_kernel
 from dist_tune.measure import is_interpreted
 
 MIN_THREADS_FOR_PROCESSES = 4
@@ -70,6 +70,16 @@ def _blocks(config: triton.Config) -> list[int]:
     return sorted((value for value in config.kwargs.values() if type(value) is int and value > 1), reverse=True)
 
 
+@contextmanager
+def _prepared() -> Iterator[None]:
+    with writable_folder(), patched(), quiet_terminal.redirected():
+        yield
+
+
+prepared = SharedContext(_prepared)
+"""Entered by each tuning while it compiles."""
+
+
 class Compiler:
     """The compilations of one tuning, by label of the site, and the threads that run them."""
 
@@ -86,19 +96,16 @@ class Compiler:
         self._pace_s: dict[str, float] = {}
         """Site -> seconds of its latest compilation, per root of its estimated cost."""
         self._queue: list[Compilation] = []
-        self._threads: dict[threading.Thread, Compilation | None] = {}
-        """Each with the compilation that it runs."""
-        self._numbers: dict[threading.Thread, int] = {}  # each with its number, the lowest that was free
+        self._threads: dict[int, tuple[threading.Thread, Compilation | None]] = {}
+        """Number, the lowest that was free -> the thread, and what it runs."""
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
-        self._front_end = FrontEnd()
-        self._processes = Workers()
+        self._tools = Toolchain(on_wait=self._start_threads)
         self._work: Counter[str] = Counter()
         self._opened_at = 0.0
-        self._shared_limit_bytes: int | None = None
         self._patches = ExitStack()
         self._folder = ExitStack()
-        self._is_open = self._uses_processes = False
+        self._is_open = False
 
     def begin(
         self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int], awaited: int | None = None
@@ -112,9 +119,9 @@ class Compiler:
             if compilation.key and not compilation.done.is_set():
                 compilation.label, compilation.candidate, compilation.turn = label, i, order[i]
                 found[i].compilation = self._by_key.setdefault(compilation.key, compilation)
-                if self._shared_limit_bytes is None:
+                if self._tools.shared_limit_bytes is None:
                     with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
-                        self._shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
+                        self._tools.shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
             if i == awaited:
                 self._start_now(found[i].compilation)
         self._sites[label] = [found[i] for i in range(len(configs))]
@@ -209,13 +216,13 @@ class Compiler:
     def end(self) -> None:
         """Close, at the end of the tuning: processes without work end, and others after it."""
         self.close()
-        self._processes.end()
+        self._tools.end()
         self._folder.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the threads, but not for those with a compilation that was given up."""
         end = time.monotonic() + timeout_s
-        for thread, running in list(self._threads.items()):
+        for thread, running in list(self._threads.values()):
             if running is None or not running.is_given_up:
                 thread.join(max(0.0, end - time.monotonic()))
 
@@ -228,11 +235,9 @@ class Compiler:
         if not is_interpreted():
             begin_digest()  # beside the start of the driver
             self._folder.enter_context(folder_in_use())
-            self._patches.enter_context(writable_folder())
-            self._uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and is_possible()
+            self._tools.uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and is_possible()
             await_digest()
-            self._patches.enter_context(patched())
-            self._patches.enter_context(quiet_terminal.redirected())
+            self._patches.enter_context(prepared())
         self._is_open = True
 
     def _wait(self, compilations: list[Compilation], stuck_after_s: float) -> Iterator[int]:
@@ -250,7 +255,7 @@ class Compiler:
     def _start_now(self, compilation: Compilation) -> None:
         """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
         with self._lock:
-            if compilation.is_queued and compilation not in self._threads.values():
+            if compilation.is_queued and all(running is not compilation for _, running in self._threads.values()):
                 self._start_thread(compilation)
 
     def _start_threads(self) -> None:
@@ -260,99 +265,65 @@ class Compiler:
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not (each.is_given_up or each.is_waiting) for each in self._threads.values())
+        return sum(each is None or not (each.is_given_up or each.is_waiting) for _, each in self._threads.values())
 
     def _start_thread(self, compilation: Compilation | None) -> None:
+        number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
-        thread = threading.Thread(target=self._run, args=[compilation], name="dist_tune compiler", daemon=True)
-        self._threads[thread] = compilation
-        self._numbers[thread] = min({*range(len(self._numbers) + 1)}.difference(self._numbers.values()))
+        thread = threading.Thread(target=self._run, args=[number, compilation], name="dist_tune compiler", daemon=True)
+        self._threads[number] = thread, compilation
         try:
             thread.start()
         except RuntimeError:  # no more threads in this process
-            del self._threads[thread], self._numbers[thread]
+            del self._threads[number]
             raise
 
-    def _run(self, urgent: Compilation | None) -> None:
+    def _run(self, number: int, urgent: Compilation | None) -> None:
         """Run one compilation, then those of the queue."""
         thread = threading.current_thread()
         try:
             # Another process may compile it; it is read from disk afterwards.
-            while urgent is not None and not self._compile(urgent, thread, is_urgent=True) and urgent.is_queued:
+            while urgent is not None and not self._compile(urgent, number, is_urgent=True) and urgent.is_queued:
                 time.sleep(_LOOK_S)
             while True:
                 with self._lock:
-                    self._threads[thread] = None  # it counts again if it was given up
+                    self._threads[number] = thread, None  # it counts again if it was given up
                     if not self._queue or self._n_running() > self.n_threads:
-                        del self._threads[thread]
+                        del self._threads[number]
                         return
-                    self._threads[thread] = each = min(self._queue, key=self._turn)
+                    each = min(self._queue, key=self._turn)
                     self._queue.remove(each)
-                if not self._compile(each, thread, is_urgent=False) and each.is_queued:
+                    self._threads[number] = thread, each
+                if not self._compile(each, number) and each.is_queued:
                     time.sleep(_LOOK_S if each.n_held > 1 else 0.0)
                     with self._lock:
                         self._queue += [each] if self._is_open else []
         finally:
             with self._lock:
-                self._threads.pop(thread, None)
-                self._numbers.pop(thread, None)
+                if self._threads.get(number, (None, None))[0] is thread:
+                    del self._threads[number]
 
     def _turn(self, each: Compilation) -> tuple[int, int, float, int, str, int]:
         """Sort key: what another process compiles last; this rank's part; the longest first, by what the site's latest one took."""
         part, cost, tiles = each.turn
         return each.n_held, part, -self._pace_s.get(each.label, 1.0) * sqrt(-cost), tiles, each.label, each.candidate
 
-    def _compile(self, compilation: Compilation, thread: threading.Thread, *, is_urgent: bool) -> bool:
-        """Run a compilation; false if another thread or process does."""
-        began, processes = time.monotonic(), list[Worker]()
-
-        def prepare() -> None:
-            processes.extend(self._processes.take() if self._uses_processes else [])  # it starts beside the front end
-
-        def compile_stages(*kernel: Any) -> Made:
-            return self._compile_stages(compilation, processes, (*kernel, self._shared_limit_bytes, temporary_folder()))
+    def _compile(self, compilation: Compilation, number: int, *, is_urgent: bool = False) -> bool:
+        """Run a compilation on the thread of this number; false if another thread or process does."""
+        began = time.monotonic()
 
         def note(result: Any) -> None:
-            seconds, cost = time.monotonic() - began, compilation.turn[1]
-            is_equal = "ttgir" in job.seconds and "llir" not in job.seconds
-            fate = "equal" if is_equal else "compiled" if job.seconds else "on_disk"
+            seconds, stages, cost = time.monotonic() - began, compilation.seconds, compilation.turn[1]
+            is_equal = "ttgir" in stages and "llir" not in stages
+            fate = "equal" if is_equal else "compiled" if stages else "on_disk"
             with self._lock:
-                self._work.update({"at_work": seconds, **job.seconds, "failed" if isinstance(result, Failure) else fate: 1})
+                self._work.update({"at_work": seconds, **stages, "failed" if isinstance(result, Failure) else fate: 1})
                 if cost and fate == "compiled":
                     self._pace_s[compilation.label] = seconds / sqrt(-cost)
-            facts = {"seconds": seconds, "worker": self._numbers[thread], "is_cached": fate == "on_disk"}
+            facts = {"seconds": seconds, "worker": number, "is_cached": fate == "on_disk"}
             self.ended.append((compilation.label, {"candidate": compilation.candidate, "at": time.time(), **facts}))
 
-        job = Job(self._front_end, prepare, compile_stages, is_urgent=is_urgent)
-        with job.under_way():
-            has_run = compilation.run(self._shared_limit_bytes, note)
-        for each in processes:
-            self._processes.give(each)
-        return has_run
-
-    def _compile_stages(self, compilation: Compilation, processes: list[Worker], request: tuple[Any, ...]) -> Made:
-        """Run the stages of a kernel in a process, or in this one. A crash that does not come again costs nothing."""
-        is_again = False
-
-        def on_wait() -> None:
-            compilation.is_waiting = True  # this thread does not count as running
-            self._start_threads()
-
-        try:
-            while processes:
-                compilation.worker = processes[-1]
-                try:
-                    return processes[-1].ask(request, on_wait)
-                except CannotStartError:
-                    processes.clear()
-                except CompilerCrashError:
-                    if compilation.is_given_up or is_again:
-                        raise
-                    is_again = True
-                    processes += self._processes.take()
-            return compile_kernel(on_wait, *request)
-        finally:
-            compilation.is_waiting = False
+        return compilation.run(self._tools, note, is_urgent=is_urgent)
 
 
 _open: weakref.WeakSet[Compiler] = weakref.WeakSet()

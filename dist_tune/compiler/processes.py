@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ import triton
 from triton import knobs
 
 from dist_tune.compiler import worker
-from dist_tune.compiler.output import heard, shortened, temporary_folder
+from dist_tune.compiler.output import temporary_folder
 
 START_S = 10.0
 """Longest time that a process takes to start."""
@@ -41,17 +40,20 @@ class CannotStartError(RuntimeError):
 class Worker:
     """One process, used by one thread at a time."""
 
+    can_start = True
+    """False once one could not be started."""
+
     def __init__(self) -> None:
         self.environment = dict(os.environ)
         self._is_greeted = False
-        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as the process
         # All of it, in order, so that the process imports what this one would. An empty entry is the current folder.
         paths = json.dumps([path or os.getcwd() for path in sys.path if isinstance(path, str)])
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(  # -I: what the worker itself imports is not to be found in a folder of the user's
                 [sys.executable, "-I", "-u", worker.__file__, str(theirs.fileno()), paths],
-                stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=2, stderr=2,  # where this one's compilers write
+                pass_fds=[theirs.fileno()],
                 env={**self.environment, "TMPDIR": temporary_folder() or tempfile.gettempdir()},
                 process_group=0,  # with its ptxas: ended together, and by no signal that is meant for the rank
             )  # fmt: skip
@@ -79,12 +81,10 @@ class Worker:
             with suppress(subprocess.TimeoutExpired):  # its own way to end, if it has one
                 self._process.wait(timeout=1.0)
             self.end()
-            heard(self._printed(), end="")
             code = self._process.returncode
             kind = CompilerCrashError if self._is_greeted else CannotStartError
-            Workers.can_start &= self._is_greeted
+            Worker.can_start &= self._is_greeted
             raise kind(f"the compiler's process ended with exit code {code} (negative: by that signal)") from error
-        heard(self._printed(), end="")
         if isinstance(reply, Exception):
             raise reply
         return reply  # type: ignore[no-any-return]  # it was pickled
@@ -98,60 +98,10 @@ class Worker:
     def _greet(self) -> None:
         found = self._connection.recv() if self._connection.poll(START_S) else "nowhere"
         if found != triton.__file__:
-            Workers.can_start = False
+            Worker.can_start = False
             self.end()
             raise CannotStartError(f"the compiler's process finds Triton at {found}, and this one has it from {triton.__file__}")
         self._is_greeted = True
-
-    def _printed(self) -> str:
-        """What the process has printed since its latest reply."""
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), size, 0).decode(errors="replace")
-        os.ftruncate(self._output.fileno(), 0)
-        os.lseek(self._output.fileno(), 0, os.SEEK_SET)  # the process writes at the same offset
-        return shortened(text)
-
-
-class Workers:
-    """The processes of one tuning."""
-
-    can_start = True
-    """False once a process could not be started."""
-
-    def __init__(self) -> None:
-        self._idle: list[Worker] = []
-        self._has_ended = False
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-
-    def take(self) -> list[Worker]:
-        """An idle one, or a new one, which starts meanwhile; none where none can be started."""
-        with self._lock:
-            while self._idle:
-                each = self._idle.pop()
-                if each.is_alive and each.environment == os.environ:  # Triton reads its settings from there
-                    return [each]
-                each.end()
-        try:
-            return [Worker()] if Workers.can_start else []
-        except OSError:
-            Workers.can_start = False
-            return []
-
-    def give(self, each: Worker) -> None:
-        """Take one back; it ends if the tuning has."""
-        with self._lock:
-            if not self._has_ended:
-                self._idle.append(each)
-                return
-        each.end()
-
-    def end(self) -> None:
-        """End the idle ones, unless this process is a fork of the one that has started them."""
-        with self._lock:
-            idle, self._idle, self._has_ended = self._idle, [], True
-        for each in idle if self._pid == os.getpid() else ():
-            each.end()
 
 
 def is_possible() -> bool:
@@ -162,25 +112,15 @@ def is_possible() -> bool:
         is_cuda = triton.runtime.driver.active.get_current_target().backend == "cuda"
     except (ImportError, RuntimeError):  # a Triton without that backend; a machine without a driver
         return False
-    settings = (knobs.compilation, knobs.nvidia, knobs.language)
     # What ``triton.knobs`` is set to is written to the environment, if it can be.
-    is_known = getattr(knobs, "propagate_env", True) and all(
-        value is None or knobs.toenv(value) is not None for each in settings for value in vars(each).values()
-    )
-    own = ("dump_ir", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
-    known = [Path(sys.modules[each].__file__ or "").parent for each in ("dist_tune", CUDABackend.__module__)]
-    stages = [getattr(CUDABackend, f"make_{stage}") for stage in worker.STAGES]
-    return (
-        is_cuda
-        and is_known
-        and not any(getattr(knobs.compilation, name, None) for name in own)
-        and Workers.can_start
-        and bool(sys.executable)
-        and getattr(CUDABackend, "instrumentation", None) is None
-        and all(_is_in(known, each) for each in [*stages, CUDABackend.add_stages])
-    )
-
-
-def _is_in(folders: list[Path], function: Any) -> bool:
-    code = getattr(function, "__code__", None)  # None of a callable object that a user has put there
-    return code is not None and any(Path(code.co_filename).is_relative_to(each) for each in folders)
+    values = [value for settings in (knobs.compilation, knobs.nvidia, knobs.language) for value in vars(settings).values()]
+    is_known = getattr(knobs, "propagate_env", True) and all(value is None or knobs.toenv(value) is not None for value in values)
+    hooks = ("dump_ir", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
+    is_hooked = getattr(CUDABackend, "instrumentation", None) or any(getattr(knobs.compilation, name, None) for name in hooks)
+    own = [Path(sys.modules[each].__file__ or "").parent for each in ("dist_tune", CUDABackend.__module__)]
+    names = ["add_stages", *(f"make_{stage}" for stage in worker.STAGES)]
+    passes = [
+        getattr(getattr(CUDABackend, name), "__code__", None) for name in names
+    ]  # None of a callable object that a user has put there
+    are_own = all(code is not None and any(Path(code.co_filename).is_relative_to(each) for each in own) for code in passes)
+    return is_cuda and is_known and are_own and not is_hooked and Worker.can_start and bool(sys.executable)

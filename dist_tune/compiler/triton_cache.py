@@ -1,13 +1,11 @@
-"""Triton's cache folder: which kernels a process of this host compiles now, and the temporary folder where it cannot be written.
+"""Triton's cache folder: which kernels a process of this host compiles now, the temporary folder where it cannot be written, its digest.
 
-Knows Triton's ``FileCacheManager``, and nothing of candidates. A kernel that needs more shared memory than the device has is not assembled,
-which would take longer than all steps before (logs/compile-cpu); its need is kept in the folder for other ranks and later processes.
+Knows Triton's ``FileCacheManager``, and nothing of candidates.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import tempfile
 import threading
@@ -20,13 +18,10 @@ import triton
 from triton.runtime.cache import FileCacheManager, triton_key
 
 from dist_tune.compiler.output import temporary_folder
-from dist_tune.compiler.patches import SharedContext
 from dist_tune.compiler.worker import locked
 from dist_tune.files import warn_once
 from dist_tune.measure import is_interpreted
 
-_FILE = "dist_tune.json"
-"""In a kernel's folder: locked while the kernel is compiled; the shared memory that it needs, where some device has less."""
 _ROOM_BYTES = 1 << 20
 """Of a kernel with all its files, which a folder must have room for."""
 _LONGEST_S = 10.0
@@ -37,7 +32,7 @@ _told: list[str] = []
 
 @contextmanager
 def claim(key: str) -> Iterator[IO[bytes] | None]:
-    """Hold the right to compile a kernel on this host; None while another process, or thread, has it.
+    """Hold the right to compile a kernel on this host, with a file beside it; None while another process, or thread, has it.
 
     ``key``: in Triton's disk cache, in hex. Each process has the right where the folder cannot be written or has no locks.
     """
@@ -48,24 +43,8 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
         folder = os.path.join(folder, base64.b32encode(bytes.fromhex(key)).decode().rstrip("="))
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
-    with locked(os.path.join(folder or os.devnull, _FILE)) as file:
+    with locked(os.path.join(folder or os.devnull, "dist_tune.lock")) as file:
         yield file
-
-
-def known_need(claimed: IO[bytes]) -> int | None:
-    """Bytes of shared memory that a kernel needs, if that was too much for some device."""
-    with suppress(ValueError, TypeError, KeyError):
-        needed = json.loads(claimed.read())["shared_bytes"]
-        return needed if type(needed) is int else None
-    return None
-
-
-def remember_need(claimed: IO[bytes], needed_bytes: int) -> None:
-    """Write the need to disk for other ranks and later processes."""
-    with suppress(OSError):  # a folder without room costs them some time
-        claimed.truncate(0)
-        claimed.write(json.dumps({"shared_bytes": needed_bytes}).encode())
-        claimed.flush()
 
 
 def standing_in() -> str:
@@ -74,7 +53,8 @@ def standing_in() -> str:
 
 
 @contextmanager
-def _writable_folder() -> Iterator[None]:
+def writable_folder() -> Iterator[None]:
+    """Give Triton a cache folder that can be written, if there is any. Other ranks do not look into a temporary one."""
     folder = triton.knobs.cache.dir
     with triton.knobs.cache.scope():
         try:
@@ -92,10 +72,6 @@ def _writable_folder() -> Iterator[None]:
     _told.clear()
 
 
-writable_folder = SharedContext(_writable_folder)
-"""While entered, Triton has a cache folder that can be written, if there is any. Other ranks do not look into a temporary one."""
-
-
 def begin_digest() -> None:
     """Begin the digest of Triton's own files, a part of each kernel's key, unless this process has.
 
@@ -103,19 +79,18 @@ def begin_digest() -> None:
     function is decorated, beside the program's own start, and is kept by Triton. Nothing is imported for it.
     """
     if not is_interpreted():  # no kernel is compiled
-        thread_of(os.getpid())
+        digest_of(os.getpid())
 
 
 def await_digest() -> None:
     """Wait until it is made, because a second one beside it would take longer."""
     if not is_interpreted():
-        thread = thread_of(os.getpid())
-        if thread.ident is not None:
-            thread.join(_LONGEST_S)
+        with suppress(RuntimeError):  # not started
+            digest_of(os.getpid()).join(_LONGEST_S)
 
 
 @lru_cache(maxsize=1)
-def thread_of(process: int) -> threading.Thread:
+def digest_of(process: int) -> threading.Thread:
     """The thread that makes it, started once in a process, of which a forked child is another."""
 
     def make() -> None:

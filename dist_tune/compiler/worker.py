@@ -1,7 +1,7 @@
 """Triton's compiler passes for one kernel, from TTIR to the cubin, and the process that runs them for a rank.
 
 Imports Triton's compiler and nothing of dist_tune, torch or the user's: as a script it starts in 0.2 s. It never touches a GPU. What the
-compiler prints goes where descriptors 1 and 2 lead, a file of the rank's.
+compiler prints goes where the rank's descriptor 2 leads.
 """
 
 from __future__ import annotations
@@ -153,20 +153,19 @@ def main(descriptor: int, paths: list[str]) -> None:
     import triton
 
     connection = Connection(descriptor)
-    connection.send(triton.__file__)
-    while connection.poll(IDLE_S):
-        try:
+    with suppress(EOFError, OSError):  # the rank has ended, and so does what was started for it
+        connection.send(triton.__file__)
+        while connection.poll(IDLE_S):
             request = connection.recv()
-        except EOFError:
-            os.killpg(0, signal.SIGKILL)  # the rank has ended, and so does what was started for it
-        try:
-            reply: Any = compile_kernel(lambda: connection.send(None), *request)
-        except Exception as error:  # noqa: BLE001  # the rank raises it again, in the thread that waits for this kernel: it is a vote
-            reply = error
-        try:
-            connection.send(reply)
-        except (pickle.PicklingError, TypeError, AttributeError):  # an error that holds what cannot travel
-            connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
+            try:
+                reply: Any = compile_kernel(lambda: connection.send(None), *request)
+            except Exception as error:  # noqa: BLE001  # the rank raises it again, in the thread that waits for this kernel: it is a vote
+                reply = error
+            try:
+                connection.send(reply)
+            except (pickle.PicklingError, TypeError, AttributeError):  # an error that holds what cannot travel
+                connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with(parent: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+import errno
 import os
 import re
 import sys
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +21,15 @@ import triton
 import triton.language as tl
 from triton.runtime import _async_compile
 
-from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources, reason_of
+from dist_tune.compiler.candidate import Candidate, Resources
+from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, reason_of
 from dist_tune.compiler.pool import Compiler
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
 from tests.ranks.kernels import add_kernel, autotuned
 
-pytestmark = pytest.mark.processes
+TOOLS = Toolchain(lambda: None)
 
 
 @triton.jit
@@ -45,9 +47,9 @@ def asm_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.inline_asm_elementwise("", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=3))
 
 
-def launch_of(kernel: Any = None, **options: Any) -> Launch:
+def launch_of(kernel: Any = None) -> Launch:
     args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
-    return Launch(autotuned(kernel or add_kernel, **options), args, {"grid": (1,), "warmup": False})
+    return Launch(autotuned(kernel or add_kernel), args, {"grid": (1,), "warmup": False})
 
 
 def load(kernel: Any = None, limit_bytes: int | None = None, **config: Any) -> Resources | Failure | None:
@@ -78,6 +80,12 @@ def in_memory(kernel: Any) -> list[str]:
     return [type(each).__name__ for each in kernel.device_caches[0][0].values()]
 
 
+def folder_of(candidate: Candidate) -> Path:
+    """In Triton's disk cache."""
+    name = base64.b32encode(bytes.fromhex(candidate.compilation.key)).decode().rstrip("=")
+    return Path(os.environ["TRITON_CACHE_DIR"], name)
+
+
 def on_fake(function: Callable[..., Any], *args: Any, mode: Mode = "fake") -> Any:
     # Triton 3.9 warns on the terminal if this is not set.
     (value,) = values(on_ranks(1, function, *args, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
@@ -102,59 +110,55 @@ def terminal_of(call: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _asked(rank: int) -> Any:
-    launch = launch_of()
-    names = compiled()
+    launch, config, names = launch_of(), triton.Config({"BLOCK": 16}), compiled()
     tensors = [weakref.ref(each) for each in launch.arguments[0] if isinstance(each, torch.Tensor)]
-    candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
+    candidate = Candidate(launch, config)
     del launch
     alive = [each() for each in tensors if each() is not None]
     asked = alive, names[:], in_memory(add_kernel), _async_compile.active_mode.get(), candidate.compilation.is_queued
-    candidate.compilation.run(None)
-    folder = base64.b32encode(bytes.fromhex(candidate.compilation.key)).decode().rstrip("=")
-    ran = names, in_memory(add_kernel), folder in os.listdir(os.environ["TRITON_CACHE_DIR"])
+    candidate.compilation.run(TOOLS)
+    ran = names[:], in_memory(add_kernel), folder_of(candidate).is_dir()
     loaded = candidate.load()
-    return asked, ran, (loaded, in_memory(add_kernel), FakeH200.launches)
+    first = loaded, in_memory(add_kernel), FakeH200.launches[:]
+    known = Candidate(launch_of(), config)
+    is_known = known.compilation.done.is_set() and known.compilation.key == candidate.compilation.key
+    add_kernel.device_caches.clear()
+    again = loaded == known.load() == load(), is_known, names[1:]
+    by_user = Candidate(launch := launch_of(), triton.Config({"BLOCK": 32}))
+    add_kernel[(4,)](*launch.arguments[0], BLOCK=32)
+    by_user.compilation.run(TOOLS)
+    return asked, ran, first, again, (by_user.load(), FakeH200.launches)
 
 
-def test_from_source_to_device_in_three_steps():
-    """Asking compiles nothing, keeps no tensor and leaves Triton as it was; compiling writes the disk cache; loading launches nothing."""
-    asked, ran, loaded = on_fake(_asked)
+@pytest.mark.processes
+def test_from_source_to_device_in_three_steps() -> None:
+    """Asking compiles nothing, keeps no tensor and leaves Triton as it was; compiling writes the disk cache; loading launches nothing.
+
+    What is in memory or on disk is not compiled again. A kernel that the user launches meanwhile is compiled for that as ever.
+    """
+    asked, ran, first, again, by_user = on_fake(_asked)
     assert asked == ([], [], [], None, True)
     assert ran == (["add_kernel"], [], True)
-    assert loaded == (Resources(shared_bytes=0, n_regs=64, n_spills=0), ["CompiledKernel"], [])
-
-
-def _again(rank: int) -> Any:
-    names = compiled()
-    config = triton.Config({"BLOCK": 16})
-    asked = Candidate(launch_of(), config)
-    first = load()
-    known = Candidate(launch_of(), config)
-    is_known = known.compilation.done.is_set() and known.compilation.key == asked.compilation.key
-    add_kernel.device_caches.clear()
-    return first == known.load() == load(), is_known, names
-
-
-def test_what_is_compiled_already_is_not_compiled_again():
-    """Neither what this process has in memory nor what is on disk; the key is the same."""
-    assert on_fake(_again) == (True, True, ["add_kernel"])
+    assert first == (Resources(shared_bytes=0, n_regs=64, n_spills=0), ["CompiledKernel"], [])
+    assert again == (True, True, [])
+    assert by_user == (Resources(0, 64, 0), ["add_kernel"])
 
 
 def _too_large(rank: int) -> Any:
     names = compiled()
     failure = load(dot_kernel, limit_bytes=32767, block=128)
-    key = Candidate(launch_of(dot_kernel), triton.Config({"BLOCK": 128})).compilation.key
-    folder = Path(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(key)).decode().rstrip("="))
-    again, need = load(dot_kernel, block=128), json.loads((folder / "dist_tune.json").read_text())
+    folder = folder_of(Candidate(launch_of(dot_kernel), triton.Config({"BLOCK": 128})))
+    again, need = load(dot_kernel, block=128), (folder / "dist_tune.lock").read_text()
     left = names[:], in_memory(dot_kernel), [each.name for each in folder.iterdir() if each.suffix in (".ptx", ".cubin")]
     return failure, again == failure, need, left
 
 
-def test_what_does_not_fit_is_not_assembled():
+@pytest.mark.processes
+def test_what_does_not_fit_is_not_assembled() -> None:
     """Triton's OutOfResources becomes a value that says what is needed; it is on disk."""
     failure, is_same, need, left = on_fake(_too_large)
     assert failure.reason.startswith("OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit: 32767")
-    assert (is_same, need, left) == (True, {"shared_bytes": 32768}, ([], [], []))
+    assert (is_same, need, left) == (True, "32768", ([], [], []))
     assert failure.kind is FailureKind.COMPILE
 
 
@@ -172,7 +176,8 @@ def _fails(rank: int) -> Any:
     return failures, terminal, left, _async_compile.active_mode.get()
 
 
-def test_a_failing_compiler_becomes_a_reason():
+@pytest.mark.processes
+def test_a_failing_compiler_becomes_a_reason() -> None:
     """Its words on one line, what it dumps kept beside, nothing on the terminal, and nothing left in Triton."""
     failures, terminal, left, mode = on_fake(_fails)
     for failure, (_, _, _, reason, output) in zip(failures, FAILING, strict=True):
@@ -183,7 +188,7 @@ def test_a_failing_compiler_becomes_a_reason():
     assert (terminal, left, mode) == ("after\n", [], None)
 
 
-def _hooked(rank: int) -> Any:
+def _user_s(rank: int) -> Any:
     def hook(**facts: Any) -> None:
         raise ValueError("not today")
 
@@ -196,66 +201,74 @@ def _hooked(rank: int) -> Any:
         with knobs.scope():
             setattr(knobs, name, value)
             loaded.append(load())
-    return loaded
+    noisy = []
+    for does_fail in (True, False):
+
+        def load_binary(*args: Any, does_fail: bool = does_fail) -> tuple[int, int, int, int, int]:
+            os.write(2, b"C's stderr\n")
+            if does_fail:
+                raise RuntimeError("does\n\n  not load  ")
+            return (1, 2, 64, 0, 1024)
+
+        FakeH200.utils.load_binary = load_binary  # type: ignore[method-assign, assignment]
+        noisy.append(terminal_of(load))
+    return loaded, noisy
 
 
-def test_hooks_of_the_user_s():
-    """One that keeps Triton from compiling leaves nothing to load; one that raises, while it compiles or after, drops the config."""
-    failure = Failure("ValueError: not today")
-    assert on_fake(_hooked) == [None, failure, replace(failure, shared_bytes=0, kind=FailureKind.LOAD)]
+@pytest.mark.processes
+def test_hooks_of_the_user_s_and_a_loader_that_writes() -> None:
+    """A hook that keeps Triton from compiling leaves nothing to load; one that raises, while it compiles or after, drops the config.
+
+    What a loader writes from C goes into its failure or to the terminal; it may be another thread's, so nothing is lost.
+    """
+    hooked, ((failure, quiet), (resources, heard)) = on_fake(_user_s)
+    not_today = Failure("ValueError: not today")
+    assert hooked == [None, not_today, replace(not_today, shared_bytes=0, kind=FailureKind.LOAD)]
+    assert (failure.reason, failure.output.splitlines(), quiet) == ("RuntimeError: does not load", ["C's stderr"], "after\n")
+    assert isinstance(resources, Resources)
+    assert set(heard.splitlines()) >= {"C's stderr", "after"}  # Triton may warn, too
 
 
-def test_a_hook_that_ends_its_thread_ends_the_compilation():
+def test_a_hook_that_ends_its_thread_ends_the_compilation() -> None:
     """Nobody waits for it for ever."""
     compilation = Compilation("", lambda: sys.exit(1))
     with pytest.raises(SystemExit):
-        compilation.run(None)
+        compilation.run(TOOLS)
     assert compilation.done.is_set()
     assert compilation.result.reason.startswith("SystemExit")
 
 
-def _launched_meanwhile(rank: int) -> Any:
-    launch = launch_of()
-    candidate = Candidate(launch, triton.Config({"BLOCK": 16}))
-    add_kernel[(4,)](*launch.arguments[0], BLOCK=16)  # by the user's own hand
-    candidate.compilation.run(None)
-    return candidate.load(), FakeH200.launches
+@pytest.mark.parametrize("n_failing", [0, 2, 100])
+def test_a_kernel_that_the_machine_cannot_load_beside_compilers_is_loaded_after_them(n_failing: int) -> None:
+    """Its launcher is compiled in a process of its own, which may have no file descriptor or memory left while others are at work."""
+    n_loads = [0]
 
+    def load() -> None:
+        n_loads[0] += 1
+        if n_loads[0] <= n_failing:
+            raise OSError(errno.EMFILE, "Too many open files")
 
-def test_a_kernel_that_the_user_launches_while_it_is_compiled():
-    """It is compiled for that launch as ever: there is no stand-in of ours in Triton's cache."""
-    assert on_fake(_launched_meanwhile) == (Resources(0, 64, 0), ["add_kernel"])
-
-
-def _noisy(rank: int, does_fail: bool) -> Any:
-    def load_binary(*args: Any) -> tuple[int, int, int, int, int]:
-        os.write(2, b"C's stderr\n")
-        if does_fail:
-            raise RuntimeError("does\n\n  not load  ")
-        return (1, 2, 64, 0, 1024)
-
-    FakeH200.utils.load_binary = load_binary  # type: ignore[method-assign, assignment]
-    return terminal_of(load)
-
-
-def test_what_a_loader_writes_goes_into_the_failure_or_to_the_terminal():
-    """From C; it may be another thread's, so nothing is lost. The terminal works again afterwards."""
-    failure, terminal = on_fake(_noisy, True)
-    assert (failure.reason, failure.output.splitlines(), terminal) == ("RuntimeError: does not load", ["C's stderr"], "after\n")
-    resources, terminal = on_fake(_noisy, False)
-    assert isinstance(resources, Resources)
-    assert set(terminal.splitlines()) >= {"C's stderr", "after"}  # Triton may warn, too
+    compiled = SimpleNamespace(_init_handles=load, metadata=SimpleNamespace(shared=64), n_regs=32, n_spills=0, hash="")
+    asked: Any = SimpleNamespace(compile=lambda config: compiled)
+    candidate = Candidate(asked, triton.Config({}))
+    early = candidate.load(is_early=True)
+    assert early == (None if n_failing else Resources(64, 32, 0))
+    assert candidate.is_ready == bool(n_failing)
+    at_last = candidate.load()
+    assert isinstance(at_last, Failure) == (n_failing == 100)
+    assert not isinstance(at_last, Failure) or at_last.kind is FailureKind.MACHINE
 
 
 def _loads(rank: int) -> Any:
     return load()
 
 
-def test_the_interpreter_compiles_nothing():
+@pytest.mark.processes
+def test_the_interpreter_compiles_nothing() -> None:
     assert on_fake(_loads, mode="interpret") is None
 
 
-def test_a_reason_is_one_line():
+def test_a_reason_is_one_line() -> None:
     """Of bounded length, with the type first."""
     assert reason_of(ValueError("")) == "ValueError: "
     assert reason_of(RuntimeError("a\n  b \n\nc")) == "RuntimeError: a b c"

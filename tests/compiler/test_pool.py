@@ -22,10 +22,9 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune.compiler import pool
-from dist_tune.compiler.candidate import Candidate, Compilation, Failure, Resources
+from dist_tune.compiler.compilation import Compilation, Failure
 from dist_tune.compiler.pool import Compiler, n_compile_threads, quickest, turns
 from dist_tune.compiler.triton_cache import claim
-from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
 from tests.ranks.kernels import autotuned, configs, launch, tuned
@@ -171,24 +170,11 @@ def test_candidates_of_one_key_are_compiled_once(bench: Bench) -> None:
     assert bench.began == [2, 1]
 
 
-def test_after_the_end_nothing_new_is_taken_up(bench: Bench) -> None:
-    """A thread at work ends with what it is at."""
+def test_an_interrupt_ends_the_waiting_and_the_end_all_that_has_not_begun(bench: Bench) -> None:
+    """Ctrl-C while a launch waits for its compilation; a thread at work ends with what it is at."""
     bench.work = lambda number: bench.stop.wait(20)
     compiler = Compiler(1, 60)
-    compiler.begin("site", NOTHING, configs(1, 2), range(2))
-    while not bench.began:
-        time.sleep(0.001)
-    compiler.end()
-    bench.stop.set()
-    compiler.join(5)
-    assert bench.began == [2]
-
-
-def test_an_interrupt_ends_the_waiting(bench: Bench) -> None:
-    """Ctrl-C while a launch waits for its compilation."""
-    bench.work = lambda number: bench.stop.wait(20)
-    compiler = Compiler(1, 60)
-    compiler.begin("site", NOTHING, configs(1), [])
+    compiler.begin("site", NOTHING, configs(1, 2), range(2), 0)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
@@ -197,6 +183,9 @@ def test_an_interrupt_ends_the_waiting(bench: Bench) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
         compiler.end()
+    bench.stop.set()
+    compiler.join(5)
+    assert bench.began == [1]
 
 
 def test_no_thread_to_be_had_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,13 +266,13 @@ def _loads_before_the_meeting(rank: int) -> Any:
     loads, met, begun = list[str](), list[int](), list[int]()
     load, compile_one = fake_gpu._Utils.load_binary, Compilation.run
 
-    def compiling(self: Compilation, *args: Any) -> bool:
+    def compiling(self: Compilation, *args: Any, **options: Any) -> bool:
         begun.append(1)
         until = time.monotonic() + 20.0
         while len(begun) == 6 and len(loads) < 4 and time.monotonic() < until:  # the last one takes as long as that
             time.sleep(0.01)
         met.append(len(loads))
-        return compile_one(self, *args)
+        return compile_one(self, *args, **options)
 
     def loading(self: Any, name: str, *rest: Any) -> Any:
         loads.append(name)
@@ -301,27 +290,6 @@ def test_kernels_are_loaded_while_others_are_compiled() -> None:
     ((n_loads, n_before),) = values(on_ranks(1, _loads_before_the_meeting, mode="fake"))
     assert n_loads == 6
     assert n_before >= 4
-
-
-@pytest.mark.parametrize("n_failing", [0, 2, 100])
-def test_a_kernel_that_the_machine_cannot_load_beside_compilers_is_loaded_after_them(n_failing: int) -> None:
-    """Its launcher is compiled in a process of its own, which may have no file descriptor or memory left while others are at work."""
-    n_loads = [0]
-
-    def load() -> None:
-        n_loads[0] += 1
-        if n_loads[0] <= n_failing:
-            raise OSError(errno.EMFILE, "Too many open files")
-
-    compiled = SimpleNamespace(_init_handles=load, metadata=SimpleNamespace(shared=64), n_regs=32, n_spills=0, hash="")
-    asked: Any = SimpleNamespace(compile=lambda config: compiled)
-    candidate = Candidate(asked, triton.Config({}))
-    early = candidate.load(is_early=True)
-    assert early == (None if n_failing else Resources(64, 32, 0))
-    assert candidate.is_ready == bool(n_failing)
-    at_last = candidate.load()
-    assert isinstance(at_last, Failure) == (n_failing == 100)
-    assert not isinstance(at_last, Failure) or at_last.kind is FailureKind.MACHINE
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

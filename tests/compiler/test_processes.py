@@ -17,10 +17,10 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import pool, processes
-from dist_tune.compiler.processes import CompilerCrashError, Worker, Workers
+from dist_tune.compiler import pool
+from dist_tune.compiler.compilation import Toolchain
+from dist_tune.compiler.processes import CompilerCrashError, Worker
 from dist_tune.testing import Outcome, on_ranks, values
-from tests.cases import further
 
 pytestmark = pytest.mark.processes
 
@@ -142,7 +142,18 @@ def test_equal_kernels_are_assembled_once(least_threads: int) -> None:
     assert stages[-4:] == [b"1", b"2", b"3", b"4"]
 
 
-def front_ends(rank: int) -> tuple[int, int]:
+def failing(rank: int) -> tuple[list[str | None], int, int]:
+    """Failures by the assembler and by shared memory, PTX of the latter, and runs of the front end for six other kernels."""
+    refused = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (32, 64)], torch.zeros(64, dtype=torch.int32))
+    data = torch.zeros(1024, 1024, dtype=torch.bfloat16)
+    before = made().keys()
+    too_large = [triton.Config({"BM": 16, "BN": 16}), triton.Config({"BM": 128, "BN": 256}, num_stages=12)]
+    large = tune(product_kernel, too_large, data, data, data.float(), 1024)
+    n_ptx = len([name for name in made().keys() - before if name.endswith(".ptx")])
+    return [each.failure for each in (*refused.candidates, *large.candidates)], n_ptx, front_ends()
+
+
+def front_ends() -> int:
     runs: list[str] = []
     own = triton.compiler.compiler.ASTSource.make_ir
 
@@ -153,28 +164,21 @@ def front_ends(rank: int) -> tuple[int, int]:
     triton.compiler.compiler.ASTSource.make_ir = make_ir
     configs = [triton.Config({"BM": 16, "BN": n}, num_warps=warps) for n in (16, 32) for warps in (1, 2, 4)]
     assert tune_product(configs) == [None] * 6
-    return len(runs), len([name for name in made() if name.endswith(".cubin")])
+    return len(runs)
 
 
-def test_ttir_is_made_once_for_configs_that_differ_in_warps() -> None:
-    """Six candidates of two block sizes; the one that the first run waits for does not wait for another thread."""
-    n_runs, n_kernels = values([alone(front_ends)])[0]
-    assert n_kernels == 6
-    assert n_runs <= 3
+def test_errors_are_those_of_this_process_and_ttir_is_made_once_for_configs_that_differ_in_warps() -> None:
+    """The PTX that Triton prints is in the log. Of a kernel beyond the shared memory no PTX is made.
 
-
-def tune_bad_asm(rank: int) -> list[str | None]:
-    record = tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (32, 64)], torch.zeros(64, dtype=torch.int32))
-    return [each.failure for each in record.candidates]
-
-
-def test_an_error_of_the_compiler_is_raised_as_at_home_and_its_output_is_in_the_log() -> None:
-    """Ptxas refuses one config: Triton's PTXASError with its text; the PTX that Triton prints is in the log and not on the terminal."""
-    outcome = alone(tune_bad_asm)
-    failure, none = values([outcome])[0]
-    assert none is None
-    assert "PTXASError: " in failure
+    Of six candidates of two block sizes the one that the first run waits for waits for no other thread.
+    """
+    outcome = alone(failing)
+    ((refused, none, fits, large), n_ptx, n_runs) = values([outcome])[0]
+    assert (none, fits, n_ptx) == (None, None, 1)
+    assert "PTXASError: " in refused
     assert "no.such.thing" in outcome.log
+    assert "OutOfResources" in large
+    assert n_runs <= 3
 
 
 def crash(rank: int, n_times: int, how: signal.Signals) -> tuple[list[str | None], list[int]]:
@@ -195,17 +199,12 @@ def crash(rank: int, n_times: int, how: signal.Signals) -> tuple[list[str | None
 
 
 @pytest.mark.once
-def test_a_crash_that_does_not_come_again_costs_nothing() -> None:
-    """The kernel is compiled from the beginning in another process, once."""
-    assert values([alone(crash, 1, signal.SIGKILL)])[0][0] == [None] * len(CONFIGS)
-
-
-@pytest.mark.once
-def test_a_compiler_that_crashes_costs_one_candidate() -> None:
-    """A process killed twice in the middle of a compilation is one config's failure, with the signal; the others are tuned."""
-    *others, failure = values([alone(crash, 2, signal.SIGKILL)])[0][0]
-    assert "CompilerCrashError: the compiler's process ended with exit code -9" in failure
+@pytest.mark.parametrize("n_times", [1, 2])
+def test_a_compiler_that_crashes_costs_one_candidate(n_times: int) -> None:
+    """And nothing if it does not come again. Killed twice in the middle of a compilation is a failure, with the signal."""
+    *others, failure = values([alone(crash, n_times, signal.SIGKILL)])[0][0]
     assert others == [None] * 3
+    assert "CompilerCrashError: the compiler's process ended with exit code -9" in (failure or "") if n_times == 2 else failure is None
 
 
 @pytest.mark.once
@@ -217,61 +216,43 @@ def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> No
     assert is_gone(pid)
 
 
-def too_large(rank: int, least_threads: int) -> tuple[str | None, int]:
-    data = torch.zeros(1024, 1024, dtype=torch.bfloat16)
-    configs = [triton.Config({"BM": 16, "BN": 16}), triton.Config({"BM": 128, "BN": 256}, num_stages=12)]
-    record = tune(product_kernel, configs, data, data, data.float(), 1024, least_threads=least_threads)
-    return record.candidates[1].failure, len([name for name in made() if name.endswith(".ptx")])
-
-
-@pytest.mark.parametrize("least_threads", [further(1), 1000])
-def test_a_kernel_beyond_the_shared_memory_is_not_assembled(least_threads: int) -> None:
-    """The need is known after LLVM IR, and no PTX is made."""
-    failure, n_ptx = values([alone(too_large, least_threads)])[0]
-    assert failure is not None
-    assert "OutOfResources" in failure
-    assert n_ptx == 1
-
-
-def without_processes(rank: int, executable: str) -> tuple[list[str | None], bool, int]:
-    sys.executable = executable
-    return tune_product(), processes.is_possible(), len(made())
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("executable", ["/bin/false", "/no/such/python"])
-def test_where_no_process_starts_this_one_compiles(executable: str) -> None:
-    """A Python that ends at once, or is not there: no config is blamed, and it is not tried again."""
-    failures, is_possible, n_files = values([alone(without_processes, executable)])[0]
-    assert (failures, is_possible) == ([None] * len(CONFIGS), False)
-    assert n_files >= 2 * len(CONFIGS)
-
-
-def in_this_process(rank: int, reason: str) -> tuple[int, int]:
-    """Kernels asked of other processes, and runs of a stage of the user's."""
-    asked, calls, own = note_requests(), list[object](), CUDABackend.make_llir
+def in_this_process(rank: int) -> dict[str, tuple[int, int, int]]:
+    """Reason -> kernels asked of other processes, runs of what is the user's, kernels made."""
+    asked, calls, own, found = note_requests(), list[object](), CUDABackend.make_llir, {}
 
     def make_llir(self: Any, *args: Any) -> Any:
         calls.append(args)
         return own(self, *args)
 
-    if reason == "knobs":
-        triton.knobs.propagate_env = False
-    elif reason == "patch":
-        CUDABackend.make_llir = make_llir
-    else:
-        triton.knobs.compilation.listener = lambda **facts: calls.append(facts)
-    assert tune_product() == [None] * len(CONFIGS)
-    return len(asked), len(calls)
+    cache = os.environ["TRITON_CACHE_DIR"]
+    for reason in ("knobs", "patch", "listener", "/bin/false", "/no/such/python"):
+        product_kernel.device_caches.clear()
+        os.environ["TRITON_CACHE_DIR"] = f"{cache}/{reason.replace('/', '-')}"
+        with triton.knobs.compilation.scope():
+            if reason == "knobs":
+                triton.knobs.propagate_env = False
+            elif reason == "patch":
+                CUDABackend.make_llir = make_llir
+            elif reason == "listener":
+                triton.knobs.compilation.listener = lambda **facts: calls.append(facts)
+            else:
+                sys.executable, Worker.can_start = reason, True
+            assert tune_product() == [None] * len(CONFIGS)
+        found[reason] = len(asked), len(calls), len([name for name in made() if name.endswith(".cubin")])
+        assert Worker.can_start == (not reason.startswith("/"))
+        triton.knobs.propagate_env, CUDABackend.make_llir = True, own
+        asked.clear()
+        calls.clear()
+    return found
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("reason", ["knobs", "patch", "listener"])
-def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(reason: str) -> None:
-    """Another process would not have the setting, the patch, or the hook."""
-    n_asked, n_calls = values([alone(in_this_process, reason)])[0]
-    assert n_asked == 0
-    assert n_calls == (0 if reason == "knobs" else len(CONFIGS))
+def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process() -> None:
+    """Another process would not have the setting, the patch, or the hook. Nor is one tried again where none starts; no config is blamed."""
+    found = values([alone(in_this_process)])[0]
+    n = len(CONFIGS)
+    assert [found[reason] for reason in ("knobs", "patch", "listener")] == [(0, 0, n), (0, n, n), (0, n, n)]
+    assert [(n_calls, n_made) for _, n_calls, n_made in [found["/bin/false"], found["/no/such/python"]]] == [(0, n), (0, n)]
 
 
 MAIN = """
@@ -304,56 +285,52 @@ def test_the_user_s_program_runs_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-class TestWorkers:
-    """The processes themselves."""
+def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton reads its settings from there. Idle ones end at once, others when they are given back."""
+    tools = Toolchain(lambda: None)
+    assert tools.take() is None
+    tools.uses_processes = True
+    first = tools.take()
+    assert first is not None
+    tools.give(first)
+    assert tools.take() is first
+    tools.give(first)
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    later, another = tools.take(), tools.take()
+    assert later is not None and another is not None  # noqa: PT018
+    assert later is not first
+    tools.give(later)
+    tools.end()
+    assert [each.is_alive for each in (first, later, another)] == [False, False, True]
+    tools.give(another)
+    assert not another.is_alive
 
-    def test_one_is_used_again_in_the_same_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Triton reads its settings from there."""
-        workers = Workers()
-        (first,) = workers.take()
-        workers.give(first)
-        (again,) = workers.take()
-        workers.give(again)
-        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
-        (later,) = workers.take()
-        assert again is first
-        assert later is not first
-        assert not first.is_alive
-        later.end()
 
-    def test_they_end_with_the_tuning(self) -> None:
-        """Idle ones at once, others when they are given back."""
-        workers = Workers()
-        (idle,), (taken,) = workers.take(), workers.take()
-        workers.give(idle)
-        workers.end()
-        alive = idle.is_alive, taken.is_alive
-        workers.give(taken)
-        assert (*alive, taken.is_alive) == (False, True, False)
+@pytest.mark.once
+def test_a_process_ignores_ctrl_c_and_says_how_it_died() -> None:
+    """An interrupt reaches the whole group of processes, and is the rank's to handle."""
+    each = Worker()
+    with pytest.raises(AttributeError):  # it serves
+        each.ask(("no module", None, None, None, None), lambda: None)
+    each._process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert each.is_alive
+    each._process.kill()
+    with pytest.raises(CompilerCrashError, match=r"exit code -9"):
+        each.ask(("", None, None, None, None), lambda: None)
 
-    def test_it_ignores_ctrl_c_and_says_how_it_died(self) -> None:
-        """An interrupt reaches the whole group of processes, and is the rank's to handle."""
-        each = Worker()
-        with pytest.raises(AttributeError):  # it serves
-            each.ask(("no module", None, None, None, None), lambda: None)
-        each._process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-        assert each.is_alive
-        each._process.kill()
-        with pytest.raises(CompilerCrashError, match=r"exit code -9"):
-            each.ask(("", None, None, None, None), lambda: None)
 
-    @pytest.mark.parametrize("is_at_work", [True, False])
-    def test_it_ends_with_its_rank(self, *, is_at_work: bool) -> None:
-        """Also in the middle of a kernel, with the compiler that it has started: ptxas may never end."""
-        text = "import time\nfrom dist_tune.compiler.processes import Worker\neach = Worker()\neach._greet()\n"
-        text += "print(each._process.pid, flush=True)\ntime.sleep(60)"
-        rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-        assert rank.stdout is not None
-        pid = int(rank.stdout.readline())
-        child = subprocess.Popen(["/bin/sleep", "60"], process_group=pid) if is_at_work else None
-        rank.kill()
-        rank.wait()
-        rank.stdout.close()
-        assert is_gone(pid)
-        assert child is None or child.wait(timeout=5) == -signal.SIGKILL
+@pytest.mark.once
+def test_a_process_ends_with_its_rank() -> None:
+    """Also in the middle of a kernel, with the compiler that it has started: ptxas may never end."""
+    text = "import time\nfrom dist_tune.compiler.processes import Worker\neach = Worker()\neach._greet()\n"
+    text += "print(each._process.pid, flush=True)\ntime.sleep(60)"
+    rank = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    pid = int(rank.stdout.readline())
+    child = subprocess.Popen(["/bin/sleep", "60"], process_group=pid)
+    rank.kill()
+    rank.wait()
+    rank.stdout.close()
+    assert is_gone(pid)
+    assert child.wait(timeout=5) == -signal.SIGKILL
