@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
 from dist_tune.cache.account import (
-    differing,
+    candidate_rows,
     fates,
-    from_fastest,
     gain,
     gain_told,
     lead,
@@ -21,7 +20,6 @@ from dist_tune.cache.account import (
     slowest_rank,
     step_times,
     weighing,
-    why_not,
 )
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key, nearest_shape
@@ -49,7 +47,7 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
-    "anatomy", "differences", "differing", "digest", "environment", "explain", "fates", "from_fastest", "gain", "gain_told", "lead",
+    "anatomy", "candidate_rows", "differences", "digest", "environment", "explain", "fates", "gain", "gain_told", "lead",
     "nearest_key", "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing", "why_not",
+    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
 from dist_tune.output import PHASES, gain_words, milliseconds
@@ -203,3 +203,29 @@ def shared_fields(record: TuningRecord) -> str:
 def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
     """All candidates from fastest to slowest, then those without a time, then those that failed."""
     return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
+
+
+def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dict[str, Any]]:
+    """The table of a site, for log, page and ``dist-tune show``: heading -> value, the fastest candidate first, each with its reason.
+
+    ``has_ranks``: with the time on each rank.
+    """
+    names, best_ms = differing(record.candidates), record.best.latency_ms
+    ranks = sorted({rank for each in record.candidates for rank in each.rank_latencies_ms}) if has_ranks else []
+    return [
+        {
+            "#": each.index,
+            "ms": each.latency_ms,
+            "x winner": f"{each.latency_ms / best_ms:.2f}" if each.latency_ms and best_ms else None,
+            "+/- ms": each.known_spread_ms,
+            "step ms": each.closure_ms,
+            "replays": each.n_replays or None,
+            **({f"rank {rank}": each.rank_latencies_ms.get(rank) for rank in ranks} if len(ranks) > 1 else {}),
+            "registers": each.n_regs,
+            "spills": each.n_spills,
+            "shared KiB": f"{each.shared_bytes / 1024:.4g}" if each.shared_bytes is not None else None,
+            **({name: str(each.fields.get(name, "")) for name in names} if 0 < len(names) <= 12 else {"config": short_config(each)}),
+            "why": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
+        }
+        for each in from_fastest(record)
+    ]

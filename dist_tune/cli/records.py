@@ -29,6 +29,7 @@ from dist_tune.cache import (
     Environment,
     QuarantinedConfig,
     TuningRecord,
+    candidate_rows,
     differences,
     environment,
     fates,
@@ -40,10 +41,10 @@ from dist_tune.cache import (
     weighing,
 )
 from dist_tune.cache import explain as explain_miss
-from dist_tune.cli.render import Answer, RefusedError, facts, plain, table, write_file
+from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
 from dist_tune.files import read_regular
-from dist_tune.output import amount, milliseconds
-from dist_tune.report import candidate_rows, lasting
+from dist_tune.output import amount, milliseconds, plain
+from dist_tune.report import lasting
 from dist_tune.settings import Settings
 
 _MAX_EXPORT = 2**30

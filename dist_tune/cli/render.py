@@ -6,7 +6,6 @@ Records come from anywhere, so control characters in their texts are escaped. Im
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,43 +31,23 @@ class RefusedError(Exception):
 
 def complain(text: str) -> None:
     """Write one line to stderr."""
+    from dist_tune.output import plain
+
     typer.echo(f"{typer.style('dist-tune:', fg='red', bold=True)} {plain(text, 2000)}", err=True)
 
 
 def table(rows: Sequence[Mapping[str, object]], colours: Sequence[str | None] = (), *, has_header: bool = True) -> list[str]:
-    """Rows, each heading -> cell, as aligned lines, and an empty line behind them. Numbers stand to the right, empty columns are left out.
+    """Rows, each heading -> cell, as aligned lines in these colours, and an empty line behind them."""
+    from dist_tune.output import table as aligned
 
-    No line is broken: of a pipe each is a row, and a terminal folds those that are too long. Of no rows there are no lines.
-    """
-    columns = {heading: [_cell(row[heading]) for row in rows] for heading in (rows[0] if rows else ())}
-    aligned = []
-    for heading, cells in columns.items():
-        if any(cells):
-            align = str.rjust if all(re.fullmatch(r"|\d[\d.]*( \w{1,3})?", each) for each in cells) else str.ljust
-            texts = [plain(heading, 40)] * has_header + cells
-            aligned.append([align(text, max(map(len, texts))) for text in texts])
-    lines = ["  ".join(texts).rstrip() for texts in zip(*aligned, strict=True)]
-    styles = [*[None] * has_header, *(colours or [None] * len(rows))]
+    lines, styles = aligned(rows, has_header=has_header), [*[None] * has_header, *(colours or [None] * len(rows))]
     coloured = [typer.style(line, fg=colour) if colour else line for line, colour in zip(lines, styles, strict=False)]
     return [*coloured, ""] if rows else []
-
-
-def _cell(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return f"{text:.4f}" if isinstance(text, float) else "" if text is None else plain(text, 400)
 
 
 def facts(pairs: Mapping[str, object]) -> list[str]:
     """Names and values, one pair to a line; empty values are left out."""
     return table([{"name": name, "value": value} for name, value in pairs.items() if value], has_header=False)
-
-
-def plain(text: object, limit: int = 160) -> str:
-    """One printable line of at most ``limit`` characters and an ellipsis. ``--json`` gives all of it."""
-    from dist_tune.output import printable
-    from dist_tune.report import shortened
-
-    return shortened(printable(" ".join(str(text).split())), limit)
 
 
 def write_file(path: Path, content: bytes) -> None:

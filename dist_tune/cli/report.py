@@ -17,7 +17,8 @@ from rich.text import Text
 
 from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
 from dist_tune.cli.records import choose, opened, records_in
-from dist_tune.cli.render import Answer, RefusedError, plain
+from dist_tune.cli.render import Answer, RefusedError
+from dist_tune.output import plain
 from dist_tune.report import Story, Watcher, progress_lines, story_of_folder, story_of_records
 from dist_tune.settings import Settings
 

@@ -13,12 +13,15 @@ from dist_tune.output.words import (
     gain_words,
     lead_words,
     milliseconds,
+    plain,
     printable,
+    shortened,
     site_name,
     site_names,
+    table,
 )  # fmt: skip
 
 __all__ = [
-    "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Started", "Story", "amount", "closure_name", "events",
-    "first_mistake", "gain_words", "lead_words", "milliseconds", "printable", "site_name", "site_names",
+    "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Story", "amount", "closure_name", "events",
+    "first_mistake", "gain_words", "lead_words", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
 ]  # fmt: skip

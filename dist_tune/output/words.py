@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic_core import ValidationError
 
@@ -17,6 +17,8 @@ _AS_FAST = 0.995
 """Gain from which it reads "1.00x"."""
 KEY_WIDTH = 60
 """Characters of a key in a name, at most."""
+_NUMBER = re.compile(r"|\d[\d.]*x?( [\w%]{1,3})?")
+"""A cell that stands to the right."""
 _DTYPE = re.compile(r"(?:torch|triton\.language)\.(?:(bfloat|float)(?=\d))?")
 _TENSOR = re.compile(r"\(\(([\d,]*)\),\([\d,]*\),(torch\.\w+)\)")
 _ALL_DTYPES = re.compile(r"(?:(?<=^\[)|,)torch\.\w+(?:,torch\.\w+)*\]$")
@@ -39,8 +41,38 @@ def first_mistake(error: ValueError) -> str:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         own = first["msg"].removeprefix("Value error, ")  # of a validator of ours, which says all
         text = own if own != first["msg"] else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-    text = printable(text)
-    return text if len(text) <= _MAX_MISTAKE else f"{text[:_MAX_MISTAKE]}..."
+    return shortened(printable(text), _MAX_MISTAKE)
+
+
+def shortened(text: str, limit: int = 240) -> str:
+    """A text for one line, of at most ``limit`` characters, the last one an ellipsis; the log and the JSON documents have all of it."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def plain(text: object, limit: int = 160) -> str:
+    """One printable line of at most ``limit`` characters."""
+    return shortened(printable(" ".join(str(text).split())), limit)
+
+
+def table(rows: Sequence[Mapping[str, object]], *, has_header: bool = True) -> list[str]:
+    """Rows, each heading -> cell, as aligned lines. Numbers stand to the right, empty columns are left out. Of no rows no lines.
+
+    No line is broken: of a pipe or a file each is a row, and a terminal folds those that are too long.
+    """
+    columns = {heading: [_cell(row[heading]) for row in rows] for heading in (rows[0] if rows else ())}
+    aligned = []
+    for heading, cells in columns.items():  # by columns: a table of 200 rows by cells takes a hundredth of a tuning
+        if any(cells):
+            align = str.rjust if all(map(_NUMBER.fullmatch, cells)) else str.ljust
+            texts = [plain(heading, 40)] * has_header + cells
+            width = max(map(len, texts))
+            aligned.append([align(text, width) for text in texts])
+    return ["  ".join(texts).rstrip() for texts in zip(*aligned, strict=True)]
+
+
+def _cell(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return f"{text:.4f}" if isinstance(text, float) else "" if text is None else plain(text, 400)
 
 
 def amount(n: int, noun: str) -> str:
@@ -91,7 +123,7 @@ def site_name(kernel: str, key: str) -> str:
     "4096x11008 bf16".
     """
     values = _spaced(_TENSOR.sub(_shape, _ALL_DTYPES.sub("]", key))).replace("'None'", "None")
-    values = values if len(values) <= KEY_WIDTH else f"{values[: KEY_WIDTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+    values = shortened(values, KEY_WIDTH)
     return f"{kernel.rpartition('.')[2] or kernel} {values.removeprefix('[]')}".rstrip()
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from dist_tune.cache import (
     TuningRecord,
-    differing,
+    candidate_rows,
     fates,
-    from_fastest,
     gain,
     gain_told,
     lead,
@@ -26,9 +25,8 @@ from dist_tune.cache import (
     short_config,
     slowest_rank,
     weighing,
-    why_not,
 )
-from dist_tune.output import amount, events, lead_words, printable, site_name
+from dist_tune.output import amount, events, lead_words, printable, shortened, site_name
 from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
@@ -135,27 +133,6 @@ def confidence(record: TuningRecord) -> str:
     if abs(ahead) <= noise:
         return f"{words}, within the noise ({100 * noise:.1f} %)"
     return f"{words}, {abs(ahead) / noise:.1f} x the noise" if noise else words
-
-
-def candidate_rows(record: TuningRecord) -> list[dict[str, Any]]:
-    """The table of a site, as the page and ``dist-tune show`` have it: heading -> value, the fastest candidate first, with its reason."""
-    names, best_ms = differing(record.candidates), record.best.latency_ms
-    return [
-        {
-            "#": each.index,
-            "ms": each.latency_ms,
-            "x winner": f"{each.latency_ms / best_ms:.2f}" if each.latency_ms and best_ms else None,
-            "+/- ms": each.known_spread_ms,
-            "step ms": each.closure_ms,
-            "replays": each.n_replays or None,
-            "registers": each.n_regs,
-            "spills": each.n_spills,
-            "shared KiB": f"{each.shared_bytes / 1024:.4g}" if each.shared_bytes is not None else None,
-            **({name: str(each.fields.get(name, "")) for name in names} if 0 < len(names) <= 12 else {"config": short_config(each)}),
-            "why": why_not(each, record),
-        }
-        for each in from_fastest(record)
-    ]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -290,8 +267,3 @@ def lasting(seconds: float) -> str:
     """A duration in the largest unit of which there are five: "43 s", "12 min", "266 d"."""
     unit, length_s = next((each for each in (("d", 86400), ("h", 3600), ("min", 60)) if seconds >= 5 * each[1]), ("s", 1))
     return f"{max(0.0, seconds) / length_s:.0f} {unit}"
-
-
-def shortened(text: str, limit: int = 240) -> str:
-    """A text for one line; the log and the JSON documents have all of it."""
-    return text if len(text) <= limit else f"{text[:limit]}\N{HORIZONTAL ELLIPSIS}"

@@ -17,9 +17,8 @@ from dist_tune.cache import (
     Environment,
     Seconds,
     TuningRecord,
-    differing,
+    candidate_rows,
     fates,
-    from_fastest,
     gain,
     gain_told,
     lead,
@@ -29,25 +28,18 @@ from dist_tune.cache import (
     skew,
     slowest_rank,
     weighing,
-    why_not,
 )
 from dist_tune.configs import config_fields
-from dist_tune.output import amount, lead_words, milliseconds, printable, site_name, site_names
+from dist_tune.output import amount, lead_words, milliseconds, printable, shortened, site_name, site_names, table
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site
 from dist_tune.tuning.context import TuningContext
 
-_WIDE = 108
-"""Characters of a row without the reason, from which headings stand in two rows: with time and level that is a line of 130."""
-_MAX_FIELDS = 12
-"""Fields of a config with a column each; with more differing ones there is one column of whole configs."""
 MAX_BLOCKS = 5
 """Sites with a block each on the terminal; of more there is one table."""
 _MAX_ROWS = 10
 _MIN_WIDE = 80
 """Columns of a terminal from which a table names configs."""
-_GAP = 2
-"""Spaces between the columns of a table."""
 
 
 def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
@@ -98,58 +90,11 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
 
 
 def table_rows(record: TuningRecord, label: str) -> list[str]:
-    """The table of a site, aligned: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons.
-
-    Columns that would be empty, and fields that all candidates share, have none.
-    """
-    ordered = from_fastest(record)
-    names = differing(ordered)
-    names = names if len(names) <= _MAX_FIELDS else []
-    ranks = sorted({rank for each in ordered for rank in each.rank_latencies_ms})
-    rows = [_cells(each, record, names, ranks) for each in ordered]
-    columns = {name: column for name in rows[0] if any(column := [row[name] for row in rows])}
-    widest = {name: max(map(len, column)) for name, column in columns.items()}
-    shared = shared_fields(record) if names else ""
-    title = f"site={label}: {len(ordered)} candidates from fastest to slowest, times in ms"
+    """The table of a site: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons."""
+    shared = shared_fields(record)
+    title = f"site={label}: {len(record.candidates)} candidates from fastest to slowest"
     title = "; ".join(filter(None, [title, weighing(record), shared and f"all with {shared}"]))
-    heads: dict[str, tuple[str, ...]] = {name: (name,) for name in columns}
-    gap = "  "
-    if sum(max(len(name), width) + 2 for name, width in widest.items() if name) > _WIDE:
-        # Else the reason of each candidate would stand in a row of its own.
-        heads, gap = {name: _stacked(name) for name in columns}, " "
-    aligned = []
-    for name, column in columns.items():  # by columns: a table of 200 rows by cells takes a hundredth of a tuning
-        align, width = str.ljust if name in ("config", "") else str.rjust, max(*map(len, heads[name]), widest[name])
-        aligned.append([align(cell, width) for cell in (*heads[name], *column)])
-    return [title, *(f"  {gap.join(row)}".rstrip() for row in zip(*aligned, strict=True))]
-
-
-def _stacked(name: str) -> tuple[str, ...]:
-    """A heading in two rows, broken after its last underscore: "SPLIT_", "STORE"."""
-    first, mark, last = name.rpartition("_")
-    return first + mark, last
-
-
-def _cells(each: CandidateRecord, record: TuningRecord, names: Sequence[str], ranks: Sequence[int]) -> dict[str, str]:
-    """Column -> cell. The last one, without a name, is the reason: it may be long."""
-    configs = {name: str(each.fields.get(name, "")) for name in names} or {"config": short_config(each)}
-    return {
-        "#": str(each.index),
-        "kernel": _ms(each.latency_ms),
-        "+/-": _ms(each.known_spread_ms),
-        "step": _ms(each.closure_ms),
-        "replays": str(each.n_replays or ""),
-        **({f"rank {rank}": _ms(each.rank_latencies_ms.get(rank)) for rank in ranks} if len(ranks) > 1 else {}),
-        **configs,
-        "shared": "" if each.shared_bytes is None else str(each.shared_bytes),
-        "regs": "" if each.n_regs is None else str(each.n_regs),
-        "spills": "" if each.n_spills is None else str(each.n_spills),
-        "": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
-    }
-
-
-def _ms(ms: float | None) -> str:
-    return "" if ms is None else f"{ms:.4f}"
+    return [title, *(f"  {line}" for line in table(candidate_rows(record, has_ranks=True)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,34 +166,23 @@ def page(sites: Sequence[Settled], log: Path | None, width: int, *, is_live: boo
 
 def _table(named: Sequence[tuple[Settled, str]], width: int) -> list[str]:
     """The sites with the largest share of the step; on a narrow terminal without configs and ids."""
-    has_ids = width >= _MIN_WIDE and any(site.record_id for site, _ in named)
-    columns: dict[str, list[str]] = defaultdict(list)
+    is_wide = width >= _MIN_WIDE
+    rows = list[dict[str, str]]()
     for site, name in sorted(named, key=lambda each: (-(each[0].record.best.latency_ms or 0.0), each[0].number))[:_MAX_ROWS]:
         best, ratio = site.record.best, gain(site.record)
-        columns["kernel"].append(printable(name))
-        columns["ms"].append(milliseconds(best.latency_ms) if best.latency_ms is not None else "-")
-        columns["gain"].append(f"{ratio:.2f}x" if ratio else "")
-        columns["step"].append(f"{100 * min(1.0, best.latency_ms / best.closure_ms):.0f} %" if best.latency_ms and best.closure_ms else "")
-        if has_ids:
-            columns["show"].append(site.record_id)
-        if width >= _MIN_WIDE:
-            columns["config"].append(printable(short_config(best)))
-    aligned = []
-    for name, n_chars in _widths(columns, width).items():
-        align = str.rjust if name in ("ms", "gain", "step") else str.ljust
-        cells = [cell if len(cell) <= n_chars else f"{cell[: n_chars - 1]}\N{HORIZONTAL ELLIPSIS}" for cell in (name, *columns[name])]
-        aligned.append([align(cell, n_chars) for cell in cells])
-    return [(" " * _GAP).join(row).rstrip() for row in zip(*aligned, strict=True)]
-
-
-def _widths(columns: Mapping[str, Sequence[str]], width: int) -> dict[str, int]:
-    """Characters of each column: kernel and config share what numbers and ids leave."""
-    widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
-    rest = width - _GAP * (len(widths) - 1) - sum(widths[name] for name in widths if name not in ("kernel", "config"))
-    if "config" in widths:
-        widths["config"] = max(6, min(widths["config"], max(rest - widths["kernel"], rest // 2)))
-        rest -= widths["config"]
-    return {**widths, "kernel": max(6, min(widths["kernel"], rest))}
+        share = 100 * min(1.0, best.latency_ms / best.closure_ms) if best.latency_ms and best.closure_ms else None
+        row = {"kernel": printable(name), "ms": milliseconds(best.latency_ms) if best.latency_ms is not None else ""}
+        row |= {"gain": f"{ratio:.2f}x" if ratio else "", "step": f"{share:.0f} %" if share is not None else ""}
+        rows.append(row | ({"show": site.record_id, "config": printable(short_config(best))} if is_wide else {}))
+    # Kernel and config share what numbers and ids leave.
+    longest = {name: max(len(row[name]) for row in rows) for name in ("kernel", "config") if name in rows[0]}
+    numbers = table([{name: cell for name, cell in row.items() if name not in longest} for row in rows])
+    rest = width - max(map(len, numbers)) - 2 * len(longest)
+    if is_wide:
+        longest["config"] = max(6, min(longest["config"], max(rest - longest["kernel"], rest // 2)))
+        rest -= longest["config"]
+    longest["kernel"] = max(6, min(longest["kernel"], rest))
+    return table([row | {name: shortened(row[name], n_chars) for name, n_chars in longest.items()} for row in rows])
 
 
 def summary(name: str, sites: Sequence[Settled], seconds: Seconds, meetings: Mapping[str, tuple[int, float]]) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import fates, gain, lead, short_config, skew, weighing, why_not
+from dist_tune.cache import fates, gain, lead, short_config, skew, weighing
+from dist_tune.cache.account import why_not
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 

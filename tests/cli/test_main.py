@@ -18,7 +18,6 @@ from dist_tune import __version__
 from dist_tune.cache import Cache
 from dist_tune.cli import main
 from dist_tune.cli.main import app, on_cache, since
-from dist_tune.cli.render import facts, plain, table
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep, refusal, run
 
@@ -170,15 +169,6 @@ def test_a_reader_may_go(cache: Cache, logs: Path, monkeypatch: pytest.MonkeyPat
 
 
 # -- texts of tables, hostile ones, folders that cannot be read --------------------------------------------------------
-
-
-def test_a_table_shows_what_there_is():
-    """Numbers to the right, no column without a text, one line for each row; any text is one printable line of limited length."""
-    rows = [{"id": "0123 x", "ms": 0.1391, "regs": None, "why": "because"}, {"id": "a", "ms": 12.0, "regs": None, "why": ["b", 1]}]
-    assert table(rows) == ["id           ms  why", "0123 x   0.1391  because", "a       12.0000  b, 1", ""]
-    assert (table([]), facts({"a": 1, "b": ""})) == ([], ["a  1", ""])
-    assert plain("größe  =\n 7 a\x1b[2Jb\udc80\x00") == "größe = 7 a\\x1b[2Jb\\udc80\\x00"
-    assert plain("begin" + "x" * 100, 7) == "beginxx…"
 
 
 HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e" + "y" * 10_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.output.words import KEY_WIDTH, closure_name, milliseconds, printable, site_name, site_names
+from dist_tune.output.words import KEY_WIDTH, closure_name, milliseconds, plain, printable, site_name, site_names, table
 
 PUSH = "[666,1003,1008,2,True,0,triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int64,torch.int32]"
 
@@ -72,3 +72,12 @@ def test_any_text_is_one_printable_line(text: str):
 @pytest.mark.parametrize(("ms", "text"), [(0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])
 def test_milliseconds_have_three_digits(ms: float, text: str):
     assert milliseconds(ms) == text
+
+
+def test_a_table_shows_what_there_is():
+    """Numbers to the right, no column without a text, one line for each row; any text is one printable line of limited length."""
+    rows = [{"id": "0123 x", "ms": 0.1391, "regs": None, "why": "because"}, {"id": "a", "ms": 12.0, "regs": None, "why": ["b", 1]}]
+    assert table(rows) == ["id           ms  why", "0123 x   0.1391  because", "a       12.0000  b, 1"]
+    assert (table([]), table([{"name": "a", "gain": "1.43x"}], has_header=False)) == ([], ["a  1.43x"])
+    assert plain("größe  =\n 7 a\x1b[2Jb\udc80\x00") == "größe = 7 a\\x1b[2Jb\\udc80\\x00"
+    assert plain("begin" + "x" * 100, 7) == "beginx…"
