@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import triton
 from triton.compiler import code_generator
@@ -32,8 +32,8 @@ _PREFIX = "dist_tune-"
 _FILE = "stderr"
 """In the folder: what is written to descriptor 2. Its process holds it as long as it lives."""
 _DAY_S = 86_400.0
-_made: list[str] = []
-"""The folder, while there is one."""
+_made: list[IO[bytes]] = []
+"""The file, while there is a folder."""
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ _made: list[str] = []
 
 def temporary_folder() -> str | None:
     """Its path while a tuning of this process compiles; None if none could be made."""
-    return _made[0] if _made else None
+    return os.path.dirname(_made[0].name) if _made else None
 
 
 def sweep(*, is_own: bool = False) -> None:
@@ -58,7 +58,7 @@ def sweep(*, is_own: bool = False) -> None:
                 if folder.lstat().st_uid != os.getuid() or (words.st_size and time.time() - words.st_mtime < _DAY_S):
                     continue
                 with locked(str(folder / _FILE)) as file:
-                    if (is_own and str(folder) in _made) or not (file is None or isinstance(file, io.BytesIO)):
+                    if (is_own and str(folder) == temporary_folder()) or not (file is None or isinstance(file, io.BytesIO)):
                         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -67,12 +67,13 @@ def _folder() -> Iterator[None]:
     sweep()
     with ExitStack() as stack:
         with suppress(OSError):  # compilers that need one say so
-            _made.append(tempfile.mkdtemp(prefix=_PREFIX))
-            stack.callback(shutil.rmtree, _made[0], ignore_errors=True)
+            folder = tempfile.mkdtemp(prefix=_PREFIX)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            mine = os.path.join(folder, _FILE)
+            stack.enter_context(locked(f"{mine}.new"))
+            os.rename(f"{mine}.new", mine)  # now that it is locked: another process may sweep at any moment
+            _made.append(stack.enter_context(open(mine, "r+b", buffering=0)))
             stack.callback(_made.clear)
-            mine = os.path.join(_made[0], f"{_FILE}.new")
-            stack.enter_context(locked(mine))
-            os.rename(mine, os.path.join(_made[0], _FILE))  # now that it is locked: another process may sweep at any moment
         yield
     sweep()  # a rank of this host may have been killed meanwhile
 
@@ -138,10 +139,10 @@ class QuietTerminal:
                 module = sys.modules[backend.compiler.__module__]
                 stack.enter_context(replaced(module, "print", lambda own: heard))
                 stack.enter_context(replaced(module, "tempfile", lambda own: _TemporaryFiles()))
-            with suppress(OSError):  # no descriptor 2, or no room for a file: compilers write where they always do
-                terminal = os.dup(2)
+            with suppress(OSError, IndexError):  # no descriptor 2, or no room for a file: compilers write where they always do
+                # Opened once, because processes that compile write at its offset, too, also those that an earlier redirection has started.
+                file, terminal = _made[0], os.dup(2)
                 stack.callback(os.close, terminal)
-                file = stack.enter_context(Path(temporary_folder() or os.devnull, _FILE).open("w+b", buffering=0))
                 os.dup2(file.fileno(), 2)
                 self._file = file
                 stack.callback(self._restore, terminal)
@@ -156,7 +157,9 @@ class QuietTerminal:
             if os.path.sameopenfile(2, self._file.fileno()):  # else redirected by the user
                 os.dup2(terminal, 2)
         with self._lock:
-            rest, self._file = _taken(self._file, 0), None  # not before: other threads may write meanwhile
+            rest, file, self._file = _taken(self._file, 0), self._file, None  # not before: other threads may write meanwhile
+            os.ftruncate(file.fileno(), 0)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
         with suppress(OSError):  # the terminal is gone
             _write(terminal, rest)
 
@@ -164,7 +167,7 @@ class QuietTerminal:
 def _taken(file: Any, start: int) -> bytes:
     """Bytes of the file from ``start`` on, overwritten with zeros so that the next reader skips them."""
     # By position, because compilers write at the descriptor's own offset.
-    content = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - start, start)
+    content = os.pread(file.fileno(), max(0, os.fstat(file.fileno()).st_size - start), start)
     os.pwrite(file.fileno(), bytes(len(content)), start)
     return content.replace(b"\0", b"")
 

@@ -93,13 +93,3 @@ def test_names_of_unknown_origin_run_nothing(tmp_path: Path):
     assert (console, seen["title"], seen["images"]) == ([], "Tuning of step", 0)
     assert "<img src=x" in seen["text"]
     assert "\\u{202e}" in seen["text"]
-
-
-@pytest.mark.slow
-def test_an_error_of_the_page_would_be_seen(tmp_path: Path):
-    """The console is read, and what the policy forbids is told there."""
-    write_story(tmp_path / "logs", 1, 6)
-    script = "fetch('http://127.0.0.1:9/'); throw new Error('seen')"
-    console = opened(render(story_of_folder(tmp_path / "logs")), tmp_path, script)[1]
-    assert any("seen" in line for line in console)
-    assert any("Content Security Policy" in line for line in console)
