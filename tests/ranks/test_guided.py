@@ -8,132 +8,123 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
-from dist_tune.testing import values
-from tests.ranks.guided import BEST, SPACE, padded, sleep_steps
+from dist_tune.testing import ExactTime, FakeH200
 from tests.ranks.kernels import autotuned, launch
-from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import log, on_each_rank
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.once
 
-N_AT_MOST = 91
-"""Of 200 candidates, 16 and three eighths."""
-
-
-def _compiled() -> list[Any]:
-    """From here on, the kernels that this rank compiles."""
-    found: list[Any] = []
-
-    def listener(*, src: Any, cache_hit: bool, **facts: Any) -> None:
-        if not cache_hit:
-            found.append((sorted(map(str, src.constants.items())), facts["metadata"]["num_warps"]))
-
-    triton.knobs.compilation.listener = listener
-    return found
+SPACE = [
+    triton.Config({"BLOCK": block, "PAD": pad, "FLAT": flat}, num_warps=warps)
+    for block in (16, 32, 64, 128)
+    for pad in (1, 2, 4, 8)
+    for flat in (False, True)
+    for warps in (1, 2, 4, 8)
+]
+"""128 configs."""
+BEST = {"BLOCK": 128, "PAD": 4, "FLAT": True, "num_warps": 4}
+N_AT_MOST = 64
+"""Of 128 candidates, 16 and three eighths."""
 
 
-def _tuned(rank: int, options: dict[str, Any]) -> Any:
-    compiled = _compiled()
-    kernel, step = padded(is_dist=True, **options)
-    step()
-    (record,) = step.records
-    (config,) = kernel.cache.values()
-    (timings,) = [kernel.configs_timings]
-    untried = [each.index for each in record.candidates if each.left == NOT_TRIED]
-    without_time = [i for i, each in enumerate(SPACE) if timings[each][0] == float("inf")]
-    resources = [each.index for each in record.candidates if each.shared_bytes is not None]
-    return len(compiled), config.all_kwargs(), untried, without_time, resources, [each.latency_ms for each in record.candidates]
+@triton.jit
+def padded_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, PAD: tl.constexpr, FLAT: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + PAD, mask=at < n)
 
 
-def test_two_ranks_try_the_same_part_of_a_large_space_and_find_the_best():
-    """200 configs: at most 91 are compiled, once on both ranks together; the rest has no time."""
-    got = values(on_ranks(2, _tuned, {"search": "guided"}, mode="fake", timeout_s=180.0, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
-    (_, config, untried, without_time, resources, _) = got[0]
-    assert [each[1:] for each in got] == [got[0][1:]] * 2
-    assert {name: config[name] for name in BEST} == BEST
-    assert 200 - len(untried) <= N_AT_MOST
-    assert set(untried) == set(without_time)
-    assert set(resources) == set(range(200)) - set(untried)
-    assert sum(each[0] for each in got) <= N_AT_MOST + 1  # both may compile the one that they launch first
+def launch_ms(src: Any, metadata: Any) -> float:
+    """Milliseconds of a launch on the fake device: 4 for the best config, 0.8 more for each step away from it; 1 of other kernels."""
+    constants = {src.fn.arg_names[place]: value for (place,), value in src.constants.items()}
+    if "PAD" not in constants:
+        return 1.0
+    sizes = (constants["BLOCK"], 128), (constants["PAD"], 4), (metadata.num_warps, 4)
+    return 4.0 + 0.8 * (sum(abs(one.bit_length() - other.bit_length()) for one, other in sizes) + (not constants["FLAT"]))
 
 
-def _beside_another(rank: int) -> Any:
-    kernel, _ = padded()
-    small = autotuned(blocks=(64, 128))
+@on_each_rank(modes=("fake",))
+def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -> Any:
+    """At most 64 of 128 configs are compiled, once on both ranks together; the rest has no time. A small site beside it races whole."""
+    compiled: list[Any] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **facts: cache_hit or compiled.append(facts)
+    FakeH200.launch_ms = staticmethod(launch_ms)
+    kernel, small = triton.autotune(configs=SPACE, key=["n"])(padded_kernel), autotuned(blocks=(64, 128))
     x, y = torch.zeros(256), torch.zeros(256)
 
-    @contextual_autotune(search="guided", n_warmup=1, n_repeat=3)
+    @contextual_autotune(is_dist=True, search="guided", n_warmup=1, n_repeat=3)
     def step() -> None:
         kernel[(1,)](x, y, 256)
         launch(small, x)
 
     step()
-    config, lefts = kernel.best_config.all_kwargs(), [[each.left for each in record.candidates] for record in step.records]
-    return {name: config[name] for name in BEST}, sorted(len(each) for each in lefts), sorted(each.count(NOT_TRIED) > 0 for each in lefts)
+    large, other = sorted((record.candidates for record in step.records), key=len, reverse=True)
+    config = kernel.best_config.all_kwargs()
+    assert {name: config[name] for name in BEST} == BEST
+    untried = [each.index for each in large if each.left == NOT_TRIED]
+    assert len(SPACE) - len(untried) <= N_AT_MOST
+    assert [i for i, each in enumerate(SPACE) if kernel.configs_timings[each][0] == float("inf")] == untried
+    assert [each.index for each in large if each.shared_bytes is None] == untried
+    assert NOT_TRIED not in [each.left for each in other]
+    n_by_rank: list[Any] = [None, None]
+    torch.distributed.all_gather_object(n_by_rank, len(compiled))
+    assert sum(n_by_rank) <= N_AT_MOST + 2 + 2  # both may compile what they launch first
+    assert re.search(r"site \d tries \d+ more of 128 candidates, \d+ are untried", log())
+    assert re.search(r"\d+ tried: .* \d+ untried", log())
+    return untried, config, [each.latency_ms for each in large]
 
 
-def test_a_large_site_is_searched_beside_a_small_one():
-    """The small one has all its candidates raced; the log tells of each wave."""
-    (outcome,) = on_ranks(1, _beside_another, mode="fake", is_dist=False, timeout_s=180.0, env={"TRITON_DEFAULT_FP_FUSION": "1"})
-    assert values([outcome]) == [(BEST, [2, 200], [False, True])]
-    assert re.search(r"site \d tries \d+ more of 200 candidates, \d+ are untried", outcome.log)
-    assert re.search(r"\d+ tried: .* 1\d\d untried", outcome.log)
-
-
-def _limited(rank: int) -> Any:
-    kernel, step = padded(is_dist=True, search="guided", budget_s=0.5)
+@on_each_rank(modes=("fake",))
+def test_a_budget_ends_the_search_with_what_it_knows(rank: int) -> Any:
+    """Compiling the spread takes longer than the budget: its best wins on both ranks, and the rest is not tried."""
+    kernel = triton.autotune(configs=SPACE, key=["n"])(padded_kernel)
+    x, y = torch.zeros(256), torch.zeros(256)
+    step = contextual_autotune(is_dist=True, search="guided", budget_s=0.2)(lambda: kernel[(1,)](x, y, 256))
     step()
     (record,) = step.records
-    return kernel.best_config.all_kwargs(), sum(each.left == NOT_TRIED for each in record.candidates), record.best.latency_ms
+    assert sum(each.left == NOT_TRIED for each in record.candidates) >= len(SPACE) - N_AT_MOST
+    assert record.best.latency_ms is not None
+    return record.winner
 
 
-def test_a_budget_ends_the_search_with_what_it_knows():
-    """Compiling the spread takes longer than the budget: its best wins on both ranks, and the rest is not tried."""
-    got = values(on_ranks(2, _limited, mode="fake", timeout_s=180.0, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
-    assert got[0] == got[1]
-    (_, n_untried, latency_ms) = got[0]
-    assert n_untried >= 200 - N_AT_MOST
-    assert latency_ms is not None
+WIDE = [{"depth": depth, "width": width} for depth in range(10) for width in range(8)]
+TEXTS = [f"depth={each['depth']} width={each['width']}" for each in WIDE]
 
 
-def _function(rank: int, search: Any, running: list[int] | None = None) -> Any:
-    ran: list[int] = []
-    space = [{"depth": depth, "width": width} for depth in range(10) for width in range(8)]
+def tuned(search: Any, running: list[int]) -> tuple[str, int, int]:
+    """A function of 80 configs, of which these run: the best, how many have run, how many were not tried."""
+    ran: set[int] = set()
 
-    @autotune(space, None, n_warmup=1, n_repeat=2, search=search, cache=False)
+    @autotune(WIDE, None, n_warmup=1, n_repeat=2, search=search, cache=False)
     def step(x: torch.Tensor, depth: int, width: int) -> torch.Tensor:
-        ran.append(depth * 8 + width)
-        if running is not None and depth * 8 + width not in running:
+        ran.add(depth * 8 + width)
+        if depth * 8 + width not in running:
             raise RuntimeError("does not run")
-        sleep_steps(abs(depth - 6) + abs(width - 5))
+        ExactTime.pass_ms(2.0 + abs(depth - 6) + abs(width - 5))
         return x
 
-    try:
-        step(torch.zeros(4))
-    except NoValidConfigError as error:
-        return str(error)
+    step(torch.zeros(4))
     record = step.records[0]
-    return record.best.config, len(set(ran)), [each.left for each in record.candidates].count(NOT_TRIED)
+    return record.best.config, len(ran), [each.left for each in record.candidates].count(NOT_TRIED)
 
 
-def test_a_function_runs_a_part_of_its_configs():
-    """80 configs, two ranks: each config that is not tried saves its run; with search="racing" each one runs."""
-    for best, n_ran, n_untried in values(on_ranks(2, _function, None)):
-        assert (best, n_ran + n_untried) == ("depth=6 width=5", 80)
-        assert n_ran <= 46
-    for best, n_ran, n_untried in values(on_ranks(2, _function, "racing")):
-        assert (best, n_ran, n_untried) == ("depth=6 width=5", 80, 0)
+@on_each_rank()
+def test_a_function_runs_a_part_of_its_configs(rank: int):
+    """80 configs: each config that is not tried saves its run; with search="racing" each one runs."""
+    best, n_ran, n_untried = tuned(None, [*range(80)])
+    assert (best, n_ran + n_untried, n_ran <= 46) == ("depth=6 width=5", 80, True)
+    assert tuned("racing", [*range(80)]) == ("depth=6 width=5", 80, 0)
 
 
-def test_a_function_whose_spread_fails_is_searched_further():
+@on_each_rank()
+def test_a_function_whose_spread_fails_is_searched_further(rank: int):
     """One of 80 configs runs, and not one of the first 46 to be tried; and with none left, the error names what failed."""
-    texts = [f"depth={depth} width={width}" for depth in range(10) for width in range(8)]
-    last = ConfigSpace(texts).spread(80)[-1]
-    ((best, n_ran, _),) = values(on_ranks(1, _function, "guided", [last], is_dist=False))
-    assert best == texts[last]
-    assert n_ran > 46
-    (message,) = values(on_ranks(1, _function, "guided", [], is_dist=False))
-    assert "none of its 80 configs runs" in message
+    last = ConfigSpace(TEXTS).spread(80)[-1]
+    best, n_ran, _ = tuned("guided", [last])
+    assert (best, n_ran > 46) == (TEXTS[last], True)
+    with pytest.raises(NoValidConfigError, match="none of its 80 configs runs"):
+        tuned("guided", [])
