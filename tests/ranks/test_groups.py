@@ -2,113 +2,117 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dist_tune import autotune
 from dist_tune.distributed.group import Ranks, group_of
 from dist_tune.distributed.messages import Reduction
-from dist_tune.errors import DistTuneError
-from dist_tune.testing import values
+from dist_tune.errors import PeerFailedError
+from tests.ranks.functions import BLOCKS, QUICK, shape_of
 from tests.ranks.kernels import autotuned, tuned
-from tests.ranks.test_ranks import AGAIN, entered, meet_again
 from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
 
-def _counted(rank: int) -> Any:
-    ranks, calls = entered(), []
+@Reduction
+def _listed(parts: Mapping[int, str]) -> list[str]:
+    return list(parts.values())
+
+
+def meets(ranks: Ranks, part: str = "") -> bool:
+    """Whether a meeting of a next call brings the parts of two ranks together."""
+    dist.barrier()
+    with ranks.calling("again") as call:
+        ranks.enter(call)
+        return ranks.reduce("once more", f"part {ranks.rank}", _listed) == ["part 0", "part 1"]
+
+
+@on_each_rank(3)
+def test_the_last_to_come_reduces_for_all(rank: int):
+    """Once a meeting, from the parts of all in the order of members; the others read what came of it."""
+    calls: list[Any] = []
 
     @Reduction
     def joined(parts: Mapping[int, str]) -> str:
         calls.append(parts)
         return "+".join(f"{each}:{part}" for each, part in parts.items())
 
-    results = []
-    for number in range(9):
-        time.sleep(0.02 if rank == number % 3 else 0.0)
-        results.append(ranks.reduce(f"step {number}", "abc"[rank], joined))
-    return results, len(calls)
+    ranks = group_of(None, 1.0)
+    with ranks.calling("f") as call:
+        ranks.enter(call)
+        for number in range(9):
+            time.sleep(0.02 if rank == number % 3 else 0.0)
+            assert ranks.reduce(f"step {number}", "abc"[rank], joined) == "0:a+1:b+2:c"
+    n_calls = torch.tensor(len(calls))
+    dist.all_reduce(n_calls)
+    assert n_calls.item() == 9
 
 
-def test_the_last_to_come_reduces_for_all():
-    """Once a meeting, from the parts of all in the order of members; the others read what came of it."""
-    results, n_calls = zip(*values(on_ranks(3, _counted)), strict=True)
-    assert results == (["0:a+1:b+2:c"] * 9,) * 3
-    assert sum(n_calls) == 9
-
-
-def _bad_reduction(rank: int) -> Any:
-    ranks = entered()
+@on_each_rank()
+def test_a_reduction_that_raises_strands_nobody(rank: int):
+    """The last to come raises its error, and the others learn whose it was."""
 
     @Reduction
     def reduce(parts: Mapping[int, str]) -> str:
         raise ValueError("cannot reduce")
 
-    time.sleep(0.3 if rank == 1 else 0.0)
-    try:
-        return ranks.reduce("report", "", reduce)
-    except (ValueError, DistTuneError) as error:
-        ranks.abort(error)
-        return str(error), meet_again(ranks)
+    ranks = group_of(None, 1.0)
+    with ranks.calling("f") as call:
+        ranks.enter(call)
+        time.sleep(0.3 if rank == 1 else 0.0)
+        with pytest.raises((PeerFailedError, ValueError)) as raised:
+            ranks.reduce("report", "", reduce)
+        ranks.abort(raised.value)
+    assert str(raised.value) == "cannot reduce" if rank == 1 else "rank 1 raised ValueError: cannot reduce" in str(raised.value)
+    assert meets(ranks)
 
 
-def test_a_reduction_that_raises_strands_nobody():
-    """The last to come raises its error, and the others learn whose it was."""
-    errors, again = zip(*values(on_ranks(2, _bad_reduction)), strict=True)
-    assert errors[1] == "cannot reduce"
-    assert "rank 1 raised ValueError: cannot reduce" in errors[0]
-    assert again == (AGAIN[:2],) * 2
-
-
-def _groups(rank: int, folder: str) -> Any:
-    with pytest.raises(DistTuneError, match=r"call init_process_group\(\)"):
+@on_each_rank(is_dist=False)
+def test_a_group_is_one_object_as_long_as_it_lives(rank: int):
+    """Not without torch.distributed, where a process tunes alone; not for strangers; one that meets afresh when it is made anew."""
+    step = autotune(BLOCKS, shape_of, **QUICK)(lambda x, block: x)
+    step(torch.zeros(1))
+    with pytest.raises(RuntimeError, match=r"call init_process_group\(\)"):
         group_of(None, 1.0)
-    met = []
-    for name in ("first", "second"):
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{name}", 2), rank=rank, world_size=2)
+    for n, name in enumerate(("first", "second"), 2):
+        store = dist.FileStore(f"{os.environ['DIST_TUNE_CACHE_DIR']}-{name}", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        step(torch.zeros(n))
         not_mine = [dist.new_group([0]), dist.new_group([1])][1 - rank]
         with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
             group_of(not_mine, 1.0)
         ranks = group_of(None, 1.0)
         assert (group_of(dist.group.WORLD, 2.0), ranks.deadline_s) == (ranks, 2.0)
-        met.append(meet_again(ranks))
-        met.append(meet_again(Ranks(ranks._group, 1.0)))  # made anew over one store, where the verdict of its last life still is
+        assert meets(ranks)
+        assert meets(Ranks(ranks._group, 1.0))  # made anew over one store, where the verdict of its last life still is
         dist.destroy_process_group()
-    return met
+    assert [each.environment.world_size for each in step.records] == [1, 2, 2]
 
 
-def test_a_group_is_one_object_as_long_as_it_lives(tmp_path: Path):
-    """Not without torch.distributed, not for strangers; one for a group; one that meets afresh when it is made anew."""
-    assert values(on_ranks(2, _groups, str(tmp_path), is_dist=False)) == [[AGAIN[:2]] * 4] * 2
-
-
-def _destroyed(rank: int) -> Any:
+@on_each_rank()
+def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int):
+    """On one rank alone: what has its config runs; a new key is an error there, and the other rank goes on without it."""
     group = dist.new_group([0, 1])
-    kernel = autotuned()
-    step = tuned(kernel, group=group)
+    step = tuned(autotuned(), group=group)
     step(torch.ones(64))
     dist.barrier()
     if rank == 1:
         dist.destroy_process_group(group)
     step(torch.ones(64))
-    try:
+    began = time.monotonic()
+    if rank == 1:
+        with pytest.raises(ValueError, match="rank 1: the group that is to decide has been destroyed"):
+            step(torch.ones(128))
+    else:
         step(torch.ones(128))
-    except ValueError as error:
-        return str(error)
-    return len(step.records)
-
-
-def test_a_destroyed_group_is_told_and_strands_no_peer():
-    """On one rank alone: what has its config runs; a new key is an error there, and the other rank goes on without it."""
-    first, second = on_ranks(2, _destroyed)
-    assert first.value == 1
-    assert "rank 1: the group that is to decide has been destroyed" in second.value
-    assert first.seconds < 3 * DEADLINE_S
+        assert time.monotonic() - began < 3 * DEADLINE_S
+        assert len(step.records) == 1
