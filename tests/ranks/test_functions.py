@@ -76,6 +76,7 @@ def test_two_groups_tune_at_once_and_the_world_for_itself(rank: int):
     given: Any = {"group": mine, "autotune_pg": mine}
     assert [step(x, **each)[0].item() for each in (given, dict[str, Any](), given)] == [2.0, 4.0, 2.0]
     assert chosen(step) == [f"block={1 if rank < 2 else 2}", "block=4"]
+    assert [each.environment.world_size for each in step.records] == [2, 4]  # so a job of another size hits where its groups are the same
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank // 2])
 
