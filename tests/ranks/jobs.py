@@ -64,9 +64,8 @@ def job(
             patch.setenv(f"DIST_TUNE_{name}", value)
         warnings.simplefilter("always")
         error = caught(lambda: step(x))
-        n_runs, n_records, value = len(RUNS), len(step.records), None
-        if not error.kind:
-            value = step(x)[0].item()
+        n_runs, n_records = len(RUNS), len(step.records)
+        value = None if error.kind else step(x)[0].item()
     record = step.records[-1] if step.records else None
     return SimpleNamespace(
         winner=record and record.best.fields["BLOCK"],

@@ -33,6 +33,7 @@ def _change(one: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return damage
 
 
+OTHER_SCHEMA = (b'"schema_version":3', b'"schema_version":2')
 FOLDERS: dict[str, tuple[int, Any, tuple[int, ...], str]] = {
     "the first has none": (0, shutil.rmtree, (32, 32, 32), ""),
     "the last has none": (2, shutil.rmtree, (32, 32, 32), ""),
@@ -41,7 +42,7 @@ FOLDERS: dict[str, tuple[int, Any, tuple[int, ...], str]] = {
     "one is cut short": (1, _change(lambda content: content[:-20]), (32, 32, 32), "cache file"),
     "one of another schema": (
         1,
-        _change(lambda content: content.replace(b'"schema_version":3', b'"schema_version":2')),
+        _change(lambda content: content.replace(*OTHER_SCHEMA)),
         (32, 32, 32),
         "cache file",
     ),

@@ -44,14 +44,15 @@ def launch_ms(src: Any, metadata: Any) -> float:
     if "PAD" not in constants:
         return 1.0
     sizes = (constants["BLOCK"], 128), (constants["PAD"], 4), (metadata.num_warps, 4)
-    return 4.0 + 0.8 * (sum(abs(one.bit_length() - other.bit_length()) for one, other in sizes) + (not constants["FLAT"]))
+    n_steps: int = sum(abs(one.bit_length() - other.bit_length()) for one, other in sizes) + (not constants["FLAT"])
+    return 4.0 + 0.8 * n_steps
 
 
 @on_each_rank(modes=("fake",))
 def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -> Any:
     """At most 64 of 128 configs are compiled, once on both ranks together; the rest has no time. A small site beside it races whole."""
     compiled: list[Any] = []
-    triton.knobs.compilation.listener = lambda *, cache_hit, **facts: cache_hit or compiled.append(facts)
+    triton.knobs.compilation.listener = lambda *, cache_hit, **facts: compiled.extend([facts] * (not cache_hit))
     FakeH200.launch_ms = staticmethod(launch_ms)
     kernel, small = triton.autotune(configs=SPACE, key=["n"])(padded_kernel), autotuned(blocks=(64, 128))
     x, y = torch.zeros(256), torch.zeros(256)

@@ -52,7 +52,7 @@ DECIDING: list[dict[str, Any]] = [{}, {"objective": "kernel"}, *({"n_repeat": n,
 
 @on_each_rank(cases=DECIDING)
 def test_the_closure_decides_unless_the_kernel_is_asked_for(rank: int, options: dict[str, Any]) -> Any:
-    """The kernel with the largest block is fastest by far, and its config's hook makes the step slowest: few replays are enough to see it."""
+    """The kernel with the largest block is fastest by far, and its config's hook makes the step slowest: few replays show it."""
     kernel = autotuned(configs=[*configs(64, pre_hook=slow(30.0)), *configs(8, 16, 4)])
 
     @contextual_autotune(is_dist=True, **options)
