@@ -60,8 +60,8 @@ def job(
         space = [{"BLOCK": block} for block in blocks]
         step = autotune(space, lambda x: x.numel(), **{"n_warmup": 0, "n_repeat": 1, **options})(function)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
-        for name, value in {"CACHE_DIR": str(path or folder()), **(settings or {})}.items():
-            patch.setenv(f"DIST_TUNE_{name}", value)
+        for name, setting in {"CACHE_DIR": str(path or folder()), **(settings or {})}.items():
+            patch.setenv(f"DIST_TUNE_{name}", setting)
         warnings.simplefilter("always")
         error = caught(lambda: step(x))
         n_runs, n_records = len(RUNS), len(step.records)

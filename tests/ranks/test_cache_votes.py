@@ -40,12 +40,7 @@ FOLDERS: dict[str, tuple[int, Any, tuple[int, ...], str]] = {
     "another winner": (1, None, (32, 64, 32), ""),
     "the first can have none, and others differ": (0, EMPTY, (16, 32, 64), "is not kept"),
     "one is cut short": (1, _change(lambda content: content[:-20]), (32, 32, 32), "cache file"),
-    "one of another schema": (
-        1,
-        _change(lambda content: content.replace(*OTHER_SCHEMA)),
-        (32, 32, 32),
-        "cache file",
-    ),
+    "one of another schema": (1, _change(lambda content: content.replace(*OTHER_SCHEMA)), (32, 32, 32), "cache file"),
 }
 """What differs -> on which rank, how it comes to that, the ranks' winners, and the warning of that rank."""
 
