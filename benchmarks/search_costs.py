@@ -56,11 +56,10 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
     order = dice.sample(range(len(table.us)), len(table.us))
     guide = Guide([describe(table.configs[i]) for i in order], n_tries) if search == "guided" else None
     seen_ms: dict[int, float] = {}
-    failed, untried = set[int](), set(range(len(order)))
+    failed = set[int]()
     found: list[float] = []
     wave = guide.spread if guide is not None else list(range(n_tries))
     while wave:
-        untried.difference_update(wave)
         for k in wave:
             us = table.us[order[k]]
             if us is None:
@@ -70,8 +69,7 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
         # The few that look best are measured again in finals, so noise costs no more than the best of them.
         near = [k for k, ms in seen_ms.items() if ms <= min(seen_ms.values()) * (1 + 3 * NOISE)]
         found.append(min((table.us[order[k]] or math.inf for k in near), default=math.inf) / table.best_us - 1)
-        n_tried = len(order) - len(untried)
-        wave = guide.wave(seen_ms, failed, untried, n_tried=n_tried, is_barren=not seen_ms) if guide is not None else []
+        wave = guide.wave(seen_ms, failed) if guide is not None else []
     return found
 
 

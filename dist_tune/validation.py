@@ -44,7 +44,7 @@ def check_function(option: str, value: object, form: str, *, is_needed: bool = F
         raise TypeError(f"{option} must be a function, {form}, got {spelled(value)}")
 
 
-def check_number(option: str, value: Any, least: int, kinds: Any = int) -> None:
+def check_number(option: str, value: Any, least: float, kinds: Any = int) -> None:
     """Refuse an option that is no finite number from ``least`` on, of these ``kinds``.
 
     Raises:

@@ -188,7 +188,7 @@ class Guide:
     """
 
     def __init__(self, texts: Sequence[str], n_tried: int | None = None, known: Collection[int | None] = ()) -> None:
-        self._space = ConfigSpace(texts)
+        self._space, self._n = ConfigSpace(texts), len(texts)
         self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
         """Candidates that are tried at most, if any of them runs."""
         self.spread = self._space.spread(math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned))
@@ -201,21 +201,21 @@ class Guide:
         self._best_ms = math.inf
         self._n_stale = 0
 
-    def wave(
-        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
-    ) -> list[int]:
-        """Candidates to try next; none if enough were tried. Called once for each wave.
+    def wave(self, times_ms: Mapping[int, float], failures: Collection[int]) -> list[int]:
+        """Candidates to try next, which are ``untried`` no more; none if enough were tried. While nothing runs the search goes on.
 
-        ``times_ms``: candidate -> reduced time of its launches. ``is_barren``: nothing runs so far, so the search goes on.
+        ``times_ms``: candidate -> reduced time of its launches.
         """
         best_ms = min(times_ms.values(), default=math.inf)
         is_better = best_ms < (1 - _GAIN) * self._best_ms
-        self._n_stale = 0 if is_better or is_barren else self._n_stale + 1
+        self._n_stale = 0 if is_better or not times_ms else self._n_stale + 1
         self._best_ms = min(best_ms, self._best_ms)
-        n = self._n_wave if is_barren else min(self._n_wave, self.n_planned - n_tried)
+        n = min(self._n_wave, self.n_planned - self._n + len(self.untried)) if times_ms else self._n_wave
         if n <= 0 or (self._may_end and self._n_stale >= _MAX_STALE):
             return []
-        return self._space.wave(n, times_ms, failures, untried, self._near_share)
+        wave = self._space.wave(n, times_ms, failures, self.untried, self._near_share)
+        self.untried.difference_update(wave)
+        return wave
 
 
 class Sweep(Guide):
@@ -225,15 +225,14 @@ class Sweep(Guide):
         """``start``: the place, from 0 to 1. Ranks that start apart find what others have compiled meanwhile."""
         first = round(start * n_candidates)
         self._order = [*range(first, n_candidates), *range(first)]
-        self.n_planned = n_candidates
-        self.spread = self._order[:_SWEEP]
-        self.untried = set(self._order[_SWEEP:])
+        self.n_planned, self.untried = n_candidates, set(self._order)
+        self.spread = self.wave({}, ())
 
-    def wave(
-        self, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], *, n_tried: int, is_barren: bool
-    ) -> list[int]:
+    def wave(self, times_ms: Mapping[int, float], failures: Collection[int]) -> list[int]:
         """The next ones."""
-        return [i for i in self._order if i in untried][:_SWEEP]
+        wave = [i for i in self._order if i in self.untried][:_SWEEP]
+        self.untried.difference_update(wave)
+        return wave
 
 
 def guide_of(

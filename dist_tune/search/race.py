@@ -44,13 +44,15 @@ class Race:
         """Site -> function around it -> the function's candidates that launch the site."""
         self._turn: Collection[str] = self._sites.keys()
         """Sites that race now."""
+        self._running: Collection[str] = ()
+        """Those of them whose queues the batch takes from."""
         self._fixed: dict[str, int] = {}
         """Function -> the candidate that it runs while it waits for what is inside."""
         self._beside: dict[str, dict[str, int]] = {}
         """Site -> function around it -> the candidate beside which the site has raced."""
-        self._elapsed_s = self._replays_s = self._first_s = 0.0
+        self._elapsed_s = self._replays_s = 0.0
         self._began_s: float | None = None
-        self._latest_s: float | None = None  # of a replay
+        self._latest_s = inf if plan.budget_s is not None else 0.0  # of a replay; endless if it may be long
 
     def add(
         self,
@@ -166,10 +168,7 @@ class Race:
                     site.stop(self._why_spent)
         self._advance()
         replays = self._queued()
-        replays = replays[: self.n_next(replays)]
-        for name in self._held():  # what the batch runs there is told of as well
-            self._sites[name].queue[:0] = [trial for replay in replays if (trial := replay.get(name)) is not None]
-        return replays
+        return replays[: self.n_next(replays)]
 
     def tell(self, n_replays: int, report: Report) -> None:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
@@ -179,7 +178,7 @@ class Race:
         n_spare = int(self.spare_s * self.n_replays / self._replays_s) if self._replays_s > 0 else 0
         for name, site in self._sites.items():
             site.n_spare = n_spare
-            site.tell(n_replays if name in self._turn else 0, report.times.get(name, {}))
+            site.tell(n_replays if name in self._running else 0, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
     def _note(self, n_replays: int, report: Report) -> None:
@@ -207,23 +206,17 @@ class Race:
                 return
 
     def _queued(self) -> list[Replay]:
-        held = self._held()
-        lengths = [len(self._sites[name].queue) for name in self._turn if self._sites[name].queue and name not in held]
+        queues = {name: queue for name in self._turn if (queue := self._sites[name].queue)}
+        doubtful = [name for name, queue in queues.items() if queue[0].candidate in self._sites[name].suspects]
+        # Suspects wait until no other site has trials left, and then for their turn.
+        for name in doubtful if len(doubtful) < len(queues) else doubtful[1:]:
+            del queues[name]
+        self._running = queues.keys()
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
-        n_replays = (min if self._plan.search == "exhaustive" else max)(lengths, default=0)
-        racing = set(self._turn) - held
-        replays: list[Replay] = []
-        for k in range(n_replays):
-            trials = {name: site.trial(k if name in racing else len(site.queue)) for name, site in self._sites.items()}
-            fixed = {name: Trial(i, is_timed=False) for name, i in self._fixed.items()}
-            replays.append({name: each for name, trial in trials.items() if (each := fixed.get(name, trial)) is not None})
-        return replays
-
-    def _held(self) -> set[str]:
-        """Sites whose next trial is a suspect that has to wait: until no other site has trials left, and then for its turn."""
-        queued = [name for name in self._turn if self._sites[name].queue]
-        doubtful = [name for name in queued if self._sites[name].queue[0].candidate in self._sites[name].suspects]
-        return set(doubtful if len(doubtful) < len(queued) else doubtful[1:])
+        n_replays = (min if self._plan.search == "exhaustive" else max)(map(len, queues.values()), default=0)
+        others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.best) is not None}
+        others |= {name: Trial(i, is_timed=False) for name, i in self._fixed.items()}
+        return [others | {name: queue[k] for name, queue in queues.items() if k < len(queue)} for k in range(n_replays)]
 
     def _begin_round(self) -> None:
         waiting = [each for name in self._turn if (each := self._sites[name]).stage == "finals" and not each.queue]
@@ -287,7 +280,8 @@ class Race:
 
     def expect(self, run_s: float) -> None:
         """Take in the time of a run that may have compiled: replays may be as long, until one has been timed."""
-        self._first_s = max(self._first_s, run_s)
+        if self._latest_s == 0.0 and run_s >= LONG_S:
+            self._latest_s = inf
 
     def n_next(self, replays: Sequence[Replay]) -> int:
         """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
@@ -304,13 +298,9 @@ class Race:
         return min(max(1, n_next), len(expected_s))
 
     def _expected_s(self, replay: Replay) -> float:
-        """Seconds of a replay by what is known of its candidates, or of the replays before; endless if they may be long."""
+        """Seconds of a replay by what is known of its candidates, or of the replays before."""
         known_ms = [self._sites[name].known_ms(trial.candidate) for name, trial in replay.items()]
-        least_s = max((ms for ms in known_ms if ms is not None), default=0.0) / 1e3
-        if None not in known_ms:
-            return least_s
-        may_be_long = self._plan.budget_s is not None or self._first_s >= LONG_S
-        return max(least_s, self._latest_s) if self._latest_s is not None else inf if may_be_long else least_s
+        return max(self._latest_s if ms is None else ms / 1e3 for ms in known_ms)
 
     @property
     def _is_half_spent(self) -> bool:

@@ -214,17 +214,18 @@ def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
     return _SE_OF_MEDIAN * statistics.median(ms for ms, _ in repeated) / sqrt(statistics.median(n for _, n in repeated))
 
 
-def share_ms(times: Mapping[int, Times], n_sites: int) -> float:
-    """A site's part of the step, if all of ``n_sites`` had the same one: errors of a share of it add up to that share of the step."""
+def clock_error_ms(times: Mapping[int, Times], options: RacingOptions, n_sites: int) -> float:
+    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some.
+
+    0 where it is no matter: below a quarter of a tie of the site's part of the step, if all of ``n_sites`` had the same part.
+    """
     if not times:
         return 0.0
-    return max(min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values()) / n_sites)
-
-
-def clock_error_ms(times: Mapping[int, Times], options: RacingOptions) -> float:
-    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some."""
-    n_timed = statistics.median([each.n_timed for each in times.values()] or [1])
-    n_launches = statistics.median([each.n_launches for each in times.values()] or [1])
-    most_ms = options.clock_ms * sqrt(n_launches / n_timed)
-    error_ms = error_of_median_ms([(each.spread_ms * sqrt(each.n_launches), each.n_timed) for each in times.values()])
-    return most_ms if error_ms is None else min(error_ms, most_ms)
+    each_of = times.values()
+    most_ms = options.clock_ms * sqrt(
+        statistics.median(each.n_launches for each in each_of) / statistics.median(each.n_timed for each in each_of)
+    )
+    spread_ms = error_of_median_ms([(each.spread_ms * sqrt(each.n_launches), each.n_timed) for each in each_of])
+    error_ms = most_ms if spread_ms is None else min(spread_ms, most_ms)
+    part_ms = max(min(each.launches_ms for each in each_of), min(each.closure_ms for each in each_of) / n_sites)
+    return error_ms if error_ms > options.tie / 4 * part_ms else 0.0

@@ -21,7 +21,6 @@ from dist_tune.search.selection import (
     hopeless,
     kept,
     one_sided,
-    share_ms,
 )
 
 MAX_ASKED = 5
@@ -115,16 +114,18 @@ class SiteRace:
 
     def results(self) -> list[CandidateResult]:
         """The result of each candidate, with the time of an earlier tuning where there is no new one."""
-        return [self._result(i) for i in range(self.n_candidates)]
+        known = self.prior_times | self.times
+        results = []
+        for i in range(self.n_candidates):
+            times = None if i in self.failures else known.get(self.equal.get(i, i))
+            left = self.left.get(i, NOT_TRIED if i in self.untried else None)
+            results.append(CandidateResult(times, self.failures.get(i), left, self.equal.get(i)))
+        return results
 
     def known_ms(self, candidate: int) -> float | None:
         """Milliseconds of a replay with this candidate, as far as they are known."""
         times = self.times.get(candidate) or self.warm_ups.get(candidate)
         return None if times is None else max(times.closure_ms, times.launches_ms)
-
-    def trial(self, k: int) -> Trial | None:
-        """The site's part in the k-th replay of the batch; after its queue its incumbent."""
-        return self.queue[k] if k < len(self.queue) else None if (best := self.best) is None else Trial(best, is_timed=False)
 
     @property
     def is_barren(self) -> bool:
@@ -145,12 +146,6 @@ class SiteRace:
 
     def _measured(self, candidates: Iterable[int]) -> dict[int, Times]:
         return {i: self.times[i] for i in candidates if i in self.times}
-
-    def _result(self, i: int) -> CandidateResult:
-        first = self.equal.get(i, i)
-        times = None if i in self.failures else self.times.get(first) or self.prior_times.get(first)
-        left = self.left.get(i, NOT_TRIED if i in self.untried else None)
-        return CandidateResult(times, self.failures.get(i), left, self.equal.get(i))
 
     def _why_alone(self, winner: int | None) -> str:
         """The reason of a choice that compared nothing, in words."""
@@ -224,10 +219,7 @@ class SiteRace:
         if self.queue:
             return []
         times_ms = {i: each.launches_ms for i, each in {**self.prior_times, **self.times}.items() if i not in self.failures}
-        open_, n_tried = self.untried - self.left.keys(), self.n_candidates - len(self.untried)
-        is_met = bool(self.times) or self.is_barren
-        wave = self._guide.wave(times_ms, self.failures, open_, n_tried=n_tried, is_barren=self.is_barren) if is_met else []
-        self.untried.difference_update(wave)
+        wave = self._guide.wave(times_ms, self.failures) if self.times or self.is_barren else []
         if not wave:
             self._guide = None
         return wave
@@ -362,9 +354,8 @@ class SiteRace:
         quota = options.quota(len(self._runnable()), self._rung)
         best_of = partial(kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first)
         plain = best = best_of()
-        error_ms = clock_error_ms(measured, options)
-        is_noisy = error_ms > options.tie / 4 * share_ms(measured, self.n_open)
-        n_left = max(0, self.n_spare // 2 - self._n_repeats) if is_noisy else 0  # the other half is for the finals
+        error_ms = clock_error_ms(measured, options, self.n_open)
+        n_left = max(0, self.n_spare // 2 - self._n_repeats) if error_ms else 0  # the other half is for the finals
         if n_left > 0 and len(near := best_of(error_ms=error_ms)) - len(plain) <= n_left:
             best = near
         n_plain = len({*prior, *plain})

@@ -141,8 +141,10 @@ def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:
 class All(Guide):
     """Asks for all that were not tried."""
 
-    def wave(self, times_ms: Any, failures: Any, untried: Any, *, n_tried: int, is_barren: bool) -> list[int]:
-        return sorted(untried)
+    def wave(self, times_ms: Any, failures: Any) -> list[int]:
+        wave = sorted(self.untried)
+        self.untried.clear()
+        return wave
 
 
 @pytest.mark.parametrize("is_guided", [False, True])
